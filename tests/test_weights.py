@@ -19,7 +19,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax import adjoint, weights
-from lim_jax.explanations.attributions import attention_rollout
+from lim_jax.attribution.gradients import attention_rollout
 from lim_jax.network import ResidualFlow
 
 DEPTH = 3

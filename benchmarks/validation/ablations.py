@@ -11,19 +11,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lazy_loader
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from benchmarks.validation.intervals import rank_correlation
-from lim_jax._checks import (
-    require_extra,
-)
 from lim_jax._errors import filter_jit
+from lim_jax.attribution import ablations
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Prompt, encode_text
 
-sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
 Kept = Bool[Array | np.ndarray, "ablations _"]
 Values = Float[Array | np.ndarray, " _"]
 AT_ONCE = 8  # contexts in a program's call
@@ -305,17 +301,9 @@ def sparse_regression(
     ------
     ModuleNotFoundError
         Without scikit-learn, of the extra ``faithfulness``.
-    ValueError
-        Where shapes differ, or a log-probability is none.
     """
-    require_extra("sklearn", "faithfulness")
     logs = np.asarray(values, float)
     # Where single precision says that the answer is certain the logit is that of its last digit.
     logs = np.minimum(logs, -np.finfo(np.float32).eps)
     logits = (logs - np.log(-np.expm1(logs))) / tokens
-    features = np.asarray(kept, float)
-    scale = features.std(axis=0)
-    scale = np.where(scale > 0, scale, 1)
-    fitted = sklearn.linear_model.Lasso(alpha=strength)
-    fitted.fit((features - features.mean(axis=0)) / scale, logits)
-    return tokens * fitted.coef_ / scale
+    return tokens * ablations.sparse_regression(np.asarray(kept), logits, strength)

@@ -29,7 +29,8 @@ from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
-from lim_jax.explanations.attributions import attention_rollout, integrated_gradients
+from lim_jax.attribution.gradients import attention_rollout, integrated_gradients
+from lim_jax.attribution.methods import Cost
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.answering import answer
 from lim_jax.models.causal import CausalLM, Targets
@@ -78,26 +79,6 @@ class FaithfulnessSetting(NamedTuple):
     fitted: tuple[int, ...] = (32, 64)
     held_out: int = 16
     steps: int = 8
-
-
-class Cost(NamedTuple):
-    """What an attribution of one prompt takes.
-
-    Attributes
-    ----------
-    passes
-        Forward passes, of whole texts or of what is left of them.
-    gradients
-        Backward passes through them.
-    """
-
-    passes: int
-    gradients: int
-
-    @property
-    def total(self) -> int:
-        """In forward passes, of which a gradient counts for two more."""
-        return self.passes + 2 * self.gradients
 
 
 class Explained(NamedTuple):

@@ -24,13 +24,13 @@ from benchmarks.validation.retrievers import (
     scores_by_place,
 )
 from lim_jax._errors import filter_jit
-from lim_jax.density.adjoints import adjoint_energies
-from lim_jax.explanations.attributions import (
+from lim_jax.attribution.gradients import (
     attention_rollout,
     gradient_times_input,
     integrated_gradients,
     occlusion,
 )
+from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Example, record_weights

@@ -1,5 +1,4 @@
 from . import account as account
-from . import attributions as attributions
 from . import certificates as certificates
 from . import explanation as explanation
 from . import tables as tables

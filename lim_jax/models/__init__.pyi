@@ -19,6 +19,7 @@ from . import memory as memory
 from . import mixture_family as mixture_family
 from . import multimodal as multimodal
 from . import options as options
+from . import packed_rows as packed_rows
 from . import parts as parts
 from . import placement as placement
 from . import quantised as quantised
@@ -34,7 +35,6 @@ from .causal import open as open
 from .checkpoint import open_checkpoint as open_checkpoint
 from .decoder import read_decoder as read_decoder
 from .foils import contrast_loss as contrast_loss
-from .ids import contexts as contexts
 from .ids import energies_of_ids as energies_of_ids
 from .ids import influence_of_ids as influence_of_ids
 from .language import byte_model as byte_model
@@ -44,6 +44,7 @@ from .language import standard_library_text as standard_library_text
 from .language import train as train
 from .llama_family import llama_like as llama_like
 from .memory import profile_memory as profile_memory
+from .packed_rows import contexts as contexts
 from .recipe import Names as Names
 from .recipe import sizes_of as sizes_of
 from .text import end_ids as end_ids

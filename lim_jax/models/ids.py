@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer
+from jaxtyping import Array, Float, Int, Integer
 
 from lim_jax._checks import (
     ARRAYS,
@@ -26,7 +26,7 @@ from lim_jax._checks import (
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import checkpoint_folder, once
-from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies
+from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies, check_finite
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
@@ -38,11 +38,14 @@ from lim_jax.models.layerwise import STATES_IN_MEMORY, TERMINAL, energies_by_lay
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
-Rows = Integer[Array | np.ndarray, "rows tokens"]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
-# A context as a program takes it, on the host: its ids, targets, and the scale of its energies.
-Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray]
+# A context as a program takes it, on the host: its ids, targets, the scale of its energies, and
+# the part of each of its tokens, -1 for none.
+Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array | np.ndarray]
+# Scores of one context's tokens, or other numbers of it: of a loss of ids, a model, ids, what is
+# asked and the part of each token.
+Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, " _"]]
 SHORTEST, LONG = 16, 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
@@ -150,6 +153,45 @@ def energies_of_ids(
     return [np.asarray(energy)[:length] for length, energy in energies]
 
 
+def scores_of_ids(
+    scores: Scores,
+    model: CausalLM,
+    windows: Windows,
+    *,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
+    parts: Sequence[Int[np.ndarray, " _"]] | None = None,
+    checkpoint: AnyPath | None = None,
+    progress: Callable[[list], Iterable] = iter,
+) -> list[Float[np.ndarray, " _"]]:
+    """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
+
+    `scores` is of one context, padded on the right; what it gives of more tokens than the context
+    has is dropped. `parts` has the number of the part of each token of each context, -1 for none.
+    """
+    rows = _energies(
+        model, windows, ask, loss, checkpoint, progress, scores=scores, parts=parts
+    )  # fmt: skip
+    return [np.asarray(row)[:length] for length, row in rows]
+
+
+def losses_of_ids(
+    model: CausalLM,
+    windows: Windows,
+    *,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
+    progress: Callable[[list], Iterable] = iter,
+) -> Float[np.ndarray, " contexts"]:
+    """The loss of every context, in the batches of `energies_of_ids`."""
+    rows = scores_of_ids(_loss, model, windows, ask=ask, loss=loss, progress=progress)
+    return np.concatenate(rows)
+
+
+def _loss(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " one"]:
+    return loss(model, ids, y)[None]
+
+
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
@@ -187,81 +229,6 @@ def padded_size(model: CausalLM, length: int) -> int:
     return size if model.same_rope(size, length) else length
 
 
-def contexts(
-    ids: Rows,
-    mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
-    segments: Rows | None = None,
-) -> list[Int[Array, " _"]]:
-    r"""Cut padded or packed rows of ids into their contexts, which never see each other.
-
-    Each is a window for `influence_of_ids`: its last id is a target only.
-
-    Parameters
-    ----------
-    ids
-        Whole numbers, a row for each example.
-    mask
-        One for an id and zero for padding, left or right; None if there is no padding.
-    segments
-        Of packed rows, the number of each id's context within its row, positive for an id that is
-        not padding; None if a row is one context.
-
-    Raises
-    ------
-    ValueError
-        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
-        segment has a hole.
-
-    Examples
-    --------
-    >>> ids = np.array([[7, 8, 9, 0], [3, 4, 5, 6]])
-    >>> [window.tolist() for window in contexts(ids, mask=np.array([[1, 1, 1, 0], [1, 1, 1, 1]]))]
-    [[7, 8, 9], [3, 4, 5, 6]]
-    >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
-    [[3, 4], [5, 6]]
-    """
-    given, got = mask is not None or segments is not None, "neither mask nor segments"
-    cure = "Rows without padding are a list of windows already: list(ids)."
-    require(given, "mask", got=got, expected="one of them", cure=cure)
-    _require_table(ids, "ids", ids)
-    for table, name in ((mask, "mask"), (segments, "segments")):
-        if table is not None:
-            _require_table(table, name, ids)
-    kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
-    binary, cure = bool(np.isin(kept, (0, 1)).all()), "One is an id, zero is padding."
-    require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
-    numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
-    positive, expected = bool((numbers[kept == 1] > 0).all()), "positive numbers except for padding"
-    cure = "Number contexts from one, and mark padding by mask."
-    require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
-    pairs = zip(np.asarray(ids), numbers, strict=True)
-    return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]
-
-
-def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
-    """The ids of each positive number, which must stand together."""
-    starts = np.flatnonzero(np.diff(numbers)) + 1
-    runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
-    names = [int(numbers[run[0]]) for run in runs]
-    whole, expected = len(set(names)) == len(names) > 0, "at least one, and each in one piece"
-    cure = "Leave rows of padding out; padding stands left or right of a context, not inside."
-    require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
-    return [row[run] for run in runs]
-
-
-def _require_table(table: Any, name: str, ids: Any) -> None:
-    kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
-    whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
-    require(
-        whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape,
-        name,
-        got=described(table),
-        expected="whole numbers, a row for each example" if table is ids
-        else f"whole numbers of shape {ids.shape}, that of ids",
-        cure="Pass an array for all rows.",
-    )  # fmt: skip
-
-
 def _asked(ask: Ask, windows: Windows) -> Any:
     """The query weights, or the contrast, of each context."""
     asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
@@ -280,18 +247,24 @@ def _energies(
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
+    *,
+    scores: Scores | None = None,
+    parts: Sequence[Int[np.ndarray, " _"]] | None = None,
 ) -> Iterator[tuple[int, Profile]]:
-    """Each context's length, and its energies on its own grid, zero at the padding."""
+    """Each context's length, and its energies on its own grid, zero at the padding; or scores."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
     asked = _asked(ask, windows)
     of_ids = LossOfIds(_embedded, loss)
-    padded = [_padded(model, *context) for context in zip(windows, asked, strict=True)]
+    labels = parts or [np.full(len(window) - 1, -1, np.int32) for window in windows]
+    padded = [_padded(model, *context) for context in zip(windows, asked, labels, strict=True)]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
-    run = {} if folder is None else _run(of_ids, model)
+    run = {} if folder is None else _run(of_ids, model, scores)
 
     def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:
-        ids, y, scale = _stacked(padded, numbers)
+        ids, y, scale, labels = _stacked(padded, numbers)
+        if scores is not None:
+            return np.asarray(_scores(scores, of_ids, model, ids, y, labels))
         few = states_size(model, ids) <= STATES_IN_MEMORY
         known = any(loss is terminal for terminal in TERMINAL)
         if folder is None or few or not known or not isinstance(y, Targets):
@@ -307,7 +280,8 @@ def _energies(
         for row, number in enumerate(dict.fromkeys(numbers)):
             measure = partial(lambda row: batch()[row], row)
             if folder is not None:
-                context = {"context": digest((windows[number], asked[number]))}
+                told = (windows[number], asked[number], *([] if parts is None else [parts[number]]))
+                context = {"context": digest(told)}
                 measure = partial(once, folder / f"{number}", {**run, **context}, measure)
             energies[number] = measure()
         return energies
@@ -351,17 +325,18 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
 
 def _stacked(
     contexts: Sequence[Padded], numbers: Sequence[int]
-) -> tuple[Array, Targets | Contrast, Array]:
+) -> tuple[Array, Targets | Contrast, Array, Array]:
     """Some contexts along a leading axis, on the device."""
     chosen = [contexts[number] for number in numbers]
     return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *chosen))
 
 
-def _run(loss: LossOfIds, model: CausalLM) -> dict[str, str]:
+def _run(loss: LossOfIds, model: CausalLM, scores: Scores | None) -> dict[str, str]:
     """What tells one run's energies from another's, except for their contexts."""
+    function = "energies_of_ids" if scores is None else digest(scores)
     name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
     parameters = digest((loss, model))
-    return {"function": "energies_of_ids", "loss": name, "parameters": parameters}
+    return {"function": function, "loss": name, "parameters": parameters}
 
 
 def _require_windows(windows: Windows) -> None:
@@ -377,7 +352,9 @@ def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast
     return model.embed(ids, y if isinstance(y, Targets) else None)
 
 
-def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
+def _padded(
+    model: CausalLM, window: Any, asked: Profile | Contrast, parts: Int[np.ndarray, " _"]
+) -> Padded:
     """A context as a program takes it, still on the host.
 
     The head reads only the positions whose weights are not zero. Padding has id zero, and queries
@@ -389,16 +366,17 @@ def _padded(model: CausalLM, window: Any, asked: Profile | Contrast) -> Padded:
     dtype = model.embedding.dtype
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
+    ids, labels = _filled(row[:-1], size), _filled(np.asarray(parts) + 1, size) - 1
     if isinstance(asked, Contrast):
-        return _filled(row[:-1], size), _padded_contrast(asked, length, size, dtype), scale
+        return ids, _padded_contrast(asked, length, size, dtype), scale, labels
     expected = f"weights of shape {(length,)}, one for each place of the context"
     weights = as_numbers(asked, "ask", expected=expected, cure=ASK).astype(dtype)
     got = f"weights of shape {weights.shape}"
     require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
     places = np.flatnonzero(weights)
     queries = min(size, padded_length(max(1, len(places))))
-    parts = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
-    return _filled(row[:-1], size), Targets(*parts), scale
+    targets = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    return ids, Targets(*targets), scale, labels
 
 
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
@@ -435,6 +413,22 @@ def _energy(
 ) -> Float[Array, "contexts length"]:
     grid = token_grid(ids.shape[1], model.embedding.dtype)
     return adjoint_energies(loss, model, (ids, y), grid) * scale[:, None]
+
+
+@filter_jit
+def _scores(
+    scores: Scores,
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, "contexts length"],
+    y: Targets | Contrast,
+    parts: Int[Array, "contexts length"],
+) -> Float[Array, "contexts _"]:
+    def of_one(ids: Any, y: Any, parts: Any) -> Array:
+        return scores(loss, model, ids, y, parts)
+
+    rows = jax.vmap(of_one)(ids, y, parts)
+    return check_finite(rows, (ids, y), None, rows)
 
 
 @jax.jit

@@ -10,7 +10,7 @@ from reference.differences import fitted_order
 from reference.networks import WIDTH, falling_profile, layer_of, random_flow, random_states
 
 import lim_jax as lim
-from lim_jax.explanations.attributions import (
+from lim_jax.attribution.gradients import (
     attention_rollout,
     gradient_times_input,
     integrated_gradients,

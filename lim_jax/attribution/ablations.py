@@ -1,0 +1,116 @@
+"""Parts of a context left out, and its loss without them: leave-one-out, and a sparse regression.
+
+What is left of a context closes up. What asks stays: of a part only the tokens before the first
+place that asks are left out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import lazy_loader
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from lim_jax._checks import require, require_extra
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import losses_of_ids
+from lim_jax.prompts.contexts import Context
+
+sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
+Places = Sequence[Int[np.ndarray, " _"]]
+Kept = Bool[np.ndarray, "ablations parts"]
+
+
+def without_parts(context: Context, places: Places, kept: Bool[np.ndarray, " parts"]) -> Context:
+    """A context without the parts that are not kept, closed up; one of no names.
+
+    >>> from lim_jax.prompts import context_of
+    >>> from lim_jax.prompts.documents import RenderedPrompt
+    >>> context = context_of(RenderedPrompt("a=1 b=2 a="), "1")
+    >>> parts = [np.arange(0, 4), np.arange(4, 8)]
+    >>> bytes(without_parts(context, parts, np.array([True, False])).window.tolist())
+    b'a=1 a=1'
+    """
+    first = int(np.flatnonzero(context.weights)[0])
+    stays = np.ones(context.length, bool)
+    for number in np.flatnonzero(~kept).tolist():
+        stays[places[number]] = False
+    stays[first:] = True
+    window, asked = context.window[np.append(stays, True)], context.contrast
+    if asked is not None:
+        asked = asked._replace(length=np.array(stays.sum(), np.int32))
+    tokens = tuple(token for token, stay in zip(context.tokens, stays, strict=True) if stay)
+    return context._replace(
+        window=window, weights=context.weights[stays], tokens=tokens, spans=(), contrast=asked
+    )
+
+
+def losses_without(
+    model: CausalLM,
+    context: Context,
+    places: Places,
+    kept: Kept,
+    loss: Loss,
+    progress: Callable[[list], Iterable] = iter,
+) -> Float[np.ndarray, " ablations"]:
+    """The loss of a context without some of its parts, once for each row of `kept`."""
+    require(
+        int(np.flatnonzero(context.weights)[0]) > 0, "loss",
+        got="one that asks at every place", expected="one of an answer",
+        cure="What is left out may not be asked: take --loss answer or margin.",
+    )  # fmt: skip
+    rows = [without_parts(context, places, row) for row in kept]
+    windows, asked = [row.window for row in rows], [row.asked for row in rows]
+    return losses_of_ids(model, windows, ask=asked, loss=loss, progress=progress)
+
+
+def leave_one_out(
+    model: CausalLM, context: Context, places: Places, loss: Loss, **progress: Any
+) -> Float[np.ndarray, " parts"]:
+    """By how much the loss rises without each part."""
+    kept = np.concatenate([np.ones((1, len(places)), bool), ~np.eye(len(places), dtype=bool)])
+    losses = losses_without(model, context, places, kept, loss, **progress)
+    return losses[1:] - losses[0]
+
+
+def ablations(
+    model: CausalLM,
+    context: Context,
+    places: Places,
+    loss: Loss,
+    *,
+    count: int = 64,
+    **progress: Any,
+) -> Float[np.ndarray, " parts"]:
+    """The coefficients of a sparse regression of minus the loss on which parts are kept.
+
+    Each is kept with probability 1/2, in `count` contexts drawn from one seed.
+    """
+    rng = np.random.default_rng(0)
+    kept = rng.integers(2, size=(count, len(places))).astype(bool)
+    losses = losses_without(model, context, places, kept, loss, **progress)
+    return sparse_regression(kept, -losses)
+
+
+def sparse_regression(
+    kept: Kept, values: Float[np.ndarray, " ablations"], strength: float = 0.01
+) -> Float[np.ndarray, " parts"]:
+    r"""A Lasso from which parts are kept to a value, such as the answer's log odds.
+
+    On features of mean zero and variance one, as Cohen-Wang, Shah, Georgiev and Madry,
+    "ContextCite: attributing model generation to context" (2024), have it, with their `strength`;
+    the coefficients are in the units of the value and of the features again.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without scikit-learn, of the extra ``faithfulness``.
+    """
+    require_extra("sklearn", "faithfulness")
+    features = np.asarray(kept, float)
+    scale = features.std(axis=0)
+    scale = np.where(scale > 0, scale, 1)
+    fitted = sklearn.linear_model.Lasso(alpha=strength)
+    fitted.fit((features - features.mean(axis=0)) / scale, np.asarray(values, float))
+    return fitted.coef_ / scale

@@ -1,0 +1,176 @@
+"""Ways to say which parts of a context an answer comes from, in one table: a method is one entry.
+
+Scores of a part are sums of those of its tokens, but for methods that leave parts out. A score is
+positive where the part speaks for the answer, in units of the loss; that of influence, which has no
+sign, is a share of the context's whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require, require_name
+from lim_jax.attribution import gradients
+from lim_jax.attribution.ablations import ablations, leave_one_out
+from lim_jax.attribution.parts import parts_of
+from lim_jax.density.adjoints import Loss, LossOfIds
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import Scores, energies_of_ids, scores_of_ids
+from lim_jax.prompts.contexts import Context
+
+STEPS = 8  # of integrated gradients
+
+
+class Cost(NamedTuple):
+    """What a method takes for one context: passes forward, and gradients."""
+
+    passes: int
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        """In passes forward, of which a gradient counts for two more."""
+        return self.passes + 2 * self.gradients
+
+
+class Method(NamedTuple):
+    """A way to score the parts of a context.
+
+    `of_tokens` scores the tokens of one context in a program; where there is none, `of_parts`
+    scores all its parts. `cost` is that of so many parts, `words` say what a score is.
+    """
+
+    words: str
+    cost: Callable[[int], Cost]
+    of_tokens: Scores | None = None
+    of_parts: Callable[..., Float[np.ndarray, " parts"]] | None = None
+
+
+class Scored(NamedTuple):
+    """Scores of one context, by part in the order of `parts_of`, and by token where there are."""
+
+    parts: Mapping[tuple[str, str], float]
+    tokens: Float[np.ndarray, " length"] | None
+
+
+def _one_gradient(_: int) -> Cost:
+    return Cost(1, 1)
+
+
+def gradient_times_input(
+    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any
+) -> Float[Array, " length"]:
+    """Minus x times the loss's derivative in it, by token."""
+    return -gradients.gradient_times_input(loss.loss, model, loss.embed(model, ids, y), y)
+
+
+def integrated_gradients(
+    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
+) -> Float[Array, " length"]:
+    """Along the way from the average word at the parts' places."""
+    x, words = loss.embed(model, ids, y), model.embedding
+    require(
+        isinstance(words, Array), "model", got="weights that are left in their files",
+        expected="an embedding in memory", cure="Take another method, or more memory.",
+    )  # fmt: skip
+    assert isinstance(words, Array)
+    average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
+    baseline = jnp.where((parts >= 0)[:, None], x + average, x)
+    path = gradients.integrated_gradients(loss.loss, model, x, y, baseline, steps=STEPS)
+    return -path
+
+
+def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " length"]:
+    """What attention hands on from each token to the places that ask; it knows no answer."""
+    x = loss.embed(model, ids, y)
+    matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
+    return y.weights @ matrix[y.places]
+
+
+METHODS: Mapping[str, Method] = {
+    "influence": Method("its share of the squared gradient", _one_gradient),
+    "gradient-times-input": Method(
+        "its states times the gradient", _one_gradient, gradient_times_input
+    ),
+    "integrated-gradients": Method(
+        "the gradient's integral from average words", lambda _: Cost(STEPS, STEPS),
+        integrated_gradients,
+    ),
+    "rollout": Method("what attention hands on", lambda _: Cost(1), rollout),
+    "leave-one-out": Method(
+        "the loss's rise without it", lambda parts: Cost(parts + 1), None, leave_one_out
+    ),
+    "ablations": Method(
+        "its coefficient in a sparse regression", lambda _: Cost(64), None, ablations
+    ),
+}  # fmt: skip
+
+
+def scores_of_parts(
+    model: CausalLM,
+    contexts: Sequence[Context],
+    loss: Loss,
+    method: str = "influence",
+    *,
+    checkpoint: Path | None = None,
+    bar: Callable[..., Any] = lambda items, **_: items,
+) -> list[Scored]:
+    """Score the parts of every context by one of `METHODS`."""
+    require_name(method, METHODS, "method", "Each is one entry of attribution.methods.METHODS.")
+    parts = [list(parts_of(context)) for context in contexts]
+    of = METHODS[method].of_parts
+    if of is not None:
+        places = [[where for _, where in named] for named in parts]
+        rows = [
+            of(model, context, where, loss)
+            for context, where in zip(
+                bar(contexts, desc=method, unit="context"), places, strict=True
+            )
+        ]
+        return [Scored(_by_name(named, row), None) for named, row in zip(parts, rows, strict=True)]
+    tokens = _scores_of_tokens(model, contexts, loss, method, checkpoint, bar)
+    return [
+        Scored(_by_name(named, [float(row[where].sum()) for _, where in named]), row)
+        for named, row in zip(parts, tokens, strict=True)
+    ]
+
+
+def _by_name(named: Sequence[tuple[Any, Any]], scores: Any) -> dict[Any, float]:
+    return {name: float(score) for (name, _), score in zip(named, scores, strict=True)}
+
+
+def _scores_of_tokens(
+    model: CausalLM,
+    contexts: Sequence[Context],
+    loss: Loss,
+    method: str,
+    checkpoint: Path | None,
+    bar: Callable[..., Any],
+) -> list[Float[np.ndarray, " length"]]:
+    windows, asked = [one.window for one in contexts], [one.asked for one in contexts]
+    of, progress = METHODS[method].of_tokens, partial(bar, desc=method, unit="context")
+    if of is None:
+        energies = energies_of_ids(
+            model, windows, ask=asked, loss=loss, checkpoint=checkpoint, progress=progress
+        )
+        return [energy / (energy.sum() or 1) for energy in energies]
+    numbers = [_numbers(context) for context in contexts]
+    return scores_of_ids(
+        of, model, windows, ask=asked, loss=loss, parts=numbers, checkpoint=checkpoint,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _numbers(context: Context) -> np.ndarray:
+    """The number of each token's part, -1 in none."""
+    numbers = np.full(context.length, -1, np.int32)
+    for number, ((_, kind), places) in enumerate(parts_of(context)):
+        if kind == "part":
+            numbers[places] = number
+    return numbers

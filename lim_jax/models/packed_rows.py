@@ -1,0 +1,87 @@
+"""Padded batches and packed rows of ids, cut into their contexts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Integer
+
+from lim_jax._checks import ARRAYS, described, require
+
+Rows = Integer[Array | np.ndarray, "rows tokens"]
+
+
+def contexts(
+    ids: Rows,
+    mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
+    segments: Rows | None = None,
+) -> list[Int[Array, " _"]]:
+    r"""Cut padded or packed rows of ids into their contexts, which never see each other.
+
+    Each is a window for `influence_of_ids`: its last id is a target only.
+
+    Parameters
+    ----------
+    ids
+        Whole numbers, a row for each example.
+    mask
+        One for an id and zero for padding, left or right; None if there is no padding.
+    segments
+        Of packed rows, the number of each id's context within its row, positive for an id that is
+        not padding; None if a row is one context.
+
+    Raises
+    ------
+    ValueError
+        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
+        segment has a hole.
+
+    Examples
+    --------
+    >>> ids = np.array([[7, 8, 9, 0], [3, 4, 5, 6]])
+    >>> [window.tolist() for window in contexts(ids, mask=np.array([[1, 1, 1, 0], [1, 1, 1, 1]]))]
+    [[7, 8, 9], [3, 4, 5, 6]]
+    >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
+    [[3, 4], [5, 6]]
+    """
+    given, got = mask is not None or segments is not None, "neither mask nor segments"
+    cure = "Rows without padding are a list of windows already: list(ids)."
+    require(given, "mask", got=got, expected="one of them", cure=cure)
+    _require_table(ids, "ids", ids)
+    for table, name in ((mask, "mask"), (segments, "segments")):
+        if table is not None:
+            _require_table(table, name, ids)
+    kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
+    binary, cure = bool(np.isin(kept, (0, 1)).all()), "One is an id, zero is padding."
+    require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
+    numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
+    positive, expected = bool((numbers[kept == 1] > 0).all()), "positive numbers except for padding"
+    cure = "Number contexts from one, and mark padding by mask."
+    require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
+    pairs = zip(np.asarray(ids), numbers, strict=True)
+    return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]
+
+
+def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+    """The ids of each positive number, which must stand together."""
+    starts = np.flatnonzero(np.diff(numbers)) + 1
+    runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
+    names = [int(numbers[run[0]]) for run in runs]
+    whole, expected = len(set(names)) == len(names) > 0, "at least one, and each in one piece"
+    cure = "Leave rows of padding out; padding stands left or right of a context, not inside."
+    require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
+    return [row[run] for run in runs]
+
+
+def _require_table(table: Any, name: str, ids: Any) -> None:
+    kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
+    whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
+    require(
+        whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape,
+        name,
+        got=described(table),
+        expected="whole numbers, a row for each example" if table is ids
+        else f"whole numbers of shape {ids.shape}, that of ids",
+        cure="Pass an array for all rows.",
+    )  # fmt: skip
