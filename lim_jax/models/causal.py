@@ -164,7 +164,7 @@ class CausalLM(eqx.Module):
             return rows
         places = self.positions.shape[0]
         if y is not None and y.starts is not None:
-            own = jnp.arange(ids.shape[0]) - y.starts
+            own = jnp.arange(ids.shape[0], dtype=y.starts.dtype) - y.starts
             message = f"ids: expected contexts of at most {places} ids, got a longer one."
             return rows + self.positions[error_if(own, own >= places, message)]
         length, expected = ids.shape[0], f"at most {places}, the places that the network knows"
