@@ -1,5 +1,8 @@
+from . import ablations as ablations
 from . import answers as answers
+from . import gradients as gradients
 from . import measuring as measuring
+from . import methods as methods
 from . import orders as orders
 from . import parts as parts
 from . import time_budget as time_budget
