@@ -15,28 +15,24 @@ from benchmarks.validation.findings_page import markdown_table, page_of
 Record = Mapping[str, Any]
 SCORE = len(MEASURES) - 1  # the last measure
 HOW = (
-    "Prompts of {records} records, every place gold in turn; what is explained is the model's own "
-    "greedy answer, of {tokens} tokens at most, up to a quotation mark or the end of the line. "
-    "Records are taken out of the text, which the tokenizer reads again: each goes with what "
-    "stands before it, and the others' numbers stay. A drop is what the answer's log-probability "
-    "loses with the records that a method ranks highest. The datamodeling score is Spearman's "
-    "correlation, over {held_out} random ablations that no method has seen, of the sums of the "
-    "scores of what is left with the log-probability (with its logit it is the same). In brackets "
-    "is the bootstrap's 95 % interval over prompts."
+    "Prompts of {records} records, every place gold in turn. The model's own greedy answer is "
+    "explained, of {tokens} tokens at most. An ablation takes records out of the text, each with "
+    "what stands before it, and tokenizes it again. A top-k drop is what the answer's "
+    "log-probability loses without the k records that a method ranks highest. The datamodeling "
+    "score is Spearman's correlation, over {held_out} random ablations that no method has seen, of "
+    "the log-probability with the sum of the scores of the records that are left. In brackets is "
+    "the bootstrap's 95 % interval over prompts."
 )
 METHODS = (
-    "Influence is the energy of the cross-entropy's adjoint over a record's tokens; beside it that "
-    "of the margin, and its root. Dividing it by a prompt's total changes none of the numbers. "
-    "Gradient times input is signed, or its size; integrated gradients take {steps} steps from the "
-    "average word at the records' places. ContextCite is the Lasso of Cohen-Wang, Shah, Georgiev "
-    "and Madry (2024) on so many ablations. Costs are beside the answer's own pass; a gradient "
-    "counts for two forward passes more. No method's top-1 drop can be larger than that of "
-    "leave-one-out, which looks for it. Random scores are all positive, and so know how many "
-    "records are left: their datamodeling score is the floor, not zero."
-)
-LEADS = (
-    "Influence minus each method, paired by prompt: in bold where the interval is on one side of "
-    "zero. No interval is corrected for how many there are."
+    "Influence is the energy of the cross-entropy's adjoint over a record's tokens; variants take "
+    "the margin's, or the root. Integrated gradients take {steps} steps from the average word at "
+    "the records' places. ContextCite is the Lasso of Cohen-Wang, Shah, Georgiev and Madry (2024) "
+    "on 32 or 64 ablations. Costs leave out the answer's own pass; a gradient counts for two "
+    "forward passes. Leave-one-out has the largest top-1 drop by construction. Random scores are "
+    "positive, so that their sum tells how many records are left: their datamodeling score is the "
+    "floor, not zero. The second table of each kind has influence minus each method, paired by "
+    "prompt, in bold where the interval is on one side of zero. No interval is corrected for how "
+    "many there are."
 )
 
 
@@ -67,7 +63,6 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
             f"## {kind.capitalize()}, {one['prompts']} prompts",
             f"{right}; {sure}. {_bought(one)}",
             _table(one),
-            LEADS,
             _leads(one),
         ]
     return page_of(parts, figures, " --model MODEL --faithfulness")
@@ -88,28 +83,16 @@ def _verdict(kinds: Mapping[str, Record]) -> str:
 
 
 def _bought(one: Record) -> str:
-    """What influence's gradient buys against leave-one-out's passes, and where it loses."""
+    """What influence's gradient buys against leave-one-out's passes, and which method is best."""
     shares = [
         f"{_value(one, INFLUENCE, number) / _value(one, LEAVE_ONE_OUT, number):.0%} of its {name}"
         for number, name in enumerate(MEASURES[:SCORE])
     ]
-    sides = [
-        f"By {MEASURES[number]} the most faithful is {_best(one, number)}; influence is ahead of "
-        f"({_named(one, number, 1)}) and behind ({_named(one, number, -1)})."
-        for number in (1, SCORE)
-    ]
     return (
         f"For {_passes(one, INFLUENCE)} in place of leave-one-out's {_total(one, LEAVE_ONE_OUT)} "
-        f"influence has {', '.join(shares[:-1])} and {shares[-1]}. {' '.join(sides)} "
-        "Of the rest no difference is sure."
+        f"influence has {', '.join(shares[:-1])} and {shares[-1]}. The largest {MEASURES[1]} is "
+        f"that of {_best(one, 1)}, the highest {MEASURES[SCORE]} that of {_best(one, SCORE)}."
     )
-
-
-def _named(one: Record, measure: int, sign: int) -> str:
-    """Of which methods influence is surely ahead, or with a sign of minus one behind."""
-    ends = {name: [sign * lead[end][measure] for end in ("low", "high")]
-            for name, lead in one["leads"].items()}  # fmt: skip
-    return "; ".join(name for name, both in ends.items() if min(both) > 0) or "none"
 
 
 def _table(one: Record) -> str:

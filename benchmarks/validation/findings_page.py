@@ -53,70 +53,67 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
 
 
 def page_of(parts: Sequence[str], figures: Sequence[str], options: str = "") -> str:
-    """A page: its parts, its figures, and which command wrote it."""
+    """A page: its title, its first finding, the command that wrote it, the rest and its figures."""
     shown = [f"![{name}]({name})" for name in figures]
-    command = f"Written by `python -m benchmarks.validation{options}`, from a clone."
-    return "\n\n".join([*parts, *shown, command]) + "\n"
+    command = f"From a clone: `python -m benchmarks.validation{options}`."
+    return "\n\n".join([*parts[:2], command, *parts[2:], *shown]) + "\n"
 
 
 ARMS_NOTE = (
-    "Gains are over plain training from the same weights on the same batches, paired by seed, with "
-    "95 % intervals by Student's t. At equal operations the plain arm has trained for as many of "
-    "its gradients' matrix products, at equal time for as many seconds of the processor. The "
-    "middle is every record but the first and the last quarter. Risk is the cross-entropy on the "
-    "law of training; LIM is of the answer's influence, the place that asks left out. Memory is "
-    "what one seed's gradient takes beside the network and the batch."
+    "Importance weights and Algorithm 2 weight answers by gold place. Algorithm 1 and the "
+    "constraint even out the influence over records, of the training batch or of probes: contexts "
+    "with a gold record anywhere. Algorithm 3 keeps records observable. Selective arms raise the "
+    "gold record's share of each probe's influence, on the margin of the network's own answer or "
+    "of the true one. Gains are over plain training on the same batches, paired by seed, with "
+    "95 % intervals by Student's t, not corrected for how many there are: at equal steps, at as "
+    "many matrix products of gradients, or at as many CPU seconds. The middle leaves out the "
+    "first and the last quarter of the records. Risk is the cross-entropy on the law of training; "
+    "LIM (without the place that asks) and the total Z are of the answer's influence; Φ is the "
+    "distance from an even density. Memory is that of one seed's gradient."
 )
-
-
 PREDICTIONS_NOTE = (
-    "Spearman's rank correlation, over the records of a context, of each attribution with accuracy "
-    "at that gold place: the mean over seeds with its bootstrap interval. The profile is over "
-    "examples of all gold places; at the gold record it is that of the record that is asked for."
+    "Spearman's rank correlation, over the records, of an attribution with the accuracy at that "
+    "gold place: the mean over seeds with its bootstrap interval. The profile averages over all "
+    'gold places; "at the gold record" takes the record that is asked for.'
 )
 CHANNELS_NOTE = (
-    "The residual, cone and local channels of the answer's influence at the input, over the middle "
-    "region; a share is of the three energies. Of the margin's influence the share of the record "
-    "that is asked for, and of the energies of its attention hops those of each number."
+    "Shares are of the energy of the answer's influence in the middle region. The last columns "
+    "are of the margin's influence: the share of the record that is asked for, and the shares of "
+    "its energy by number of attention hops."
 )
 FIRST_NOTE = (
-    "Networks before training, from the first step on: mean accuracy over gold places, and in "
-    "brackets over the middle."
+    "Trained so from the first step: mean accuracy over gold places, in brackets over the middle."
 )
 SHIFTS_NOTE = (
-    "Networks that count places by turning queries and keys, asked in contexts of as many records "
-    "as in training and of twice as many. The last column of each length is Spearman's correlation "
-    "of the margin's normalised influence with accuracy, over the records."
+    "Networks with rotary positions, tested on as many records as in training and on twice as "
+    "many. The last column of each length is Spearman's correlation of the margin's normalised "
+    "influence with accuracy, over the records."
 )
 RECALLS_NOTE = (
-    "Associative recall: every pair is asked for once, somewhere after all pairs. From the first "
-    "step on, mean accuracy over pairs, and what is gained by drawing influence to the evidence of "
-    "one question of each probe."
+    "Associative recall: every pair is asked for once, after all pairs. Mean accuracy over pairs "
+    "from the first step, and the gain of drawing influence to the evidence of one question of "
+    "each probe."
 )
 PROMPTED_NOTE = (
-    "Key-value prompts with every gold place in turn; an answer is right where greedy decoding "
+    "Every record of a key-value prompt is gold in turn; an answer is right if greedy decoding "
     "gives it whole. Errors are standard errors over rounds of prompts, intervals the bootstrap's."
 )
 
 
 def _verdict(results: Record, gains: Mapping[str, Gain]) -> str:
-    """What was found, of arms and of variants, and what the best remedy did to the channels."""
+    """Which arms lift the middle, and what the best remedy did to the channels."""
     arms = results["arms"]
     parts = [headline({name: gain for name, gain in gains.items() if name in arms})]
-    for remedy, names in _by_remedy(results).items():
-        varied = {name: gains[name] for name in names}
-        of = "1 variant" if len(varied) == 1 else f"{len(varied)} variants"
-        parts.append(f"Of {of} of {remedy} {_lifted(varied, most=3)}.")
     remedies = {name: gains[name].middle for name in arms if name in gains and name not in TOLD}
     lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
     best = max(lifting, key=lifting.__getitem__, default=None)
     if best is not None and "channels" in arms[best]:
         ours, plain = (_over_boundary(arms[name]) for name in (best, PLAIN))
         moved = " and ".join(
-            f"in the {channel} channel {digits(after)} where plain training has {digits(before)}"
+            f"{digits(after)} in the {channel} channel ({digits(before)} with plain training)"
             for channel, after, before in zip(CHANNELS[1:], ours, plain, strict=True)
         )
-        parts.append(f"After {best} the middle's energy is, over the weaker boundary's, {moved}.")
+        parts.append(f"With {best} the middle's energy over the weaker boundary's is {moved}.")
         parts.append(_of_evidence(best, arms))
     return " ".join(parts)
 
@@ -137,8 +134,8 @@ def _of_evidence(best: str, arms: Mapping[str, Record]) -> str:
         for name in (best, PLAIN)
     )
     return (
-        f"The record that is asked for has {ours} of the records' influence (plain training "
-        f"{plain}), and by one attention hop comes {one_hop} of its energy (plain {plain_hop})."
+        f"The record that is asked for has {ours} of the records' influence ({plain}), and "
+        f"{one_hop} of that comes by one attention hop ({plain_hop})."
     )
 
 
@@ -166,10 +163,10 @@ def headline(gains: Mapping[str, Gain]) -> str:
     return f"**Of {of} {_lifted(remedies)}.**"
 
 
-def _lifted(gains: Mapping[str, Gain], most: int | None = None) -> str:
+def _lifted(gains: Mapping[str, Gain], named: bool = True) -> str:
     """How many lift the middle at equal steps, operations and time, and which."""
     steps, operations, time = (
-        _lifting({name: getattr(one, field) for name, one in gains.items()}, most)
+        _lifting({name: getattr(one, field) for name, one in gains.items()}, named)
         for field in ("middle", "middle_at_equal_operations", "middle_at_equal_time")
     )
     verb = "lifts" if steps[0] == 1 else "lift"
@@ -180,23 +177,23 @@ def _lifted(gains: Mapping[str, Gain], most: int | None = None) -> str:
     )
 
 
-def _lifting(intervals: Mapping[str, Interval | None], most: int | None = None) -> tuple[int, str]:
-    """How many intervals are above zero, and which; with `most` only the first of them."""
+def _lifting(intervals: Mapping[str, Interval | None], named: bool) -> tuple[int, str]:
+    """How many intervals are above zero, and which."""
     above = {name: one.value for name, one in intervals.items() if one is not None and one.low > 0}
     ordered = sorted(above.items(), key=lambda item: -item[1])
-    named = "; ".join(f"{name} +{value:.2f}" for name, value in ordered[:most])
-    return len(above), f" ({named})" if above else ""
+    names = "; ".join(f"{name} +{value:.2f}" for name, value in ordered)
+    return len(above), f" ({names})" if above and named else ""
 
 
 def _what_was_run(preset: Record) -> str:
     setting = next(iter(preset["settings"].values()))
     task = setting["task"]
     return (
-        f"Networks of {setting['depth']} layers, width {setting['width']}, read {task['records']} "
-        f"pairs of a key and a value, then a key, and are asked for its value. They were trained "
-        f'for {setting["steps"]} steps on gold places of the law "{setting["law"]}", which '
-        f"seldom asks in the middle; then each arm trained them for "
-        f"{preset['stages'] * preset['every']} steps more. {preset['seeds']} seeds, "
+        f"Networks of {setting['depth']} layers and width {setting['width']} read "
+        f"{task['records']} pairs of a key and a value, then a key, and answer with its value. "
+        f"The pair of that key is the gold record. They were trained for {setting['steps']} steps "
+        f'on gold places of the law "{setting["law"]}", seldom in the middle, and then for '
+        f"{preset['stages'] * preset['every']} steps by each arm. {preset['seeds']} seeds, "
         f"{preset['test']} test contexts for each gold place."
     )
 
@@ -291,9 +288,8 @@ def _certainty_of_times(arms: Mapping[str, Record]) -> str:
     first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
     apart = max(first, second) / min(first, second) - 1
     return (
-        f"Times are the processor's: the plain arm's two runs differ by {apart:.0%} in the time of "
-        "a step, and comparisons at equal time are as uncertain. No interval is corrected for how "
-        "many there are."
+        f"CPU times are uncertain: the plain arm's two runs differ by {apart:.0%} in the time of "
+        "a step."
     )
 
 
@@ -339,7 +335,12 @@ def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
     ]  # fmt: skip
     head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
             "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
-    return ["## Ablations", markdown_table(head, rows)] if rows else []
+    counts = []
+    for remedy, names in _by_remedy(results).items():
+        lifted = _lifted({name: gains[name] for name in names}, named=False)
+        of = "1 variant" if len(names) == 1 else f"{len(names)} variants"
+        counts.append(f"Of {of} of {remedy} {lifted}.")
+    return ["## Ablations", " ".join(counts), markdown_table(head, rows)] if rows else []
 
 
 def _from_first_step(results: Record) -> list[str]:
@@ -428,8 +429,8 @@ def _criteria(arms: Mapping[str, Record]) -> list[str]:
         for arm, by_seed in found.items()
     ]
     words = (
-        "In how many seeds each criterion of the paper holds under the last-token loss, with the "
-        "mean margin of its worst inequality (negative: it fails by that much)."
+        "In how many seeds each criterion of the paper holds under the last-token loss, and the "
+        "mean margin of its worst inequality, negative where it fails."
     )
     return ["## Certificates", words, markdown_table(("arm", *names), rows)]
 

@@ -22,11 +22,11 @@ from lim_jax.report.wording import digits
 
 Record = Mapping[str, Any]
 NOTE = (
-    "An answer is right where greedy decoding gives it whole. Means are over seeds and places; "
-    "the middle is every place but the first and the last quarter. Gains are in mean accuracy, "
-    "paired by seed, with 95 % intervals by Student's t: wide, of few seeds, and not corrected for "
-    "how many there are. At equal time the plain arm has trained for as many seconds of the "
-    "processor, and stands between two stages; it is left out where it was not trained for so long."
+    "An answer is right if greedy decoding gives it whole. Means are over seeds and places; the "
+    "middle leaves out the first and the last quarter. Gains are in mean accuracy, paired by seed, "
+    "with 95 % intervals by Student's t: wide, of few seeds, not corrected for how many there are. "
+    "At equal time plain training has taken as many CPU seconds, between two of its stages; the "
+    "gain is left out where it did not train for so long."
 )
 
 
@@ -74,12 +74,15 @@ def _found(results: Record, length: str) -> str:
     by_steps, by_time = (
         _apart(results, SELECTIVE, over, length) for over in (AT_EQUAL_STEPS, AT_EQUAL_TIME)
     )
+    ours = f"{by_steps} at equal steps, and {by_time} at equal time"
+    if by_steps == by_time:
+        ours = f"{by_steps} at equal steps and at equal time"
     return (
         f"On {records} records answers at the edges alone take accuracy from "
         f"{accuracy[PLAIN][0].mean():.2f} to {ends[PLAIN]} in {_last_step(results)} steps, "
         f"evidence alone, which tells no answer, to {ends[ALONE]}, and both to {ends[SELECTIVE]}. "
-        f"Compared with where it began, evidence alone is {alone}; compared with answers alone, "
-        f"both are {by_steps} at equal steps, and {by_time} at equal time."
+        f"Compared with the start, evidence alone is {alone}; compared with answers alone, "
+        f"both are {ours}."
     )
 
 
@@ -93,7 +96,7 @@ def _apart(results: Record, arm: str, over: str, length: str) -> str:
         for word, stages in (("higher", above), ("lower", below))
         if stages
     ]
-    return " and ".join(found) or "not told apart after any stage"
+    return " and ".join(found) or "not told apart"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -110,16 +113,16 @@ def _what_was_run(results: Record) -> str:
     short, longer = tuning["short"], tuning["longer"]
     layers = "all layers" if tuning["last"] is None else f"the last {tuning['last']} layers"
     return (
-        f"{results['trained']:,} numbers train, the norms' scales and the queries' and keys' "
-        f"matrices of {layers}, by Adam at a rate of {tuning['rate']:g}. A step of plain training "
-        f"sees {tuning['batch']} prompts of {short['records']} records, whose gold record is at "
-        f"the edges (`edge_law`), with their answers. One of {ALONE} sees "
+        f"{results['trained']:,} numbers train by Adam at a rate of {tuning['rate']:g}: the norms' "
+        f"scales and the query and key matrices of {layers}. A step of plain training "
+        f"sees {tuning['batch']} prompts of {short['records']} records with their answers; the "
+        f"record that holds the answer is at the edges. A step of {ALONE} sees "
         f"{tuning['probes']} whose gold record is anywhere, and which it is: the loss is minus the "
         f"logarithm of that record's density of the influence on the model's own first word, at "
-        f"strength {tuning['strength']:g}, its gradient clipped at {UNTIL:g}. One of {SELECTIVE} "
-        f"sees both. {tuning['seeds']} seeds have prompts of their own each: the model is asked "
-        f"{short['prompts']} of {short['records']} records, and {longer['prompts']} of "
-        f"{longer['records']}, longer than those it was trained on."
+        f"strength {tuning['strength']:g}, its gradient clipped at {UNTIL:g}. A step of "
+        f"{SELECTIVE} sees both. {tuning['seeds']} seeds have their own prompts; the model is "
+        f"asked {short['prompts']} of {short['records']} records, and {longer['prompts']} of "
+        f"{longer['records']}, longer than those of training."
     )
 
 
