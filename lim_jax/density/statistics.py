@@ -102,7 +102,7 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
 
 
 class Influence(eqx.Module):
-    r"""Adjoint energies over the data law: their mean, and the scatter that errors come from.
+    r"""Adjoint energies over the data law: their mean, and their scatter for standard errors.
 
     A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
     are properties. With one example standard errors are infinite; where several are `alike` they

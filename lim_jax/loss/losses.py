@@ -117,7 +117,7 @@ def autoregressive_cross_entropy(
 def margin_loss(
     logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
-    r"""How far the other classes are above the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
+    r"""Log odds of the other classes over the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
 
     .. math:: \mu_i = z_{i,y_i} - \log\sum_{c\ne y_i} e^{z_{ic}}
 
@@ -185,7 +185,7 @@ def contrast_loss(
     foil_logits: Float[Array, "others vocabulary"],
     foil: Int[Array, " others"],
 ) -> Scalar:
-    r"""How far a foil is above an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+    r"""Log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
 
     .. math:: \sum_j \log \mathrm{softmax}(z'_j)_{y'_j} - \sum_j \log \mathrm{softmax}(z_j)_{y_j},
 

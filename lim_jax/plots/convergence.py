@@ -1,4 +1,4 @@
-"""Measured orders, and what each method buys."""
+"""Measured orders, and errors against cost."""
 
 import math
 import re
@@ -151,7 +151,7 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
 
 
 def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
-    """Draw what each method buys: errors against cost on logarithmic axes."""
+    """Draw the errors of methods against their cost, on logarithmic axes."""
     require_several(curves, Curve, "curves", "Take what limits.position_costs gives.")
     require_text(cost, "cost")
     figure, axes = new_figure(ERROR, cost)

@@ -50,7 +50,7 @@ def require_drawable(values: Any, name: str) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """The colour, dash and marker of a figure's lines, in their order.
+    """The colour, dash and marker of the line of an index in a figure.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Figure, Axes]:
-    """One pair of axes, over position unless something else is said."""
+    """Create a figure with one pair of axes, over position by default."""
     figure = ShownFigure(7, 4)
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
@@ -91,7 +91,7 @@ def headed(title: str, length: int, count: int | None = None, left_out: int = 0)
 
 
 def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
-    """Explain marks below the axes, where no data are."""
+    """Put the legend below the axes, where it hides no data."""
     known = list(handles) or [
         handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]
     ]

@@ -61,7 +61,7 @@ def show(
     delta: float = 0.2,
     terminal_loss: Callable[..., Any] = CausalLM.terminal_loss,
 ) -> Page:
-    """Measure contexts, and show them token by token and part by part.
+    """Measure contexts, and show the influence of each token and each named part.
 
     In a notebook the last line of a cell shows the page; ``show(...).save("page.html")`` writes it.
     It takes some two gradients of each context.

@@ -60,7 +60,7 @@ def kind_of(result: Any) -> str:
 
 
 def save(result: Any, path: AnyPath) -> None:
-    """Write a result to a file that `load` gives back, every number as it is.
+    """Write a result to a file that `load` reads back, every number exactly.
 
     A file of that name is replaced, at once: it is never half of one. Its folder is made where it
     is missing.

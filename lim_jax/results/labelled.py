@@ -86,7 +86,7 @@ def to_xarray(
 
 
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
-    """Lay out what a result says along some axes as a table, one row for each of their places.
+    """Return a result's values along some axes as a table, a row for each point of these axes.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class _Fit(NamedTuple):
 def two_way_shares(
     shares: Float[Any, "contexts orders places"], documents: Int[Any, "contexts orders places"]
 ) -> TwoWayShares:
-    """Tell what is due to the place from what is due to the document, with standard errors.
+    """Separate the share due to the place from that due to the document, with errors.
 
     On the host, of numbers that are there: not under `jit` and its kin.
 
@@ -174,7 +174,7 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
 
 
 def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
-    """Lay out shares in per cent with their errors: documents below one another, places beside.
+    """Lay out shares in per cent with their errors: documents in rows, places in columns.
 
     Parameters
     ----------
