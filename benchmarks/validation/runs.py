@@ -27,15 +27,8 @@ from benchmarks.validation.texts import PromptSetting
 from benchmarks.validation.train_published import train_published
 from lim_jax import models
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.cli.folder import (
-    UNFINISHED,
-    Named,
-    Unnamed,
-    finished_before,
-    run_folder,
-    save_figure,
-    write_json,
-)
+from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder, save_figure
+from lim_jax.results.tables import write_json
 
 
 def study(

@@ -1,5 +1,6 @@
 from . import ablations as ablations
 from . import answers as answers
+from . import files as files
 from . import gradients as gradients
 from . import measuring as measuring
 from . import methods as methods

@@ -1,9 +1,7 @@
 from . import answers as answers
-from . import columns as columns
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
-from . import contexts_io as contexts_io
 from . import explain_output as explain_output
 from . import explaining as explaining
 from . import folder as folder

@@ -11,7 +11,7 @@ from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.measuring import first_accounts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import Case, described_contexts
-from lim_jax.cli.folder import save_figure, write_json, write_table
+from lim_jax.cli.folder import save_figure
 from lim_jax.cli.records import record_lines
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
@@ -21,6 +21,7 @@ from lim_jax.grid.partition import Regions
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
+from lim_jax.results.tables import write_json, write_table
 
 
 def stem(name: str) -> str:

@@ -1,14 +1,12 @@
 """The folder of a run: made, refused or taken up; and the files that a command writes to it."""
 
-import csv
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from io import StringIO
@@ -22,6 +20,7 @@ from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
 from lim_jax._refusal import Refusal
 from lim_jax._resuming import write_whole
+from lim_jax.results.tables import finite
 
 # On the command line either is a path.
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
@@ -139,7 +138,7 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
-    return json.loads(json.dumps(_finite(record)))
+    return json.loads(json.dumps(finite(record)))
 
 
 def _identity(path: Path) -> dict[str, Any]:
@@ -187,32 +186,6 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         elif old != new:
             differences.append(f"{name}: {old} there, {new} here")
     return differences
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a document; what is not finite, such as the error of one example, becomes null."""
-    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write comma-separated values: the columns' names, and the rows.
-
-    What is not finite, such as the error of one example, becomes an empty cell.
-    """
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
-
-
-def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> None:

@@ -1,6 +1,6 @@
 """Which positions a model of your own uses on data of your own, from a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.files import tokens_table, write_contexts
 from lim_jax.attribution.measuring import (
     LOSS_WORDS,
     SHOWN,
@@ -21,19 +22,8 @@ from lim_jax.attribution.parts import (
     context_names,
 )
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
-from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.columns import FILES
-from lim_jax.cli.contexts_io import write_contexts
-from lim_jax.cli.folder import (
-    UNFINISHED,
-    Named,
-    finished_before,
-    run_folder,
-    save_figure,
-    write_json,
-    write_table,
-)
+from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
 from lim_jax.cli.networks import network_within, placed_bar, require_model
 from lim_jax.cli.records import record_lines
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
@@ -48,6 +38,7 @@ from lim_jax.report.sentences import finding, records_finding
 from lim_jax.results.measured import (
     CELLS,
 )
+from lim_jax.results.tables import FILES, write_json, write_table
 from lim_jax.results.two_way import two_way_cells
 
 
@@ -197,7 +188,7 @@ def write_profile(result: Measured, title: str, folder: Path) -> None:
     columns = whole.grid.nodes, whole.density, whole.density_error
     rows = zip(*(column.tolist() for column in columns), strict=True)
     write_table(folder / "profile.csv", FILES["profile.csv"], rows)
-    write_table(folder / "tokens.csv", FILES["tokens.csv"], _by_token(result))
+    write_table(folder / "tokens.csv", FILES["tokens.csv"], tokens_table(result))
     write_table(folder / "records.csv", FILES["records.csv"], result.records)
     orders = len(result.contexts) // len(measured.names)
     numbers = range(0, len(result.contexts), orders)
@@ -243,21 +234,3 @@ def write_profile_page(
         records=result.records,
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
     )
-
-
-def _by_token(result: Measured) -> Iterator[tuple[Any, ...]]:
-    """A row for each token of each context; its density is that within the context."""
-    for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
-        density, length = (energy / (energy.mean() or 1)).tolist(), context.length
-        columns = _pieces(context.tokens), context.weights.tolist(), energy.tolist(), density
-        for at, (token, weight, squared, share) in enumerate(zip(*columns, strict=True)):
-            yield number, at, *token, (at + 1) / length, weight, squared, share
-
-
-def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Each token's text; of a character of several tokens the whole one, and which piece it is."""
-    return [
-        (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
-        for text, group in joined_tokens(tokens)
-        for piece in range(1, len(group) + 1)
-    ]

@@ -15,8 +15,7 @@ from lim_jax.attribution.measuring import Measured, measure, require_fitting
 from lim_jax.attribution.parts import REST, Record
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import DOTS, answer_notes, answered
-from lim_jax.cli.columns import FILES
-from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, write_json
+from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder
 from lim_jax.cli.networks import network_within, placed_bar, require_model
 from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
 from lim_jax.prompts import Line
@@ -26,6 +25,7 @@ from lim_jax.prompts.reading import context_of_line, read_documents, spaced
 from lim_jax.prompts.templates import find_chat_template
 from lim_jax.report.sentences import part_words
 from lim_jax.results.measured import percent
+from lim_jax.results.tables import FILES, write_json
 
 NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "

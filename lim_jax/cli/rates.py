@@ -12,16 +12,9 @@ from tqdm import tqdm
 
 from lim_jax import limits, plots
 from lim_jax._checks import as_path
-from lim_jax.cli.folder import (
-    UNFINISHED,
-    Named,
-    finished_before,
-    run_folder,
-    save_figure,
-    write_json,
-    write_table,
-)
+from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
 from lim_jax.limits.rows import Curve, Row, rates_table
+from lim_jax.results.tables import write_json, write_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 

@@ -1,20 +1,18 @@
 """The documents of each line in several orders: laid out, averaged, and told apart by place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from lim_jax import models
+from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.cli.columns import FILES
-from lim_jax.cli.folder import save_figure, write_json, write_table
+from lim_jax.cli.folder import save_figure
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
 from lim_jax.prompts.contexts import LossKind
 from lim_jax.prompts.reading import read_lines
 from lim_jax.prompts.shuffling import ShuffledContexts
+from lim_jax.results.tables import write_json
 from lim_jax.results.two_way import two_way_in_words, two_way_table
 
 SHOWN = 8  # documents of a table that is printed
@@ -56,7 +54,7 @@ def shuffled_table(result: ShuffledShares) -> str:
 def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folder: Path) -> None:
     """Write shuffle.json, tables by place, by document and of both, the orders, and a figure."""
     effects, names = result.effects, list(result.names)
-    _write_tables(result, ids, folder)
+    write_orders(result, ids, folder)
     parts = {"by_place": effects.by_place, "by_document": effects.by_document, "gap": effects.gap}
     document = {
         "finding": two_way_in_words(effects, names),
@@ -64,37 +62,8 @@ def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folde
         "orders": effects.orders,
         "documents": names,
         "same_documents": result.same,
-        **{name: part and _plain(part) for name, part in parts.items()},
-        "table": _plain(effects.table),
+        **{name: part and plain_estimate(part) for name, part in parts.items()},
+        "table": plain_estimate(effects.table),
     }
     write_json(folder / "shuffle.json", document)
     save_figure(shares_by_place(effects, names, title), folder, "shuffle")
-
-
-def _plain(part: Any) -> dict[str, Any]:
-    return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
-
-
-def _write_tables(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
-    effects, names = result.effects, result.names
-    places = range(1, len(names) + 1)
-    effect_of = {"place": (places, effects.by_place), "document": (names, effects.by_document)}
-    for name, (labels, part) in effect_of.items():
-        rows = zip(labels, part.value.tolist(), part.error.tolist(), strict=True)
-        write_table(folder / f"by_{name}.csv", FILES[f"by_{name}.csv"], rows)
-    value, error = (np.asarray(column).tolist() for column in effects.table)
-    table = [
-        (name, place, value[row][place - 1], error[row][place - 1])
-        for row, name in enumerate(names)
-        for place in places
-    ]
-    write_table(folder / "two_way.csv", FILES["two_way.csv"], table)
-    write_table(folder / "orders.csv", FILES["orders.csv"], _by_order(result, ids))
-
-
-def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """A row for each document of each order; contexts are numbered as in tokens.csv."""
-    orders = result.shares.shape[1]
-    for (line, order, place), share in np.ndenumerate(result.shares):
-        name = result.names[int(result.documents[line, order, place])]
-        yield line * orders + order, line, order, ids[line], place + 1, name, float(share)

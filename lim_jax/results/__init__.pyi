@@ -1,8 +1,10 @@
 from . import archive as archive
+from . import compared as compared
 from . import comparison as comparison
 from . import descriptions as descriptions
 from . import labelled as labelled
 from . import measured as measured
+from . import tables as tables
 from . import two_way as two_way
 from .archive import load as load
 from .archive import save as save

@@ -1,4 +1,4 @@
-"""Every method against its formula on one unpadded context, and against the context without a part."""
+"""Every method against its formula on one unpadded context, or on the text without a part."""
 
 from functools import partial
 

@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from lim_jax.cli import explaining, folder, profiling, questions
 from lim_jax.cli.commands import main
-from lim_jax.cli.folder import finished_before, run_folder, write_json
+from lim_jax.cli.folder import finished_before, run_folder
+from lim_jax.results.tables import write_json
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 

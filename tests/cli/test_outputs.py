@@ -16,11 +16,11 @@ from reference.pages import Read
 from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import explanations, models, report
-from lim_jax.cli import profiling
-from lim_jax.cli.columns import COLUMNS, FILES
+from lim_jax.attribution import files
 from lim_jax.cli.commands import main
 from lim_jax.explanations.account import TokenAccount
 from lim_jax.results.measured import percent
+from lim_jax.results.tables import COLUMNS, FILES
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 # Two titles are names of the commands' own, and two begin alike.
@@ -112,7 +112,7 @@ def test_every_name_is_in_the_table_with_its_unit():
 
 
 def test_a_character_of_several_tokens_keeps_a_row_for_each_in_which_it_can_be_read():
-    found = profiling._pieces(["n", "", "", "\u4e16", "!", ""])
+    found = files._pieces(["n", "", "", "\u4e16", "!", ""])
     wholes = [("\u4e16", "1/3"), ("\u4e16", "2/3"), ("\u4e16", "3/3")]
     assert found == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
 

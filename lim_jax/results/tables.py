@@ -1,7 +1,14 @@
-"""What the files of `ask`, `profile` and `compare` hold: every name, its unit and what it means.
+"""Tables and documents as files: every column of them, its unit and what it means.
 
 One name means one thing in all of them; `docs/commands.md` shows the same table.
 """
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 NUMBER, SHARE, TEXT = "number", "0 to 1", "text"
 DENSITY, ENERGY = "1 is uniform", "squared gradient"
@@ -64,3 +71,30 @@ FILES: dict[str, tuple[str, ...]] = {
     "compare.csv": ("position", *CHANGE),
     "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
 }  # fmt: skip
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document; what is not finite, such as the error of one example, becomes null."""
+    path.write_text(json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def finite(value: Any) -> Any:
+    """A document in which what is not finite is None."""
+    if isinstance(value, Mapping):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write comma-separated values: the columns' names, and the rows.
+
+    What is not finite, such as the error of one example, becomes an empty cell.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,113 @@
+"""The files of what was measured: contexts, tokens and orders in tables, and contexts read back."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lim_jax._checks import require
+from lim_jax.attribution.measuring import Measured
+from lim_jax.attribution.orders import ShuffledShares
+from lim_jax.attribution.parts import Shares
+from lim_jax.attribution.tokens import joined_tokens
+from lim_jax.density.statistics import Influence
+from lim_jax.results.archive import load, save
+from lim_jax.results.measured import MeasuredContexts
+from lim_jax.results.tables import FILES, write_table
+
+CONTEXTS = "contexts.npz"
+
+
+def write_contexts(
+    measured: MeasuredContexts, influence: Influence, shares: Shares, numbers: range, folder: Path
+) -> None:
+    """Write contexts.npz, which `results.load` reads, and two tables.
+
+    In contexts.csv a row is a context, with the shares of its influence that are left, in the
+    middle and right; in records_by_context.csv it is a part of a context. Contexts have their
+    `numbers` in tokens.csv.
+    """
+    save(measured, folder / CONTEXTS)
+    of_regions = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
+    totals = of_regions.sum(axis=1)
+    parts = of_regions / np.where(totals > 0, totals, 1)[:, None]
+    lengths = map(len, measured.energies)
+    columns = numbers, measured.names, lengths, measured.asked, totals.tolist()
+    rows = zip(*columns, *parts.T.tolist(), strict=True)
+    write_table(folder / "contexts.csv", FILES["contexts.csv"], rows)
+    records = [
+        (number, id, part.name, part.kind, share, int(tokens), of_tokens)
+        for at, (number, id) in enumerate(zip(numbers, measured.names, strict=True))
+        for part in shares
+        for share, tokens, of_tokens in [part.held[at].tolist()]
+        if not np.isnan(share)
+    ]
+    write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
+
+
+def read_contexts(folder: Path, name: str) -> MeasuredContexts:
+    """Read the contexts that `profile` wrote to its folder, by the name of an argument."""
+    path = folder / CONTEXTS
+    expected = "the folder of a finished lim-jax profile or ask"
+    cure = "Run that first; those of before this version are measured anew with --overwrite."
+    got = f"{folder}, which has no {CONTEXTS}"
+    require(path.is_file(), name, got=got, expected=expected, cure=cure)
+    measured = load(path)
+    require(
+        isinstance(measured, MeasuredContexts),
+        name,
+        got=f"{path} with another result",
+        expected="measured contexts",
+        cure="Run lim-jax profile anew.",
+    )
+    return measured
+
+
+def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
+    """A row for each token of each context; its density is that within the context."""
+    for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
+        density, length = (energy / (energy.mean() or 1)).tolist(), context.length
+        columns = _pieces(context.tokens), context.weights.tolist(), energy.tolist(), density
+        for at, (token, weight, squared, share) in enumerate(zip(*columns, strict=True)):
+            yield number, at, *token, (at + 1) / length, weight, squared, share
+
+
+def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Each token's text; of a character of several tokens the whole one, and which piece it is."""
+    return [
+        (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
+        for text, group in joined_tokens(tokens)
+        for piece in range(1, len(group) + 1)
+    ]
+
+
+def plain_estimate(part: Any) -> dict[str, Any]:
+    """An estimate as plain numbers."""
+    return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
+
+
+def write_orders(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
+    """Write the tables by place, by document and of both, and of every order."""
+    effects, names = result.effects, result.names
+    places = range(1, len(names) + 1)
+    effect_of = {"place": (places, effects.by_place), "document": (names, effects.by_document)}
+    for name, (labels, part) in effect_of.items():
+        rows = zip(labels, part.value.tolist(), part.error.tolist(), strict=True)
+        write_table(folder / f"by_{name}.csv", FILES[f"by_{name}.csv"], rows)
+    value, error = (np.asarray(column).tolist() for column in effects.table)
+    table = [
+        (name, place, value[row][place - 1], error[row][place - 1])
+        for row, name in enumerate(names)
+        for place in places
+    ]
+    write_table(folder / "two_way.csv", FILES["two_way.csv"], table)
+    write_table(folder / "orders.csv", FILES["orders.csv"], _by_order(result, ids))
+
+
+def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """A row for each document of each order; contexts are numbered as in tokens.csv."""
+    orders = result.shares.shape[1]
+    for (line, order, place), share in np.ndenumerate(result.shares):
+        name = result.names[int(result.documents[line, order, place])]
+        yield line * orders + order, line, order, ids[line], place + 1, name, float(share)
