@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -26,6 +26,10 @@ HELD = (
 )
 Fingerprint = Float[Array, " numbers"]
 ReadLayer = Callable[[int], PyTree]
+if TYPE_CHECKING:
+    Weight = Array
+else:  # layers are read into NumPy's arrays, and put on a device when all are read
+    Weight = Array | np.ndarray
 
 
 class LayerSource:
@@ -38,7 +42,7 @@ class LayerSource:
     def __init__(self, read: ReadLayer, depth: int):
         assert depth > 0
         self.depth = depth
-        self._read, self._last, self._lock = _with_settings_of_this_thread(read), 0, Lock()
+        self._read, self._last, self._lock = read, 0, Lock()
         self._thread = ThreadPoolExecutor(1, "layers")
         first = self._read(0)
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
@@ -72,18 +76,6 @@ class LayerSource:
 
     def _submit(self, number: int) -> Future:
         return self._thread.submit(lambda: jax.tree.leaves(self._read(number)))
-
-
-def _with_settings_of_this_thread(read: ReadLayer) -> ReadLayer:
-    """The same function for another thread, in this thread's precision and on the host."""
-    precise = jax.dtypes.canonicalize_dtype("float64") == "float64"
-    host = jax.local_devices(backend="cpu")[0]
-
-    def reading(index: int) -> PyTree:
-        with jax.enable_x64(precise), jax.default_device(host):
-            return read(index)
-
-    return reading
 
 
 class FetchedLayers(eqx.Module):

@@ -230,24 +230,3 @@ def test_half_precision_is_widened_as_it_comes(dtype):
     layer = weights.FetchedLayers(jnp.zeros(1), source).layer(jnp.array(1))
     assert layer.dtype == "float32"
     np.testing.assert_array_equal(layer, TABLE.astype(dtype).astype(np.float32)[1])
-
-
-def test_a_source_reads_in_the_precision_in_which_it_was_made():
-    def read(index):
-        return jax.device_put(np.full(2, index + 0.1))
-
-    with jax.enable_x64(False):
-        source = weights.LayerSource(read, 2)
-        fetched = weights.FetchedLayers(jnp.zeros(1), source)
-        layer = jax.jit(lambda index: fetched.layer(index))(1)
-    assert source.like.dtype == layer.dtype == "float32"
-    np.testing.assert_array_equal(layer, np.full(2, 1.1, np.float32))
-    # Elsewhere single precision may hold: digits are lost there, unless the thread knows better.
-    jax.config.update("jax_enable_x64", False)
-    try:
-        with jax.enable_x64(True):
-            source = weights.LayerSource(read, 2)
-            assert source.like.dtype == "float64"
-            np.testing.assert_array_equal(source.fetch(np.array(1)), [np.full(2, 1.1)])
-    finally:
-        jax.config.update("jax_enable_x64", True)

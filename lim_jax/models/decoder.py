@@ -10,11 +10,12 @@ from jaxtyping import Array
 
 from lim_jax.models.parts import layer_norm, read_norm
 from lim_jax.models.placement import ON_DEVICE, WeightPlacement
-from lim_jax.models.reading import Reader, Source, Weights, put
+from lim_jax.models.reading import Reader, Source, Weights
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
+from lim_jax.network.norms import Norm
 from lim_jax.weights import Rows, slice_rows
 
 
@@ -63,14 +64,16 @@ def read_decoder(
     positions = head_bias = None
     if names.positions is not None:
         count = recipe.offset + recipe.num_positions
-        (positions,) = put(read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :])
+        positions = read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :]
     if recipe.biases.head:
-        (head_bias,) = put(read.whole(f"{names.head}.bias", sizes.vocabulary))
+        head_bias = read.whole(f"{names.head}.bias", sizes.vocabulary)
+    norm = recipe.norm(read, names.last, sizes.width, sizes.norm_eps)
+    positions, head_bias, norm = jax.device_put((positions, head_bias, norm))
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
         "positions": positions,
         "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
-        "norm": recipe.norm(read, names.last, sizes.width, sizes.norm_eps),
+        "norm": norm,
         "head": _head(read, recipe, rows, shape, placement),
         "head_bias": head_bias,
         "embedding_scale": recipe.embedding_scale,
@@ -128,8 +131,12 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     """Normalise the embedding once: its norm maps every token's row by itself."""
     assert recipe.names.embedding_norm is not None
     norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
-    of_all = jax.jit(lambda rows: jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0])))
-    return of_all(rows)
+
+    @jax.jit
+    def of_all(norm: Norm, rows: Rows) -> Array:
+        return jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0]))
+
+    return of_all(norm, rows)
 
 
 def _layer(

@@ -8,7 +8,7 @@ import numpy as np
 
 from lim_jax.models.options import Options, get_int
 from lim_jax.models.parts import deinterleaved, read_matrix, read_norm, rms_norm
-from lim_jax.models.reading import Reader, put, split_heads
+from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
@@ -16,7 +16,7 @@ from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
 from lim_jax.network.tokenwise import GatedFeedForward
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Tensor]
 LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
 
 
@@ -51,22 +51,20 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
         dense = int(at.rpartition(".")[2]) in mixture.dense_layers
         at = f"{at}.{recipe.names.network}"
         width, count = recipe.sizes.width, mixture.num_experts
-        router = np.zeros((count, width), read.dtype)
-        arrays = _zeros(mixture, recipe, read.dtype)
         parts = {}
-        if not dense:
+        if dense:
+            router, arrays = read.zeros(count, width), _zeros(read, mixture, recipe)
+        else:
             router = read(f"{at}.{mixture.router}.weight", count, width)
             arrays = mixture.read(read, at, mixture, recipe)
         if mixture.router_bias:
-            parts["router_bias"] = put(read(f"{at}.{mixture.router}.bias", count))[0]
+            parts["router_bias"] = read(f"{at}.{mixture.router}.bias", count)
         if mixture.preference is not None:
-            zeros, name = np.zeros(count, read.dtype), f"{at}.{mixture.preference}"
-            parts["preference"] = put(zeros if dense else read(name, count))[0]
-        names = list(arrays)
-        combine = mixture.combine or Gate(recipe.activation)
-        experts = Experts(**dict(zip(names, put(*arrays.values()), strict=True)), combine=combine)
+            name = f"{at}.{mixture.preference}"
+            parts["preference"] = read.zeros(count) if dense else read(name, count)
+        experts = Experts(**arrays, combine=mixture.combine or Gate(recipe.activation))
         return MixtureOfExperts(
-            norm, put(router)[0], experts, mixture.routing, **parts,
+            norm, router, experts, mixture.routing, **parts,
             shared=_shared(read, at, mixture, recipe, dense),
             weighs_input=mixture.weighs_input, output_norm=output_norm,
         )  # fmt: skip
@@ -74,8 +72,8 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
     return network
 
 
-def _zeros(mixture: Mixture, recipe: Recipe, dtype: str) -> Arrays:
-    up = np.zeros((mixture.num_experts, mixture.intermediate_size, recipe.sizes.width), dtype)
+def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
+    up = read.zeros(*_shape(mixture, recipe))
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
@@ -89,22 +87,22 @@ def _shared(
     if name is None and not mixture.dense_layers:
         return None
     most = max(hidden, of_dense if mixture.dense_layers else 0)
-    matrices = [np.zeros((most, width), read.dtype) for _ in range(3)]
+    matrices = [read.zeros(most, width) for _ in range(3)]
     at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
     if dense or name is not None:
         for rows, part in zip(matrices, ("gate", "up", "down"), strict=True):
             shape = (width, size) if part == "down" else (size, width)
             matrix = read_matrix(read, f"{at}.{getattr(recipe.names, part)}", *shape, recipe)
             rows[:size] = matrix.T if part == "down" else matrix
-    gate, up, down = put(*matrices[:2], matrices[2].T)
-    return GatedFeedForward(eqx.nn.Identity(), gate, up, down, activation=recipe.activation)
+    gate, up, down = matrices
+    return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
 
 
 def by_expert(gate: str, up: str, down: str) -> Callable[..., Arrays]:
     """Return a reader of three matrices of these names for each expert, by its number."""
 
     def read_all(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-        arrays = {name: zeros.copy() for name, zeros in _zeros(mixture, recipe, read.dtype).items()}
+        arrays = {name: zeros.copy() for name, zeros in _zeros(read, mixture, recipe).items()}
         for name, stored in (("gate", gate), ("up", up), ("down", down)):
             for expert, rows in enumerate(arrays[name]):
                 rows[...] = read(f"{at}.experts.{expert}.{stored}.weight", *rows.shape)
@@ -171,7 +169,7 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
         at = f"{at}.self_attn"
         parts = {}
         if latent is not None:
-            parts["query_down"] = put(read(f"{at}.q_a_proj.weight", latent, width))[0]
+            parts["query_down"] = read(f"{at}.q_a_proj.weight", latent, width)
             name = f"{at}.q_a_layernorm"
             parts["query_down_norm"] = rms_norm(read, name, latent, LATENT_NORM_EPS)
         name, columns = ("q_proj", width) if latent is None else ("q_b_proj", latent)
@@ -183,10 +181,9 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
         query = deinterleaved(np.roll(query, rotary, axis=1), interleaved)
         shared = deinterleaved(down[None, rank:], interleaved)[0]
         output = split_heads(read(f"{at}.o_proj.weight", width, heads * features), heads)
-        arrays = query, up[:, :still], up[:, still:], output, down[:rank], shared
-        names = "query", "key", "value", "output", "down", "rope_key"
         return LatentAttention(
-            norm, **dict(zip(names, put(*arrays), strict=True)), **parts,
+            norm, query, up[:, :still], up[:, still:], output, down=down[:rank], rope_key=shared,
+            **parts,
             down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
             mask=mask, scale=recipe.scale,
         )  # fmt: skip

@@ -35,17 +35,17 @@ def shard(mesh: Mesh) -> WeightPlacement:
 
     def layers(layer: Layer, depth: int) -> PyTree:
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
-        first = layer(0)
-        leaves, tree = jax.tree.flatten(first)
-        axes = [_axis(first, path) for path, _ in jax.tree_util.tree_flatten_with_path(first)[0]]
-        parts = [
-            _Parts(mesh, (depth, *leaf.shape), leaf.dtype, axis)
-            for leaf, axis in zip(leaves, axes, strict=True)
-        ]
-        del first, leaves
+        parts, tree = [], None
         for index in range(depth):
-            for part, leaf in zip(parts, jax.tree.leaves(layer(index)), strict=True):
-                part.fill(slice(index, index + 1), np.asarray(leaf)[None])
+            read = layer(index)
+            leaves, tree = jax.tree_util.tree_flatten_with_path(read)
+            parts = parts or [
+                _Parts(mesh, (depth, *leaf.shape), leaf.dtype, _axis(read, path))
+                for path, leaf in leaves
+            ]
+            for part, (_, leaf) in zip(parts, leaves, strict=True):
+                part.fill(slice(index, index + 1), leaf[None])
+            del read, leaves  # before the next layer is read
         return jax.tree.unflatten(tree, [part.array() for part in parts])
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:

@@ -1,52 +1,46 @@
 """Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array
 
-from lim_jax.models.reading import Reader, put, split_heads
+from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import AcrossHeads, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
-Projected = dict[str, Array | None]
+Projected = dict[str, Tensor]
 
 
 def rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
     """Read an RMS norm."""
-    return RMSNorm(put(read(f"{name}.weight", width))[0], norm_eps)
+    return RMSNorm(read(f"{name}.weight", width), norm_eps)
 
 
 def unit_offset_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
     """Read an RMS norm whose files hold scales less one."""
-    return RMSNorm(put(1 + read(f"{name}.weight", width))[0], norm_eps)
+    return RMSNorm(1 + read(f"{name}.weight", width), norm_eps)
 
 
 def layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
     """Read a layer norm."""
-    return _layer_norm(read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
+    return LayerNorm(read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
 
 
 def unit_offset_layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
     """Read a layer norm whose files hold scales less one."""
-    return _layer_norm(1 + read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
+    return LayerNorm(1 + read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
 
 
 def layer_norm_without_shift(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
     """Read a layer norm that has a scale alone."""
     scale = read(f"{name}.weight", width)
-    return _layer_norm(scale, np.zeros_like(scale), norm_eps)
-
-
-def _layer_norm(scale: np.ndarray, shift: np.ndarray, norm_eps: float) -> LayerNorm:
-    scales, shifts = put(scale, shift)
-    return LayerNorm(scales, shifts, norm_eps)
+    return LayerNorm(scale, np.zeros_like(scale), norm_eps)
 
 
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -70,22 +64,22 @@ def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNo
 def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for every head, each from its own tensor."""
     size = recipe.sizes.head_dim
-    scales = np.stack([read(f"{name}.norms.{head}.weight", size) for head in range(heads)])
+    scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
     return _norms_of_heads(scales, recipe.sizes.norm_eps)
 
 
-def _norms_of_heads(scales: np.ndarray, norm_eps: float) -> EachHead:
-    rows = put(scales, np.zeros_like(scales))
-    return EachHead(jax.vmap(lambda scale, shift: LayerNorm(scale, shift, norm_eps))(*rows))
+def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+    norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
+    return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
 
 
-def deinterleaved(rows: np.ndarray | Array, recipe: Recipe) -> np.ndarray:
+def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
     """Reorder features, the second axis, so that a head's halves are rotated together.
 
     Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     queries and keys are both reordered.
     """
-    rows, rotary_dim = np.asarray(rows), max(mask.rotary_dim for mask in recipe.masks)
+    rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     if not recipe.rope_interleaved:
         return rows
     first = np.arange(0, rotary_dim, 2)
@@ -110,7 +104,7 @@ def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
     """Read one matrix that holds, group by group, the queries, the key and the value."""
     heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
 
-    def cut(rows: np.ndarray) -> list[np.ndarray]:
+    def cut(rows: Tensor) -> list[Tensor]:
         by_group = rows.reshape(groups, -1, *rows.shape[1:])
         queries = by_group[:, :-2].reshape(heads, *rows.shape[1:])
         return [queries, by_group[:, -2], by_group[:, -1]]
@@ -119,29 +113,25 @@ def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
 
 
 def _fused(
-    read: Reader, at: str, recipe: Recipe, cut: Callable[[np.ndarray], list[np.ndarray]]
+    read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[Tensor]]
 ) -> Projected:
     count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
     rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
     return _projected(cut(rows), [None] * 3 if bias is None else cut(bias), recipe)
 
 
-def _projected(
-    rows: list[np.ndarray], biases: Sequence[np.ndarray | None], recipe: Recipe
-) -> Projected:
-    """Name queries, keys, values and their biases, and put them on the device."""
+def _projected(rows: list[Tensor], biases: Sequence[Tensor | None], recipe: Recipe) -> Projected:
+    """Name queries, keys, values and their biases."""
     arrays = dict(zip(("query", "key", "value"), rows, strict=True))
     named = zip(list(arrays), biases, strict=True)
     arrays |= {f"{name}_bias": bias for name, bias in named if bias is not None}
     return {
-        name: put(array if name.startswith("value") else deinterleaved(array, recipe))[0]
+        name: array if name.startswith("value") else deinterleaved(array, recipe)
         for name, array in arrays.items()
     }
 
 
-def _heads(
-    read: Reader, name: str, count: int, recipe: Recipe
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
     """Read the rows of some heads, and their bias."""
     size, width = recipe.sizes.head_dim, recipe.sizes.width
     rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
@@ -149,7 +139,7 @@ def _heads(
     return rows, None if bias is None else bias.reshape(count, size)
 
 
-def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> np.ndarray:
+def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> Tensor:
     """Read a matrix of shape (outputs, inputs), which files may hold transposed."""
     if recipe.transposed:
         return read(f"{name}.weight", columns, rows).T
@@ -163,7 +153,7 @@ def gated_mlp(
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
     inner, width = sizes.intermediate_size, sizes.width
     shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
-    matrices = put(*(read(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()))
+    matrices = [read(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
     biases = [_mlp_bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
     return GatedFeedForward(
         norm, *matrices, *biases, activation=recipe.activation, output_norm=output_norm
@@ -177,8 +167,10 @@ def fused_gated_mlp(
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
     gate_up = read(f"{at}.{names.up}.weight", 2 * sizes.intermediate_size, sizes.width)
     down = read(f"{at}.{names.down}.weight", sizes.width, sizes.intermediate_size)
-    matrices = put(*np.split(gate_up, 2), down)
-    return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
+    gate, up = gate_up[: sizes.intermediate_size], gate_up[sizes.intermediate_size :]
+    return GatedFeedForward(
+        norm, gate, up, down, activation=recipe.activation, output_norm=output_norm
+    )
 
 
 def plain_mlp(
@@ -190,13 +182,13 @@ def plain_mlp(
     at = f"{at}.{names.network}" if names.network else at
     arrays = []
     for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
-        arrays += put(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
+        arrays.append(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
         arrays.append(_mlp_bias(read, f"{at}.{name}", recipe, rows))
     return FeedForward(norm, *arrays, activation=recipe.activation, output_norm=output_norm)
 
 
-def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Array | None:
-    return put(read(f"{name}.bias", size))[0] if recipe.biases.mlp else None
+def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:
+    return read(f"{name}.bias", size) if recipe.biases.mlp else None
 
 
 def read_attention(
@@ -215,16 +207,16 @@ def read_attention(
     biased, sinks, gate = recipe.biases.attention_output, names.sinks, None
     if names.output_gate is not None:
         gate = read_matrix(read, f"{at}.{names.output_gate}", inner, width, recipe)
-        (gate,) = put(gate.reshape(heads, -1, width))
+        gate = gate.reshape(heads, -1, width)
     return CausalAttention(
         read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
-        output=put(split_heads(output, heads))[0],
-        output_bias=put(read(f"{at}.{names.output}.bias", width))[0] if biased else None,
+        output=split_heads(output, heads),
+        output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
         mask=mask,
         scale=recipe.scale,
         cap=recipe.cap,
-        sinks=None if sinks is None else put(read(f"{at}.{sinks}", heads))[0],
+        sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
         gate=gate,
         rope_before_qk_norm=recipe.rope_before_qk_norm,
         **recipe.projections(read, at, recipe),

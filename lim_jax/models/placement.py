@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax.models.checkpoint import unfilled
-from lim_jax.models.reading import Reader, Source, put
+from lim_jax.models.reading import Reader, Source
 from lim_jax.network.field import TransformerField
 from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSource
 
@@ -33,11 +33,11 @@ class WeightPlacement(NamedTuple):
 
 def _stacked(layer: Layer, depth: int) -> TransformerField:
     leaves, tree = _joined(layer, depth)
-    return jax.tree.unflatten(tree, put(*leaves))
+    return jax.tree.unflatten(tree, jax.device_put(leaves))
 
 
 def _all_rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
-    return put(read.whole(name, *shape))[0]
+    return jax.device_put(read.whole(name, *shape))
 
 
 ON_DEVICE = WeightPlacement(_stacked, _all_rows)
@@ -88,10 +88,13 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
     told = fingerprint(checkpoint, dtype)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
-        return FetchedRows(told, RowSource(read.rows(name, *shape), shape, dtype))
+        return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
-        return FetchedLayers(told, LayerSource(layer, depth))
+        def read(index: int) -> TransformerField:  # and reorder, in the thread that reads ahead
+            return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
+
+        return FetchedLayers(told, LayerSource(read, depth))
 
     return WeightPlacement(layers, rows, each_layer=False)
 
@@ -115,17 +118,18 @@ def _halved(layer: TransformerField, precision: str) -> Any:
         in_a_norm = any(name.endswith("norm") for name in names)
         if in_a_norm or names[-1].endswith("bias") or leaf.ndim < 2:
             return leaf
-        return np.asarray(leaf).astype(precision)
+        return leaf.astype(precision)
 
     return jax.tree.map_with_path(half, layer)
 
 
 def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
     """All layers along a leading axis, filled as they are read: at most one is in memory twice."""
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), layer(0))
-    leaves, tree = jax.tree.flatten(like)
-    joined = [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
+    joined, tree = [], None
     for index in range(depth):
-        for rows, leaf in zip(joined, jax.tree.leaves(layer(index)), strict=True):
+        leaves, tree = jax.tree.flatten(layer(index))
+        joined = joined or [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
+        for rows, leaf in zip(joined, leaves, strict=True):
             rows[index] = leaf
+        del leaves  # before the next layer is read
     return joined, tree

@@ -13,6 +13,7 @@ from lim_jax.models.gguf_file import GGUFCheckpoint
 from lim_jax.models.options import refuse_unknown
 
 Source = Checkpoint | GGUFCheckpoint
+Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
 
 
 def tanh_gelu(x: Array) -> Array:
@@ -61,17 +62,18 @@ class Reader:
     """
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
-        self.checkpoint, self.dtype = checkpoint, dtype
+        # Without JAX's double precision no array of it leaves this reader.
+        self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
         # Base models name their weights without the prefix that models with a head put first.
         prefixed = any(name.startswith(prefix) for name in checkpoint.files)
         self.prefix, self.known = prefix if prefixed else "", set()
         refuse_unknown(checkpoint.config)
 
-    def __call__(self, name: str, *shape: int) -> np.ndarray:
+    def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model."""
         return self.whole(self.prefix + name, *shape)
 
-    def whole(self, name: str, *shape: int) -> np.ndarray:
+    def whole(self, name: str, *shape: int) -> Tensor:
         """Read a tensor by its whole name."""
         self.known.add(name)
         return self.checkpoint.read(name, shape, self.dtype)
@@ -88,16 +90,15 @@ class Reader:
 
         return converted
 
+    def zeros(self, *shape: int) -> Tensor:
+        """Return what stands for a tensor that a layer lacks."""
+        return np.zeros(shape, self.dtype)
+
     def ignore(self, *names: str) -> None:
         """Accept tensors of the base model that hold no weights."""
         self.known.update(self.prefix + name for name in names)
 
 
-def put(*arrays: np.ndarray) -> list[Array]:
-    """Put arrays on the device."""
-    return [jax.device_put(np.ascontiguousarray(array)) for array in arrays]
-
-
-def split_heads(matrix: np.ndarray, heads: int) -> np.ndarray:
+def split_heads(matrix: Tensor, heads: int) -> Tensor:
     """Cut a matrix with the columns of all heads side by side into one block for each head."""
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from lim_jax.models.options import Options, get_int, get_positive, require_config
-from lim_jax.models.reading import Reader
+from lim_jax.models.reading import Reader, Tensor
 from lim_jax.network.flow import split
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
@@ -135,7 +135,7 @@ class Recipe(NamedTuple):
     sizes: Sizes
     masks: tuple[AttentionMask, ...]  # of every layer
     norm: Callable[[Reader, str, int, float], Norm]  # by its name, its width and epsilon
-    projections: Callable[[Reader, str, "Recipe"], dict[str, Array | None]]  # with their biases
+    projections: Callable[[Reader, str, "Recipe"], dict[str, Tensor]]  # with their biases
     network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field]
     attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], CausalAttention]
     activation: Callable[[Array], Array] = jax.nn.silu

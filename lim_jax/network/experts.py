@@ -22,6 +22,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field, State, require_pair
 from lim_jax.network.tokenwise import GATED_AXES, affine
+from lim_jax.weights import Weight
 
 TILE = 32  # pairs of a token and an expert
 Scores = Literal["softmax", "sigmoid"]
@@ -101,12 +102,12 @@ class Experts(eqx.Module):
     `combine` is h, a `Gate` or a `ClampedGate`.
     """
 
-    gate: Float[Array, "*layers experts hidden width"]
-    up: Float[Array, "*layers experts hidden width"]
-    down: Float[Array, "*layers experts width hidden"]
-    gate_bias: Float[Array, "*layers experts hidden"] | None = None
-    up_bias: Float[Array, "*layers experts hidden"] | None = None
-    down_bias: Float[Array, "*layers experts width"] | None = None
+    gate: Float[Weight, "*layers experts hidden width"]
+    up: Float[Weight, "*layers experts hidden width"]
+    down: Float[Weight, "*layers experts width hidden"]
+    gate_bias: Float[Weight, "*layers experts hidden"] | None = None
+    up_bias: Float[Weight, "*layers experts hidden"] | None = None
+    down_bias: Float[Weight, "*layers experts width"] | None = None
     combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
     sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
@@ -131,11 +132,11 @@ class MixtureOfExperts(eqx.Module):
     """
 
     norm: Norm
-    router: Float[Array, "*layers experts width"]
+    router: Float[Weight, "*layers experts width"]
     experts: Experts
     routing: Routing = eqx.field(static=True)
-    router_bias: Float[Array, "*layers experts"] | None = None
-    preference: Float[Array, "*layers experts"] | None = None
+    router_bias: Float[Weight, "*layers experts"] | None = None
+    preference: Float[Weight, "*layers experts"] | None = None
     shared: Field | None = None
     weighs_input: bool = eqx.field(static=True, default=False)
     output_norm: Norm | None = None

@@ -10,6 +10,7 @@ from lim_jax._products import linear
 from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, project
 from lim_jax.network.norms import Norm
+from lim_jax.weights import Weight
 
 
 class LatentAttention(CausalAttention):
@@ -24,14 +25,14 @@ class LatentAttention(CausalAttention):
     of queries, keys and values and norms of heads are None; the rest is as in `CausalAttention`.
     """
 
-    query: Float[Array, "*layers heads size latent"]
-    key: Float[Array, "*layers heads still rank"]
-    value: Float[Array, "*layers heads features rank"]
-    output: Float[Array, "*layers heads width features"]
-    down: Float[Array, "*layers rank width"] = eqx.field(kw_only=True)
+    query: Float[Weight, "*layers heads size latent"]
+    key: Float[Weight, "*layers heads still rank"]
+    value: Float[Weight, "*layers heads features rank"]
+    output: Float[Weight, "*layers heads width features"]
+    down: Float[Weight, "*layers rank width"] = eqx.field(kw_only=True)
     down_norm: Norm = eqx.field(kw_only=True)
-    rope_key: Float[Array, "*layers shared width"] = eqx.field(kw_only=True)
-    query_down: Float[Array, "*layers latent width"] | None = eqx.field(kw_only=True, default=None)
+    rope_key: Float[Weight, "*layers shared width"] = eqx.field(kw_only=True)
+    query_down: Float[Weight, "*layers latent width"] | None = eqx.field(kw_only=True, default=None)
     query_down_norm: Norm | None = eqx.field(kw_only=True, default=None)
 
     def __check_init__(self):

@@ -21,6 +21,7 @@ from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
 from lim_jax.network.positions import Rotary
 from lim_jax.network.shaping import Shaping
 from lim_jax.network.slots import State, require_pair
+from lim_jax.weights import Weight
 
 Attend = Callable[..., Array]
 
@@ -80,22 +81,22 @@ class CausalAttention(eqx.Module):
     """
 
     norm: Norm
-    query: Float[Array, "heads size width"]
-    key: Float[Array, "groups size width"]
-    value: Float[Array, "groups features width"]
-    output: Float[Array, "heads width features"]
-    query_bias: Float[Array, "heads size"] | None = None
-    key_bias: Float[Array, "groups size"] | None = None
-    value_bias: Float[Array, "groups features"] | None = None
-    output_bias: Float[Array, " width"] | None = None
+    query: Float[Weight, "heads size width"]
+    key: Float[Weight, "groups size width"]
+    value: Float[Weight, "groups features width"]
+    output: Float[Weight, "heads width features"]
+    query_bias: Float[Weight, "heads size"] | None = None
+    key_bias: Float[Weight, "groups size"] | None = None
+    value_bias: Float[Weight, "groups features"] | None = None
+    output_bias: Float[Weight, " width"] | None = None
     query_norm: HeadNorm | None = None
     key_norm: HeadNorm | None = None
     output_norm: Norm | None = None
     mask: AttentionMask | SwitchedMask = AttentionMask()
     scale: float | None = eqx.field(static=True, default=None)
     cap: float | None = eqx.field(static=True, default=None)
-    sinks: Float[Array, " heads"] | None = None
-    gate: Float[Array, "heads features width"] | None = None
+    sinks: Float[Weight, " heads"] | None = None
+    gate: Float[Weight, "heads features width"] | None = None
     rope_before_qk_norm: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
     # Devices may share an array along this axis, counted from the last: heads attend independently.
@@ -291,9 +292,9 @@ def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "
 
 
 def project(
-    matrices: Float[Array, "heads size width"],
-    bias: Float[Array, "heads size"] | None,
-    tokens: Float[Array, "length width"],
+    matrices: Float[Weight, "heads size width"],
+    bias: Float[Weight, "heads size"] | None,
+    tokens: Float[Weight, "length width"],
 ) -> Float[Array, "heads length size"]:
     """Map tokens by one matrix for each head, and add its bias."""
     heads, size, width = matrices.shape

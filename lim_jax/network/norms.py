@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import as_int, require_floats, require_positive
 from lim_jax._precision import promote
 from lim_jax.network.slots import EMBED
+from lim_jax.weights import Weight
 
 Norm = Callable[[Array], Array]
 
@@ -41,8 +42,8 @@ class LayerNorm(eqx.Module):
     [0.5, -0.5]
     """
 
-    scale: Float[Array, " width"]
-    shift: Float[Array, " width"]
+    scale: Float[Weight, " width"]
+    shift: Float[Weight, " width"]
     eta: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
@@ -106,7 +107,7 @@ class RMSNorm(eqx.Module):
     [0.5, -0.5]
     """
 
-    scale: Float[Array, " width"]
+    scale: Float[Weight, " width"]
     eta: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):

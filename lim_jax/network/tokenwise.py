@@ -15,6 +15,7 @@ from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm
 from lim_jax.network.slots import State, require_pair
+from lim_jax.weights import Weight
 
 # Devices may share these arrays along the axis of hidden features, counted from the last.
 GATED_AXES = {"gate": -2, "up": -2, "down": -1, "gate_bias": -1, "up_bias": -1}
@@ -38,10 +39,10 @@ class FeedForward(eqx.Module):
     """
 
     norm: Norm
-    inner: Float[Array, "hidden width"]
-    inner_bias: Float[Array, " hidden"] | None
-    outer: Float[Array, "width hidden"]
-    outer_bias: Float[Array, " width"] | None
+    inner: Float[Weight, "hidden width"]
+    inner_bias: Float[Weight, " hidden"] | None
+    outer: Float[Weight, "width hidden"]
+    outer_bias: Float[Weight, " width"] | None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
     output_norm: Norm | None = None
     # Devices may share an array along this axis, counted from the last: that of hidden features.
@@ -107,12 +108,12 @@ class GatedFeedForward(eqx.Module):
     """
 
     norm: Norm
-    gate: Float[Array, "hidden width"]
-    up: Float[Array, "hidden width"]
-    down: Float[Array, "width hidden"]
-    gate_bias: Float[Array, " hidden"] | None = None
-    up_bias: Float[Array, " hidden"] | None = None
-    down_bias: Float[Array, " width"] | None = None
+    gate: Float[Weight, "hidden width"]
+    up: Float[Weight, "hidden width"]
+    down: Float[Weight, "width hidden"]
+    gate_bias: Float[Weight, " hidden"] | None = None
+    up_bias: Float[Weight, " hidden"] | None = None
+    down_bias: Float[Weight, " width"] | None = None
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
     output_norm: Norm | None = None
     sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
@@ -159,9 +160,9 @@ def _normed(norm: Norm | None, rows: State) -> State:
 
 
 def affine(
-    matrix: Float[Array, "out width"],
-    bias: Float[Array, " out"] | None,
-    tokens: Float[Array, "length width"],
+    matrix: Float[Weight, "out width"],
+    bias: Float[Weight, " out"] | None,
+    tokens: Float[Weight, "length width"],
 ) -> Float[Array, "length out"]:
     """Map every token by a matrix, and add its bias."""
     mapped = linear(matrix, tokens)

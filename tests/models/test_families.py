@@ -31,10 +31,25 @@ def test_every_family_is_recorded():
 
 
 @pytest.mark.parametrize("name", RECORD["networks"])
-def test_a_family_gives_its_publishers_logits(tmp_path, name):
+def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     network = RECORD["networks"][name]
     folder = WRITE(tmp_path, network["config"], network["shapes"])
-    model = models.load(folder, dtype="float64")
+    read, put, leaves = [], [], jax.tree.leaves
+    joined, device_put = placement._joined, jax.device_put
+
+    def joined_as_read(layer, depth):
+        read.extend(leaves(layer(0)))
+        return joined(layer, depth)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(placement, "_joined", joined_as_read)
+        patched.setattr(
+            jax, "device_put", lambda tree: put.extend(leaves(tree)) or device_put(tree)
+        )
+        model = models.load(folder, dtype="float64")
+    # Readers stay in NumPy, and each array goes to the device once, but BLOOM's normed embedding.
+    assert {type(leaf) for leaf in read + put} == {np.ndarray}
+    assert len(put) == len(leaves(model)) - name.startswith("bloom")
     found = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(model, IDS))
     asked = found[np.ix_(RECORD["places"], RECORD["words"])]
     bound = BOUND * network["largest"]

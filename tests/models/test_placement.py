@@ -176,6 +176,22 @@ def test_vectors_stay_whole(tmp_path):
     assert kept.positions is not None and kept.positions.dtype == "float32"
 
 
+def test_weights_are_read_in_the_precision_in_which_the_files_were_opened(folder):
+    """Also by the thread that reads ahead, for which other settings of JAX may hold."""
+    with jax.enable_x64(False):
+        opened = {"float32": models.open(folder, dtype="float64")}
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with jax.enable_x64(True):
+            opened["float64"] = models.open(folder, dtype="float64")
+        for dtype, model in opened.items():
+            fetched = model.flow.layers.source.fetch(np.array(1))
+            arrays = [*jax.tree.leaves(model.flow.pattern), *fetched, model.norm.scale]
+            assert all(leaf.dtype == dtype for leaf in [*arrays, model.embedding.source])
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
 def test_a_norm_of_any_class_stays_whole(folder):
     """Also one whose parameters are a matrix, by the name of its field."""
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
@@ -194,14 +210,23 @@ def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
         models.open(folder, dtype="float16")
 
 
-def test_a_mesh_has_an_axis_for_the_model(folder):
+def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
     auto = (jax.sharding.AxisType.Auto,)
     with pytest.raises(ValueError, match=r"mesh: got the axes \('data',\).*'model'"):
         models.load(folder, mesh=jax.make_mesh((1,), ("data",), axis_types=auto))
     mesh = jax.make_mesh((1,), ("model",), axis_types=auto)
     with pytest.raises(ValueError, match=r"kept: got 'bfloat16' .* and a mesh"):
         models.load(folder, kept="bfloat16", mesh=mesh)
-    spread, whole = models.load(folder, mesh=mesh), models.load(folder)
+    put, device_put, whole = [], jax.device_put, models.load(folder)
+
+    def counted(array, *device):
+        put.extend(jax.tree.leaves(array))
+        return device_put(array, *device)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "device_put", counted)
+        spread = models.load(folder, mesh=mesh)
+    assert {type(leaf) for leaf in put} == {np.ndarray} and len(put) == len(jax.tree.leaves(spread))
     jax.tree.map(np.testing.assert_array_equal, spread, whole)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
 
