@@ -7,8 +7,8 @@ import equinox as eqx
 import numpy as np
 
 from lim_jax.models.options import Options, get_int
-from lim_jax.models.parts import deinterleaved, read_matrix, read_norm, rms_norm
-from lim_jax.models.reading import Reader, Tensor, split_heads
+from lim_jax.models.parts import Arrays, deinterleaved, read_matrix, read_norm, rms_norm
+from lim_jax.models.reading import Reader, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
@@ -16,7 +16,6 @@ from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
 from lim_jax.network.tokenwise import GatedFeedForward
 
-Arrays = dict[str, Tensor]
 LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
 
 

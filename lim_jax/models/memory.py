@@ -1,9 +1,8 @@
 """How much memory the profile of a context takes, known before a network's weights are read."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
@@ -77,13 +76,9 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
 
 def _bytes(tree: PyTree) -> int:
     """Of arrays, or of their shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if _shaped(leaf))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _widest(layer: PyTree) -> int:
     """How many numbers a token has at most within a layer."""
-    return max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer) if _shaped(leaf))
-
-
-def _shaped(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct) or eqx.is_array(leaf)
+    return max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer))

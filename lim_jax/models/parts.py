@@ -1,7 +1,7 @@
 """Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import AcrossHeads, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
-Projected = dict[str, Tensor]
+Arrays = dict[str, Tensor]  # by the names of a module's fields
 
 
 def rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
@@ -86,21 +86,21 @@ def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
     return rows[:, np.concatenate([first, first + 1, np.arange(rotary_dim, rows.shape[1])])]
 
 
-def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
+def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read queries, keys and values from a matrix each."""
     sizes, names, groups = recipe.sizes, recipe.names, recipe.sizes.num_kv_heads
     counts = {names.query: sizes.heads, names.key: groups, names.value: groups}
     pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
-    return _projected([rows for rows, _ in pairs], [bias for _, bias in pairs], recipe)
+    return _named(pairs, recipe)
 
 
-def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Projected:
+def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read one matrix that holds all queries, then all keys, then all values."""
     heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
     return _fused(read, at, recipe, lambda rows: np.split(rows, [heads, heads + groups]))
 
 
-def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
+def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read one matrix that holds, group by group, the queries, the key and the value."""
     heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
 
@@ -112,23 +112,20 @@ def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Projected:
     return _fused(read, at, recipe, cut)
 
 
-def _fused(
-    read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[Tensor]]
-) -> Projected:
+def _fused(read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[Tensor]]) -> Arrays:
     count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
     rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
-    return _projected(cut(rows), [None] * 3 if bias is None else cut(bias), recipe)
+    return _named(zip(cut(rows), [None] * 3 if bias is None else cut(bias), strict=True), recipe)
 
 
-def _projected(rows: list[Tensor], biases: Sequence[Tensor | None], recipe: Recipe) -> Projected:
-    """Name queries, keys, values and their biases."""
-    arrays = dict(zip(("query", "key", "value"), rows, strict=True))
-    named = zip(list(arrays), biases, strict=True)
-    arrays |= {f"{name}_bias": bias for name, bias in named if bias is not None}
-    return {
-        name: array if name.startswith("value") else deinterleaved(array, recipe)
-        for name, array in arrays.items()
-    }
+def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arrays:
+    """Name the rows of queries, keys and values, and their biases."""
+    arrays = {}
+    for name, pair in zip(("query", "key", "value"), pairs, strict=True):
+        for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
+            if rows is not None:
+                arrays[field] = rows if name == "value" else deinterleaved(rows, recipe)
+    return arrays
 
 
 def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
