@@ -21,19 +21,8 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require_extra
 from lim_jax._refusal import Refusal
+from lim_jax.models import quantised
 from lim_jax.models.options import Configuration, require_in
-from lim_jax.models.quantised import (
-    BLOCKS,
-    HALF_PRECISION,
-    PAIRS,
-    SCALE,
-    SCALES,
-    Quantisation,
-    dequantise_fp8,
-    dequantise_mxfp4,
-    quantisation_of,
-    unquantised_names,
-)
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -54,7 +43,7 @@ class Checkpoint(NamedTuple):
     config: Configuration
     files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
     stored: Mapping[str, Path]  # the file of everything that files hold, scales too
-    quantisation: Quantisation | None = None
+    quantisation: quantised.Quantisation | None = None
     aliases: Mapping[str, str] = {}  # from names of `files` to those of the files themselves
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -114,19 +103,19 @@ class Checkpoint(NamedTuple):
         assert self.quantisation is not None
         block, numbers = self.quantisation.block, self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        scales = read_rows(name, blocks, "float32", self._rows(name + SCALE, blocks))
-        return lambda part: dequantise_fp8(numbers(part), scales, part.start, block)
+        scales = read_rows(name, blocks, "float32", self._rows(name + quantised.SCALE, blocks))
+        return lambda part: quantised.dequantise_fp8(numbers(part), scales, part.start, block)
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some experts' matrices, which files hold transposed."""
-        fits = len(shape) == 3 and shape[1] % (2 * PAIRS) == 0
+        fits = len(shape) == 3 and shape[1] % (2 * quantised.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
-        require_in(name, fits, "numbers of four bits", expected, HALF_PRECISION)
+        require_in(name, fits, "numbers of four bits", expected, quantised.HALF_PRECISION)
         experts, columns, rows = shape
-        scale_shape = experts, rows, columns // (2 * PAIRS)
-        blocks = self._rows(name + BLOCKS, (*scale_shape, PAIRS), (BYTES,))
-        scales = self._rows(name + SCALES, scale_shape, (BYTES,))
-        return lambda part: dequantise_mxfp4(blocks(part), scales(part))
+        scale_shape = experts, rows, columns // (2 * quantised.PAIRS)
+        blocks = self._rows(name + quantised.BLOCKS, (*scale_shape, quantised.PAIRS), (BYTES,))
+        scales = self._rows(name + quantised.SCALES, scale_shape, (BYTES,))
+        return lambda part: quantised.dequantise_mxfp4(blocks(part), scales(part))
 
 
 def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
@@ -163,10 +152,9 @@ def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) 
 
 def require_finite(name: str, values: np.ndarray) -> None:
     """Raise ValueError at weights that are NaN or infinite."""
+    finite = bool(np.isfinite(values).all())
     cure = "Download it again; in half precision weights may have overflowed when saved."
-    require_in(
-        name, bool(np.isfinite(values).all()), "NaN or infinite weights", "finite ones", cure
-    )
+    require_in(name, finite, "NaN or infinite weights", "finite ones", cure)
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
@@ -197,13 +185,13 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     got = f"an adapter ({ADAPTER}) in {folder}"
     require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
-    quantisation = quantisation_of(config)
+    quantisation = quantised.quantisation_of(config)
     if (folder / INDEX).exists():
         files = _sharded(folder)
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(config, unquantised_names(files, quantisation), files, quantisation)
+    return Checkpoint(config, quantised.unquantised_names(files, quantisation), files, quantisation)
 
 
 def _require_weights(folder: Path) -> None:
@@ -225,13 +213,10 @@ def _sharded(folder: Path) -> dict[str, Path]:
     require_in(INDEX, spelt and bool(weight_map), got, "the file of every tensor")
     assert isinstance(weight_map, dict)
     for name in set(weight_map.values()):
-        require_in(
-            INDEX,
-            Path(name).name == name and name.endswith(".safetensors"),
-            f"the file {name!r}",
-            "safetensors files in the folder itself",
-            "An index that leaves its folder is not to be trusted.",
-        )
+        inside = Path(name).name == name and name.endswith(".safetensors")
+        cure = "An index that leaves its folder is not to be trusted."
+        expected = "safetensors files in the folder itself"
+        require_in(INDEX, inside, f"the file {name!r}", expected, cure)
     held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
     for file in held:

@@ -123,13 +123,11 @@ def refuse_other_architectures(config: Options, family: str) -> None:
     """Raise ValueError if the weights say that they are of another family than the options are."""
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     known = rf"{stem}(for|lmhead|model|doubleheads)"
+    cure = "A model_type that was changed by hand reads the weights as another network."
     for name in config.get("architectures") or ():
-        require_config(
-            re.match(known, str(name).lower().replace("_", "")) is not None,
-            f"architectures = {name} with model_type = {family}",
-            "the same family in both",
-            "A model_type that was changed by hand reads the weights as another network.",
-        )
+        same = re.match(known, str(name).lower().replace("_", "")) is not None
+        got = f"architectures = {name} with model_type = {family}"
+        require_config(same, got, "the same family in both", cure)
 
 
 def get_int(config: Options, name: str, default: int | None = None, *, least: int = 1) -> int:

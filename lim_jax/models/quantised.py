@@ -53,12 +53,9 @@ def quantisation_of(config: Options) -> Quantisation | None:
     if scheme == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
-        require_config(
-            name in IGNORED or value is None or value in supported.get(name, ()),
-            f"{name} = {described(value)} in quantization_config",
-            f"options of {scheme} that are known here",
-            HALF_PRECISION,
-        )
+        known = name in IGNORED or value is None or value in supported.get(name, ())
+        got = f"{name} = {described(value)} in quantization_config"
+        require_config(known, got, f"options of {scheme} that are known here", HALF_PRECISION)
     if scheme == "mxfp4":
         return Quantisation("mxfp4")
     sizes: Any = stated.get("weight_block_size")
