@@ -1,9 +1,7 @@
 """Decoders with layer norms: older ones with biases everywhere, and newer ones with gates."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-from jaxtyping import Array
 
 from lim_jax._checks import described
 from lim_jax.models import parts
@@ -24,27 +22,11 @@ from lim_jax.network.positions import Alibi
 
 EVERYWHERE = Biases(qkv=True, attention_output=True, mlp=True)
 MASKS = ("bias", "masked_bias", "rotary_emb.inv_freq")
-
-
-def biased(
-    config: Configuration,
-    sizes: Sizes,
-    of_layers: tuple[AttentionMask, ...],
-    names: Names,
-    *,
-    act: str = "activation_function",
-    activation: str | Callable[[Array], Array] = "gelu_new",
-    tied: bool = True,
-    **options: Any,
-) -> Recipe:
-    """Return the recipe of layer norms and plain networks, with biases everywhere by default."""
-    usual = {"norm": parts.layer_norm, "network": parts.plain_mlp, "biases": EVERYWHERE}
-    return llama_like(
-        config, sizes, of_layers, act=act, activation=activation, tied=tied, names=names,
-        **(usual | options),
-    )  # fmt: skip
-
-
+# Decoders of layer norms and plain networks, with biases everywhere.
+biased = partial(
+    llama_like, act="activation_function", activation="gelu_new", tied=True, norm=parts.layer_norm,
+    network=parts.plain_mlp, biases=EVERYWHERE,
+)  # fmt: skip
 OF_GPT2 = SizeNames("n_embd", "n_layer", "n_head", "n_inner", "layer_norm_epsilon")
 OF_BLOOM = SizeNames("hidden_size", "n_layer", "n_head", None, "layer_norm_epsilon")
 OF_FALCON = SizeNames(
@@ -70,7 +52,7 @@ def gpt2(config: Configuration) -> Recipe:
         fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
     )
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(),), names, projections=parts.fused_qkv,
+        config, sizes, sizes.depth * (AttentionMask(),), names=names, projections=parts.fused_qkv,
         transposed=True, num_positions=get_int(config, "n_positions"),
     )  # fmt: skip
 
@@ -93,7 +75,7 @@ def gpt_neox(config: Configuration) -> Recipe:
         ignored=tuple(f"attention.{name}" for name in MASKS),
     )  # fmt: skip
     return biased(
-        config, sizes, of_layers, names, projections=parts.fused_qkv_by_group,
+        config, sizes, of_layers, names=names, projections=parts.fused_qkv_by_group,
         act="hidden_act", activation="gelu", tied=False,
         step=euler if config.get("use_parallel_residual", True) else split,
     )  # fmt: skip
@@ -111,7 +93,7 @@ def gptj(config: Configuration) -> Recipe:
         ignored=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names, step=euler,
+        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names=names, step=euler,
         rope_interleaved=True, biases=Biases(mlp=True, head=True), tied=False,
     )  # fmt: skip
 
@@ -134,7 +116,8 @@ def gpt_neo(config: Configuration) -> Recipe:
         ignored=(f"{at}.bias", f"{at}.masked_bias"),
     )  # fmt: skip
     return biased(
-        config, sizes, of_layers, names, scale=1.0, biases=Biases(attention_output=True, mlp=True),
+        config, sizes, of_layers, names=names, scale=1.0,
+        biases=Biases(attention_output=True, mlp=True),
         num_positions=get_int(config, "max_position_embeddings"),
     )  # fmt: skip
 
@@ -152,7 +135,7 @@ def opt(config: Configuration) -> Recipe:
         before_network="final_layer_norm", last="final_layer_norm",
     )  # fmt: skip
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(),), names, offset=2,
+        config, sizes, sizes.depth * (AttentionMask(),), names=names, offset=2,
         num_positions=get_int(config, "max_position_embeddings"), activation="relu",
     )  # fmt: skip
 
@@ -165,7 +148,7 @@ def bloom(config: Configuration) -> Recipe:
     names = FALCON_NAMES._replace(embedding_norm="word_embeddings_layernorm")
     alibi = AttentionMask(positions=Alibi(parts.alibi_slopes(sizes.heads)))
     return biased(
-        config, sizes, sizes.depth * (alibi,), names, projections=parts.fused_qkv_by_group,
+        config, sizes, sizes.depth * (alibi,), names=names, projections=parts.fused_qkv_by_group,
         activation=bloom_gelu,
     )  # fmt: skip
 
@@ -188,7 +171,7 @@ def falcon(config: Configuration) -> Recipe:
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
     biases = EVERYWHERE if config.get("bias", False) else Biases()
     return biased(
-        config, sizes, rotary_masks(config, sizes), names,
+        config, sizes, rotary_masks(config, sizes), names=names,
         projections=parts.fused_qkv if one_group else parts.fused_qkv_by_group,
         step=euler if parallel else split, biases=biases, act="activation", activation="gelu",
     )  # fmt: skip
@@ -203,7 +186,7 @@ def phi(config: Configuration) -> Recipe:
         last="final_layernorm",
     )  # fmt: skip
     return biased(
-        config, sizes, rotary_masks(config, sizes, default_part=0.5), names, step=euler,
+        config, sizes, rotary_masks(config, sizes, default_part=0.5), names=names, step=euler,
         biases=EVERYWHERE._replace(head=True), tied=False, act="hidden_act",
     )  # fmt: skip
 
@@ -218,7 +201,7 @@ def starcoder2(config: Configuration) -> Recipe:
     slides = config.get("sliding_window") is not None
     kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
     return biased(
-        config, sizes, masks_by_kind(config, sizes, kinds), Names(up="c_fc", down="c_proj"),
+        config, sizes, masks_by_kind(config, sizes, kinds), names=Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
         act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip

@@ -183,9 +183,8 @@ def smollm3(config: Configuration) -> Recipe:
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # of Qwen's files; the publisher's reader ignores it too
     period = get_int(config, "no_rope_layer_interval", 4)
-    rotated = config.get(
-        "no_rope_layers"
-    )  # one where a layer has rotary positions, despite its name
+    # Despite its name, one where a layer has rotary positions.
+    rotated = config.get("no_rope_layers")
     if rotated is None:
         rotated = [int((k + 1) % period != 0) for k in range(sizes.depth)]
     usual = [SLIDING if slides and not rotates else FULL for rotates in rotated[: sizes.depth]]

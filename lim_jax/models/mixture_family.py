@@ -62,10 +62,8 @@ def afmoe(config: Configuration) -> Recipe:
     period = get_int(config, "global_attn_every_n_layers", 4)
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    count, hidden = (
-        get_int(config, "num_experts", 64),
-        get_int(config, "moe_intermediate_size", 1408),
-    )
+    count = get_int(config, "num_experts", 64)
+    hidden = get_int(config, "moe_intermediate_size", 1408)
     routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
     _require_open(routing, count)
     mixture = experts.Mixture(
@@ -219,7 +217,6 @@ def _deepseek(
 ) -> Recipe:
     refuse_options(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1, ep_size=1)
     refuse_options(config, scoring_func="sigmoid" if preference else "softmax")
-    config.ignore("aux_loss_alpha", "seq_aux")  # they concern training
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"))
     shared = get_int(config, "n_shared_experts", shared)
