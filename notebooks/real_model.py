@@ -132,7 +132,7 @@ print(f"left {left:.2f}, middle {middle:.2f}, right {right_end:.2f}: LIM {lim_in
 
 # %%
 account = lim.explanations.account_of_context(
-    model, windows[4], weights[4], terminal_loss=CausalLM.terminal_margin_loss
+    model, windows[4], weights[4], loss=CausalLM.margin_loss
 )
 texts = lim.models.texts_of_ids(windows[4], tokenizer)
 strongest = np.argsort(-np.asarray(account.energy))[:8]
@@ -177,6 +177,6 @@ for span in context.spans:
 # %%
 page = lim.report.show(
     model, [context.window], tokenizer, query_weights=[context.weights], spans=[context.spans],
-    title=f"{name}, of documents", terminal_loss=CausalLM.terminal_margin_loss,
+    title=f"{name}, of documents", loss=CausalLM.margin_loss,
 )  # fmt: skip
 print("written to", page.save("documents.html"))

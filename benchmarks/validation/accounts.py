@@ -3,6 +3,7 @@ r"""What matters to networks that were trained: by record, by channel, by attent
 Plain numbers by seed, to be kept beside what they retrieve.
 """
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -124,9 +125,8 @@ def _evidence(
     def of_one(model: CausalLM) -> tuple[Array, Array]:
         def of_example(ids: Int[Array, " length"], y: Targets, gold: Int[Array, ""]):
             example = model.embed(ids), y
-            hops = attention_hops(
-                model.flow, model.terminal_margin_loss, example, grid, setting.depth
-            )[0]
+            margin = partial(CausalLM.margin_loss.terminal, model)
+            hops = attention_hops(model.flow, margin, example, grid, setting.depth)[0]
             whole = jnp.sum(hops.sum(axis=0) ** 2, axis=1) @ pools.T
             by_hop = jnp.sum(hops**2, axis=2) @ pools.T
             return whole[gold] / whole.sum(), by_hop[:, gold] / by_hop[:, gold].sum()

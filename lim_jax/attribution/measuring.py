@@ -21,11 +21,13 @@ from lim_jax.attribution.parts import (
     measured_contexts,
     record_shares,
 )
+from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenAccount
-from lim_jax.models import CausalLM, contrast_loss
+from lim_jax.models import CausalLM
 from lim_jax.models.ids import Profile, Windows
-from lim_jax.prompts.contexts import Context, LossKind
+from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
 from lim_jax.weights import FetchedLayers
@@ -37,20 +39,6 @@ Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as t
 def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
     """Show no progress."""
     return items
-
-
-LOSS_WORDS = {
-    "next-token": "every next token, by cross-entropy",
-    "answer": "the answer's tokens, by cross-entropy",
-    "margin": "the answer's tokens, by their log odds",
-    "contrast": "the answer over the foil, by log odds",
-}
-
-
-LOSSES = {"margin": CausalLM.margin_loss, "contrast": contrast_loss}
-
-
-TERMINAL_LOSSES = {"margin": CausalLM.terminal_margin_loss}
 
 
 class Measured(NamedTuple):
@@ -84,7 +72,7 @@ class Measured(NamedTuple):
 def measure(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossKind,
+    asked: LossName,
     *,
     delta: float = 0.2,
     orders: Sequence[ShuffledContexts] = (),
@@ -129,7 +117,7 @@ def _energies(
     network: CausalLM,
     contexts: Sequence[Context],
     known: int,
-    asked: LossKind,
+    asked: LossName,
     checkpoint: Path | None,
     bar: Bar,
 ) -> list[Energy]:
@@ -141,7 +129,7 @@ def _energies(
         network,
         [context.window for context in rest],
         ask=[context.asked for context in rest],
-        loss=LOSSES.get(asked, CausalLM.loss),
+        loss=loss_kind(asked).loss,
         checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
         progress=partial(bar, desc="profile", unit="context"),
         progress_of_layers=partial(bar, desc="its layers, both ways", unit="layer", leave=False),
@@ -151,7 +139,7 @@ def _energies(
 def accounts_of(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossKind,
+    asked: LossName,
     *,
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
@@ -161,7 +149,7 @@ def accounts_of(
         network,
         [context.window for context in contexts],
         [context.weights for context in contexts],
-        terminal_loss=TERMINAL_LOSSES.get(asked, CausalLM.terminal_loss),
+        loss=loss_kind(asked).loss,
         checkpoint=checkpoint,
         bar=bar,
     )
@@ -173,7 +161,7 @@ def first_accounts(
     query_weights: Sequence[Profile],
     *,
     depth: int = 0,
-    terminal_loss: Callable[..., jax.Array] = CausalLM.terminal_loss,
+    loss: Loss = CausalLM.loss,
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenAccount]:
@@ -187,11 +175,11 @@ def first_accounts(
     layers = partial(bar, desc="its layers, both ways", unit="layer", leave=False)
 
     def account(number: int) -> TokenAccount:
-        of = network, shown[number], asked[number], depth, terminal_loss
+        of = network, shown[number], asked[number], depth, loss
         return explanations.account_of_context(*of, progress=layers)
 
     if checkpoint is not None:
-        run = digest((network, shown, asked, depth, terminal_loss))
+        run = digest((network, shown, asked, depth, loss))
         account = partial(_read_or_measured, checkpoint, run, account)
     return [account(number) for number in bar(range(len(shown)), desc="page", unit="context")]
 

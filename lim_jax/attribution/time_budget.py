@@ -1,7 +1,7 @@
 """How long measuring takes, and how many contexts can be explained in that time."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -31,24 +31,11 @@ MASSES = 4  # contexts of an average cone mass: exact norms of every block settl
 
 
 class Case(NamedTuple):
-    """A network, and what is asked of it: a row of weights for each context, of its own length.
-
-    With `margin` the loss is minus the log odds, not the cross-entropy.
-    """
+    """A network, and what is asked of it: a row of weights for each context, of its own length."""
 
     network: CausalLM
     weights: QueryWeights
-    margin: bool = False
-
-    @property
-    def loss(self) -> Loss:
-        """The loss of embedded states."""
-        return CausalLM.margin_loss if self.margin else CausalLM.loss
-
-    @property
-    def terminal_loss(self) -> Callable[..., jax.Array]:
-        """The loss of the last states."""
-        return CausalLM.terminal_margin_loss if self.margin else CausalLM.terminal_loss
+    loss: Loss = CausalLM.loss
 
 
 class TimeBudget(NamedTuple):

@@ -133,7 +133,7 @@ def write_pages(
         result = results[name]
         accounts = first_accounts(
             case.network, rows, list(case.weights),
-            depth=result.depth, terminal_loss=case.terminal_loss,
+            depth=result.depth, loss=case.loss,
         )  # fmt: skip
         shown = contexts[: len(accounts)]
         report.write_page(

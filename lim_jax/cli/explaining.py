@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from lim_jax.attribution.time_budget import (
     described_contexts,
     duration,
 )
-from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.answers import Asked, answered, own_answers
 from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
 from lim_jax.cli.networks import network_within, require_model
@@ -31,8 +31,8 @@ from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
-from lim_jax.loss.queries import last_token, teacher_forcing
 from lim_jax.models import CausalLM
+from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
@@ -43,7 +43,6 @@ from lim_jax.results.measured import common_regions
 MOST = 1024  # contexts that are read at most
 BYTES, STEPS = 64, 300  # of the demo: bytes of a context, and steps of Adam
 ANSWER = 32  # the most tokens of an answer that the model gives itself
-Losses = Literal["next-token", "answer", "margin", "last-token"]
 
 
 class ReadContexts(NamedTuple):
@@ -64,7 +63,7 @@ class ReadContexts(NamedTuple):
 def explain(
     model: tyro.conf.Positional[Unnamed] = None,
     data: Unnamed = None,
-    loss: Losses = "next-token",
+    loss: Asked = "next-token",
     max_length: int = 512,
     contexts: int | None = None,
     delta: float = 0.2,
@@ -90,9 +89,7 @@ def explain(
         data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
             with "text", or with "prompt" and "answer", each a context, whole. Of a line without
             an answer the model's own is explained.
-        loss: next-token asks every position for the token after it; answer the answer's tokens
-            alone; margin the same by their log odds, whose influence does not fade where the model
-            is sure; last-token the end of the context alone.
+        loss: What is asked; a contrast is not explained, since it is of two passes.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
             of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
@@ -124,8 +121,7 @@ def explain(
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         # All arguments are looked at before the first long computation.
         boundary_regions(token_grid(max_length), delta)
-        if html:
-            require_page_packages()
+        _require_explained(loss, html)
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         if model is None:
@@ -156,6 +152,13 @@ def explain(
     return 0
 
 
+def _require_explained(loss: LossName, html: bool) -> None:
+    if html:
+        require_page_packages()
+    cure = "An explanation takes one pass apart, and this loss has others."
+    require(loss_kind(loss).one_pass, "loss", got=loss, expected="a loss of one pass", cure=cure)
+
+
 def _recorded_contexts(unfinished: Path) -> int | None:
     """How many contexts an interrupted run explained."""
     files = sorted(unfinished.glob("*.npz"))
@@ -165,7 +168,7 @@ def _recorded_contexts(unfinished: Path) -> int | None:
 def _network_and_contexts(
     model: Path,
     data: Path | None,
-    loss: Losses,
+    loss: LossName,
     length: int,
     most: int,
     key: jax.Array,
@@ -174,10 +177,9 @@ def _network_and_contexts(
     """The model, and its data in an order that the key makes."""
     _require_both(model, data)
     assert data is not None
-    asked = "next-token" if loss == "last-token" else loss
-    lines = read_prompts(data, model, asked, length)
+    lines = read_prompts(data, model, loss, length)
     network = held(model, tokens=min(FIRST, len(lines)) * max(line.length for line in lines))
-    read = answered(lines, network, model, asked, ANSWER)
+    read = answered(lines, network, model, loss, ANSWER)
     print("".join(f"{line}\n" for line in own_answers(lines, read, model)), end="")
     require_fitting(network, read)
     order = np.asarray(jax.random.permutation(key, len(read)))[:most].tolist()
@@ -186,7 +188,7 @@ def _network_and_contexts(
 
 
 def _byte_level(
-    data: Path | None, loss: Losses, most: int, keys: jax.Array
+    data: Path | None, loss: LossName, most: int, keys: jax.Array
 ) -> tuple[CausalLM, ReadContexts]:
     """A byte-level network of random weights, and windows of the standard library."""
     _require_both(None, data)
@@ -234,24 +236,21 @@ def _require_enough(read: ReadContexts, contexts: int | None) -> None:
     )
 
 
-def _cases(networks: Mapping[str, CausalLM], read: ReadContexts, loss: Losses) -> dict[str, Case]:
+def _cases(networks: Mapping[str, CausalLM], read: ReadContexts, loss: LossName) -> dict[str, Case]:
     """Each network under what is asked of it, by name."""
-    last, every = (
-        [np.asarray(ask(length)) for length in read.lengths]
-        for ask in (last_token, teacher_forcing)
-    )
-    asked = {"teacher forcing": every, "last token": last}
-    if read.contexts:
-        given = [context.weights for context in read.contexts]
-        asked = {loss: last if loss == "last-token" else given}
+    asked = {loss: (loss_kind(loss), [context.weights for context in read.contexts])}
+    if not read.contexts:
+        no_answers = [np.zeros(length, bool) for length in read.lengths]
+        kinds = {"teacher forcing": loss_kind("next-token"), "last token": loss_kind("last-token")}
+        asked = {how: (kind, [*map(kind.weights, no_answers)]) for how, kind in kinds.items()}
     return {
         f"{name} network, {how}": Case(
             network,
             _stacked([row.astype(network.embedding.dtype) for row in rows]),
-            margin=loss == "margin",
+            kind.loss,
         )
         for name, network in networks.items()
-        for how, rows in asked.items()
+        for how, (kind, rows) in asked.items()
     }
 
 
@@ -274,7 +273,7 @@ def _explanations(
         bar = partial(_bar, name, iter(("context", "criterion")))
         results[name] = once(name, partial(
             explanations.explain, case.network, windows, case.weights, regions, key=key,
-            depth=depth, terminal_loss=case.terminal_loss, certificates=certificates, progress=bar,
+            depth=depth, loss=case.loss, certificates=certificates, progress=bar,
         ))  # fmt: skip
     networks = {name.split(",")[0]: case.network for name, case in cases.items()}
     masses = {}

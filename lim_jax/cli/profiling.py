@@ -11,7 +11,6 @@ from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.files import tokens_table, write_contexts
 from lim_jax.attribution.measuring import (
-    LOSS_WORDS,
     SHOWN,
     Measured,
     accounts_of,
@@ -22,7 +21,7 @@ from lim_jax.attribution.parts import (
     context_names,
 )
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
-from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.answers import Asked, answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
 from lim_jax.cli.networks import network_within, placed_bar, require_model
 from lim_jax.cli.records import record_lines
@@ -31,7 +30,7 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
-from lim_jax.prompts.contexts import LossKind
+from lim_jax.models.losses import LOSSES, LossName, loss_kind
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, records_finding
@@ -45,7 +44,7 @@ from lim_jax.results.two_way import two_way_cells
 def profile(
     model: tyro.conf.Positional[Named],
     data: Named,
-    loss: LossKind = "next-token",
+    loss: Asked = "next-token",
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
@@ -72,10 +71,7 @@ def profile(
             "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
             maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
             characters.
-        loss: next-token asks every position for the token after it; answer the answer's tokens
-            alone; margin the same by their log odds, whose influence does not fade where the model
-            is sure; contrast why the answer follows and not the foil, each as a whole. Of a line
-            without an answer the model's own is asked.
+        loss: What is asked.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         shuffle: Lay the documents of each line out in so many orders, and say what is due to the
@@ -146,19 +142,20 @@ def _require_options(arguments: dict[str, Any]) -> None:
     require_foil(arguments["foil"], arguments["loss"])
 
 
-def require_page(html: bool, loss: LossKind) -> None:
+def require_page(html: bool, loss: LossName) -> None:
     """Raise before a long computation whose page could not be written."""
     if html:
         require_page_packages()
-        cure = "A page takes one pass apart, and a contrast has two: pass --no-html."
-        single = loss != "contrast"
-        require(single, "html", got="a page of a contrast", expected="another loss", cure=cure)
+        cure = "A page takes one pass apart, and this loss has others: pass --no-html."
+        require(loss_kind(loss).one_pass, "html", got=f"a page of --loss {loss}",
+                expected="a loss of one pass", cure=cure)  # fmt: skip
 
 
-def require_foil(foil: str, loss: LossKind) -> None:
+def require_foil(foil: str, loss: LossName) -> None:
     """Raise ValueError for a foil that the loss does not read."""
-    require(not foil or loss == "contrast", "foil", got=f"{foil!r} with --loss {loss}",
-            expected="--loss contrast", cure="Only a contrast reads a foil.")  # fmt: skip
+    takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
+    require(not foil or loss_kind(loss).needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
+            expected=takes, cure="No other loss reads a foil.")  # fmt: skip
 
 
 def _findings(result: Measured) -> list[str]:
@@ -203,7 +200,7 @@ def write_profile_page(
     result: Measured,
     network: CausalLM,
     model: Path,
-    loss: LossKind,
+    loss: LossName,
     title: str,
     folder: Path,
     *,
@@ -226,7 +223,7 @@ def write_profile_page(
         title=title,
         answer=answer,
         findings=findings or _findings(result),
-        about={"model": model.name, "loss": LOSS_WORDS[loss]},
+        about={"model": model.name, "loss": loss_kind(loss).words},
         without_queries=result.without_queries,
         names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
         measured=len(result.contexts),

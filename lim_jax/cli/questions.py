@@ -18,8 +18,9 @@ from lim_jax.cli.answers import DOTS, answer_notes, answered
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder
 from lim_jax.cli.networks import network_within, placed_bar, require_model
 from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
+from lim_jax.models.losses import LossName
 from lim_jax.prompts import Line
-from lim_jax.prompts.contexts import Context, LossKind, PromptOnly
+from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, require_question
 from lim_jax.prompts.reading import context_of_line, read_documents, spaced
 from lim_jax.prompts.templates import find_chat_template
@@ -121,7 +122,7 @@ def ask(
     return 0
 
 
-def _require_options(arguments: dict[str, Any], loss: LossKind) -> None:
+def _require_options(arguments: dict[str, Any], loss: LossName) -> None:
     """Raise before a long computation at options that could not be followed."""
     as_int(arguments["max_length"], "max_length")
     as_int(arguments["answer_tokens"], "answer_tokens")

@@ -7,9 +7,9 @@ from lim_jax import models
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.cli.folder import save_figure
+from lim_jax.models.losses import LossName
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
-from lim_jax.prompts.contexts import LossKind
 from lim_jax.prompts.reading import read_lines
 from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.tables import write_json
@@ -19,7 +19,7 @@ SHOWN = 8  # documents of a table that is printed
 
 
 def shuffled_lines(
-    data: Path, model: Path, asked: LossKind, max_length: int, orders: int, foil: str = ""
+    data: Path, model: Path, asked: LossName, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
     tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)

@@ -13,23 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import (
-    as_int,
-    require_callable,
-    require_floats,
-    require_kind,
-)
+from lim_jax._checks import as_int, require_floats, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages
-from lim_jax.density.adjoints import check_finite
+from lim_jax.density.adjoints import Loss, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
 from lim_jax.models.ids import padded_length, padded_size, require_window
-from lim_jax.models.layerwise import TERMINAL
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.network.slots import State
@@ -75,7 +69,7 @@ def account_of_context(
     window: Int[Array | np.ndarray, " tokens"],
     query_weights: Float[Array | np.ndarray, " length"],
     depth: int = 0,
-    terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
+    loss: Loss = CausalLM.loss,
     progress: Callable[[list], Iterable] = iter,
 ) -> TokenAccount:
     """Account for the influence of every token of one context.
@@ -92,8 +86,8 @@ def account_of_context(
         Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
     depth
         Of the state whose tokens are judged: 0 is the input, k that after k layers.
-    terminal_loss
-        `CausalLM.terminal_loss` or `CausalLM.terminal_margin_loss`.
+    loss
+        `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
     progress
         Wraps the list of layers, for example ``tqdm.tqdm``: all there, and all back.
 
@@ -121,12 +115,12 @@ def account_of_context(
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
     depth = as_depth(depth, model.flow)
-    require_callable(terminal_loss, "terminal_loss", "terminal_loss(model, state, y)")
+    loss = as_loss_of_logits(loss)
     size = padded_size(model, length)
     asked = asked_of_windows(model, np.asarray(window)[None], query_weights, size)
     ids = jax.device_put(np.pad(np.asarray(window)[:-1], (0, size - length)))
     one = jax.tree.map(lambda leaf: leaf[0], asked)
-    parts = parts_of_ids(model, ids, one, depth, terminal_loss, progress)
+    parts = parts_of_ids(model, ids, one, depth, loss, progress)
     # The padded grid's energies are densities of cells narrower than the context's own.
     share = length / size
     channels, hops, by_depth = (
@@ -341,15 +335,15 @@ def parts_of_ids(
     ids: Int[Array, " length"],
     asked: Targets,
     depth: int,
-    terminal_loss: Callable[[CausalLM, State, Any], Scalar],
+    loss: LossOfLogits,
     progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
     """`parts_of_context` of ids, and what `asked_of_windows` makes for them."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
-    example, loss = (_embedded(model, ids), asked), jax.tree_util.Partial(terminal_loss, model)
-    few = FEW * asked.targets.shape[0] <= ids.shape[0] and terminal_loss in TERMINAL.values()
+    example, terminal = (_embedded(model, ids), asked), jax.tree_util.Partial(loss.terminal, model)
+    few = FEW * asked.targets.shape[0] <= ids.shape[0]
     places = asked.places if few and has_kv_cache(model.flow) else None
-    return parts_of_context(model.flow, loss, example, grid, depth, progress, places)
+    return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)
 
 
 @filter_jit

@@ -34,6 +34,7 @@ from lim_jax.adjoint.ledger import (
 )
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification
+from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import (
     HOPS,
@@ -59,7 +60,7 @@ from lim_jax.explanations.windows import (
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions, regional_averages
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
@@ -163,7 +164,7 @@ def explain(
     *,
     key: Key[Array, ""],
     depth: int = 0,
-    terminal_loss: Callable[[CausalLM, State, Any], Scalar] = CausalLM.terminal_loss,
+    loss: Loss = CausalLM.loss,
     certificates: Judged = "deciding",
     progress: Callable[[list[int]], Iterable[int]] = iter,
 ) -> Explanation:
@@ -191,10 +192,10 @@ def explain(
         For the norms' random starts and the bootstrap.
     depth
         Of the state whose positions are judged: 0 is the input, k that after k layers.
-    terminal_loss
-        `CausalLM.terminal_loss` or `CausalLM.terminal_margin_loss`. Right-biased queries, a
-        criterion of the cross-entropy, are judged under the first alone, and where all contexts are
-        asked alike.
+    loss
+        `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`. Right-biased queries,
+        a criterion of the cross-entropy, are judged under the first alone, and where all contexts
+        are asked alike.
     certificates
         ``"deciding"`` stops where a criterion is seen to be vacuous; ``"all"`` computes its numbers
         all the same, which takes many times as long.
@@ -207,6 +208,7 @@ def explain(
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
+    loss = as_loss_of_logits(loss)
     require_key(key)
     require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
     depth = as_depth(depth, model.flow)
@@ -217,7 +219,7 @@ def explain(
     measured, energies, parts = [], [], []
     for at in progress(list(range(len(windows)))):
         ids, asks = jnp.asarray(windows[at][:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked)
-        of_context = parts_of_ids(model, ids, asks, depth, terminal_loss)
+        of_context = parts_of_ids(model, ids, asks, depth, loss)
         reduced, energy = _of_context(of_context, *carried_to(regions, len(ids)))
         measured.append(reduced)
         energies.append(energy)
@@ -239,10 +241,10 @@ def explain(
                 query_weights,
                 (adjoints.vectors[:, 0], last),
                 regions,
-                terminal_loss,
+                loss,
             ),
             lambda: (survival_of_recency(*of_network, norms_key, certificates),),
-            lambda: (primacy_of_the_cone(*of_network, terminal_loss, certificates),),
+            lambda: (primacy_of_the_cone(*of_network, loss.terminal, certificates),),
             *judges,
         ]
     numbers = progress(list(range(len(judges))))
@@ -256,14 +258,14 @@ def _of_queries(
     query_weights: QueryWeights,
     states: tuple[States, States],
     regions: Regions,
-    terminal_loss: Any,
+    loss: LossOfLogits,
 ) -> tuple[Certificate, ...]:
     """Right-biased queries, where one law of them is asked of all contexts by cross-entropy.
 
     By the terminal covectors and the last states.
     """
     rows = np.atleast_2d(np.asarray(query_weights))
-    if terminal_loss is not CausalLM.terminal_loss or (rows != rows[0]).any():
+    if loss is not CausalLM.loss or (rows != rows[0]).any():
         return ()
     weights = jax.device_put(rows[0].astype(model.embedding.dtype))
     targets = jnp.stack([jnp.asarray(window[1:]) for window in windows])

@@ -15,6 +15,7 @@ from . import layer_norm_family as layer_norm_family
 from . import layerwise as layerwise
 from . import layout as layout
 from . import llama_family as llama_family
+from . import losses as losses
 from . import memory as memory
 from . import mixture_family as mixture_family
 from . import multimodal as multimodal

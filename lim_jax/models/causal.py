@@ -86,6 +86,62 @@ class Targets(NamedTuple):
     starts: Starts | None = None
 
 
+class LossOfLogits:
+    """A loss of a language model by its logits at the places that are asked, and their targets.
+
+    It is a loss of embedded contexts, ``loss(model, x, y)``: its `terminal` of what the network
+    makes of them. As a class's attribute it is a method, as functions are.
+
+    Attributes
+    ----------
+    of_logits
+        ``of_logits(logits, y)`` of `Targets` y and the logits of each query, which are
+        `loss.losses.Slices` where they never stand all at once.
+    """
+
+    def __init__(self, of_logits: Callable[[Logits | Slices, Targets], Scalar]):
+        self.of_logits = of_logits
+
+    def __set_name__(self, owner: type, name: str):
+        self.__name__, self.__qualname__ = name, f"{owner.__qualname__}.{name}"
+
+    def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
+        """The loss of the network's last state; places that are not asked are not read."""
+        return self.of_logits(model.logits_of_queries(state, y), y)
+
+    def __call__(self, model: "CausalLM", x: State, y: Targets) -> Scalar:
+        """The loss of one embedded context."""
+        return self.terminal(model, model.last_state(x, y), y)
+
+    def __get__(self, model: Any, owner: Any) -> Any:
+        """Bind a model, as the loss of its own."""
+        return self if model is None else jax.tree_util.Partial(self, model)
+
+
+def as_loss_of_logits(loss: Any) -> LossOfLogits:
+    """Return the loss; raise unless it is one of the last states, where one pass back begins."""
+    cure = "Take CausalLM.loss or CausalLM.margin_loss."
+    require_kind(loss, LossOfLogits, "loss", cure)
+    return loss
+
+
+def _cross_entropy(logits: Logits | Slices, y: Targets) -> Scalar:
+    if isinstance(logits, Slices):
+        return losses.sliced_cross_entropy(logits, y.targets, y.weights)
+    return losses.autoregressive_cross_entropy(logits, y.targets, y.weights)
+
+
+def _margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
+    if isinstance(logits, Slices):
+        return losses.sliced_margin_loss(logits, y.targets, y.weights)
+    return losses.margin_loss(logits, y.targets, y.weights)
+
+
+def _own_margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
+    own = losses.sliced_answers(logits) if isinstance(logits, Slices) else logits.argmax(axis=1)
+    return _margin_loss(logits, y._replace(targets=own))
+
+
 class CausalLM(eqx.Module):
     r"""Embeddings of ids and positions, a network, a last norm and a head.
 
@@ -239,15 +295,23 @@ class CausalLM(eqx.Module):
         x = self.embed(window[:-1])
         return x, Targets(window[1:], query_weights.astype(x.dtype))
 
-    def loss(self, x: State, y: Targets) -> Scalar:
-        """The next-word cross-entropy of one embedded context, in nats.
+    loss = LossOfLogits(_cross_entropy)
+    """The next-word cross-entropy of one embedded context, in nats.
 
-        ``influence(CausalLM.loss, model, batch, grid)`` measures it.
-        """
-        return self.terminal_loss(self._last_state(x, y), y)
+    ``influence(CausalLM.loss, model, batch, grid)`` measures it.
+    """
+
+    margin_loss = LossOfLogits(_margin_loss)
+    """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
+
+    own_margin_loss = LossOfLogits(_own_margin_loss)
+    """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
+
+    It serves contexts whose answer nobody knows (`loss.own_margin_loss`).
+    """
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:
-        """The same loss, of the network's last state, as the adjoint's ledgers take it.
+        """`loss` of the network's last state, as the adjoint's ledgers take it.
 
         If the targets name their positions, states of other positions are not read. For example
         ``channels(model.flow, model.terminal_loss, (x, y), grid)``, with
@@ -260,46 +324,19 @@ class CausalLM(eqx.Module):
         EquinoxRuntimeError
             If weights do not sum to one, or an id or a position is outside its range.
         """
-        logits = self._logits_of_queries(state, y)
-        if isinstance(logits, Slices):
-            return losses.sliced_cross_entropy(logits, y.targets, y.weights)
-        return losses.autoregressive_cross_entropy(logits, y.targets, y.weights)
-
-    def margin_loss(self, x: State, y: Targets) -> Scalar:
-        """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
-        return self.terminal_margin_loss(self._last_state(x, y), y)
-
-    def terminal_margin_loss(self, state: State, y: Targets) -> Scalar:
-        """The same loss, of the network's last state."""
-        logits = self._logits_of_queries(state, y)
-        if isinstance(logits, Slices):
-            return losses.sliced_margin_loss(logits, y.targets, y.weights)
-        return losses.margin_loss(logits, y.targets, y.weights)
-
-    def own_margin_loss(self, x: State, y: Targets) -> Scalar:
-        """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
-
-        It serves contexts whose answer nobody knows (`loss.own_margin_loss`).
-        """
-        return self.terminal_own_margin_loss(self._last_state(x, y), y)
-
-    def terminal_own_margin_loss(self, state: State, y: Targets) -> Scalar:
-        """The same loss, of the network's last state."""
-        logits = self._logits_of_queries(state, y)
-        if isinstance(logits, Slices):
-            return losses.sliced_margin_loss(logits, losses.sliced_answers(logits), y.weights)
-        return losses.own_margin_loss(logits, y.weights)
+        return CausalLM.loss.terminal(self, state, y)
 
     def words_at_once(self, queries: int) -> int:
         """Of how many words logits are made at once, for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
-    def _last_state(self, x: State, y: Targets) -> State:
+    def last_state(self, x: State, y: Targets) -> State:
+        """The network's last states of one embedded context."""
         require_kind(y, Targets, "y", EXAMPLE)
         return self.flow(x, _grid_of(x, y))
 
-    def _logits_of_queries(
+    def logits_of_queries(
         self, state: State, y: Targets
     ) -> Float[Array, "queries vocabulary"] | Slices:
         """The logits at the positions that are asked: all at once, or some words at a time."""

@@ -32,9 +32,9 @@ from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.loss.queries import teacher_forcing
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
-from lim_jax.models.layerwise import STATES_IN_MEMORY, TERMINAL, energies_by_layers, states_size
+from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, states_size
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
@@ -266,8 +266,7 @@ def _energies(
         if scores is not None:
             return np.asarray(_scores(scores, of_ids, model, ids, y, labels))
         few = states_size(model, ids) <= STATES_IN_MEMORY
-        known = any(loss is terminal for terminal in TERMINAL)
-        if folder is None or few or not known or not isinstance(y, Targets):
+        if folder is None or few or not (isinstance(loss, LossOfLogits) and isinstance(y, Targets)):
             return np.asarray(_energy(of_ids, model, ids, y, scale))
         states = folder / digest((ids, y))
         energies = energies_by_layers(loss, model, ids, y, states, run, progress_of_layers)

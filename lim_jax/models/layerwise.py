@@ -10,24 +10,16 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._errors import filter_jit
 from lim_jax._resuming import Run, store, stored
-from lim_jax.density.adjoints import Ids, Loss, check_finite
+from lim_jax.density.adjoints import Ids, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.network.flow import ResidualFlow
 
 States = Float[Array, "contexts length width"]
 # States of more bytes than these are kept in files: a run of minutes has fewer, such as 512 tokens
 # of seven billion weights.
 STATES_IN_MEMORY = 2**28
-
-
-# Losses of a network's last state, by those of its input.
-TERMINAL: dict[Loss, Loss] = {
-    CausalLM.loss: CausalLM.terminal_loss,
-    CausalLM.margin_loss: CausalLM.terminal_margin_loss,
-    CausalLM.own_margin_loss: CausalLM.terminal_own_margin_loss,
-}
 
 
 def states_size(model: CausalLM, ids: Ids) -> int:
@@ -37,7 +29,7 @@ def states_size(model: CausalLM, ids: Ids) -> int:
 
 
 def energies_by_layers(
-    loss: Loss,
+    loss: LossOfLogits,
     model: CausalLM,
     ids: Ids,
     y: Targets,
@@ -45,7 +37,7 @@ def energies_by_layers(
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, "contexts length"]:
-    r"""What `density.adjoint_energies` gives of a batch of ids, for a loss in `TERMINAL`.
+    r"""What `density.adjoint_energies` gives of a batch of ids.
 
     There are 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
     :math:`X_M, \dots, X_0`. Each result is stored in a file named by its step's number in `folder`,
@@ -67,7 +59,7 @@ def energies_by_layers(
         if step <= flow.depth:
             return _forward(flow, jnp.array(step - 1), before, grid)
         if step == flow.depth + 1:
-            return _terminal(TERMINAL[loss], model, before, y)
+            return _terminal(loss, model, before, y)
         return _backward(flow, jnp.array(last - step), kept(last - step), before, grid)
 
     done = max((int(file.name) for file in folder.glob("*") if file.name.isdecimal()), default=-1)
@@ -95,8 +87,8 @@ def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) 
 
 
 @filter_jit
-def _terminal(loss: Loss, model: CausalLM, x: States, y: Targets) -> States:
-    of_one = jax.value_and_grad(loss, argnums=1)
+def _terminal(loss: LossOfLogits, model: CausalLM, x: States, y: Targets) -> States:
+    of_one = jax.value_and_grad(loss.terminal, argnums=1)
     losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
     return check_finite(gradients, (x, y), losses)
 

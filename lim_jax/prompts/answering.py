@@ -6,16 +6,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from lim_jax._checks import described, require, require_name
+from lim_jax._checks import described, require
 from lim_jax.models import CausalLM, answer
-from lim_jax.prompts.contexts import LOSS_KINDS, Context, LossKind, PromptOnly
+from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.prompts.contexts import Context, PromptOnly
 
 
 def self_answered(
     prompts: Sequence[Context | PromptOnly],
     model: CausalLM,
     tokenizer: Any = None,
-    asked: LossKind = "answer",
+    asked: LossName = "answer",
     *,
     tokens: int = 32,
     end: Sequence[int] = (),
@@ -66,7 +67,7 @@ def self_answered(
         require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),
                 expected="contexts, or prompts that are unanswered",
                 cure="Take them from unanswered.")  # fmt: skip
-    require_name(asked, LOSS_KINDS, "asked", "It is what the loss is of.")
+    loss_kind(asked)  # an unknown name is refused before the first answer
     return [
         answered(prompt) if isinstance(prompt, PromptOnly) else prompt
         for prompt in progress(prompts)

@@ -3,27 +3,21 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import lazy_loader
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import (
-    require,
-    require_kind,
-    require_name,
-    require_text,
-)
+from lim_jax._checks import require, require_kind, require_text
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
+from lim_jax.models.losses import LossKind, LossName, loss_kind
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
-LossKind = Literal["next-token", "answer", "margin", "contrast"]
-LOSS_KINDS = get_args(LossKind)
 NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
 
 
@@ -88,7 +82,7 @@ class PromptOnly(NamedTuple):
         return len(self.encoded.ids)
 
     def answered(
-        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossKind = "answer"
+        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossName = "answer"
     ) -> Context:
         """The context with an answer in ids, such as `models.answer` finds."""
         require(answer.size > 0, "answer", got="no ids", expected="at least one",
@@ -101,10 +95,11 @@ class PromptOnly(NamedTuple):
             (*self.encoded.tokens, *texts),
             np.concatenate([self.encoded.last, ends]),
         )
-        if asked == "contrast":
-            context = _contrast(encoded, self.laid, self.foil, tokenizer, "foil")
+        kind = loss_kind(asked)
+        if kind.needs_foil:
+            context = _contrast(encoded, self.laid, kind, self.foil, tokenizer, "foil")
         else:
-            context = _context(encoded, self.laid, int(ends[-1]) + 1, asked, "answer")
+            context = _context(encoded, self.laid, kind, int(ends[-1]) + 1, "answer")
         return context._replace(id=self.id, chat=self.laid.marked)
 
 
@@ -113,7 +108,7 @@ def context_of(
     answer: str = "",
     tokenizer: Any = None,
     *,
-    asked: LossKind = "answer",
+    asked: LossName = "answer",
     foil: str = "",
     where: str = "context",
 ) -> Context:
@@ -130,8 +125,7 @@ def context_of(
     tokenizer
         The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
     asked
-        ``"next-token"`` asks every place; ``"answer"`` and ``"margin"`` the answer's tokens alone;
-        ``"contrast"`` why they follow and not the foil's.
+        A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
     foil
         What might have followed instead, with the space before it where there is one.
     where
@@ -154,11 +148,11 @@ def context_of(
     require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
-    encoded = _encoded(laid, answer, tokenizer, where)
-    if asked == "contrast":
-        context = _contrast(encoded, laid, foil, tokenizer, where)
+    kind, encoded = loss_kind(asked), _encoded(laid, answer, tokenizer, where)
+    if kind.needs_foil:
+        context = _contrast(encoded, laid, kind, foil, tokenizer, where)
     else:
-        context = _context(encoded, laid, len(laid.text + answer), asked, where)
+        context = _context(encoded, laid, kind, len(laid.text + answer), where)
     return context._replace(chat=laid.marked)
 
 
@@ -182,7 +176,7 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
 
 
 def _contrast(
-    found: EncodedText, laid: RenderedPrompt, foil: str, tokenizer: Any, where: str
+    found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
@@ -205,32 +199,28 @@ def _contrast(
     prompt, answer = prompts[0], found.ids[follows[0]]
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
-    weights = np.eye(size)[-1]
+    weights = kind.weights(np.arange(size) == size - 1)
     spans = tuple(_span(one, found, len(laid.text), where, size) for one in laid.spans)
     return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
 
 
 def _context(
-    found: EncodedText, laid: RenderedPrompt, end: int, asked: LossKind, where: str
+    found: EncodedText, laid: RenderedPrompt, kind: LossKind, end: int, where: str
 ) -> Context:
     """Of the tokens of a text that ends at a character, its answer after what was laid out."""
-    require_name(asked, LOSS_KINDS, "asked", "It is what the loss is of.")
     length = len(found.ids) - 1
     require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
             cure="The last token is a target only.")  # fmt: skip
-    weights = np.full(length, 1 / length)
-    if asked != "next-token":
-        answered = found.within(len(laid.text), end)
-        require(
-            bool(answered.any() and not answered[0]),
-            where,
-            got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
-            expected="a prompt and an answer of some tokens each",
-            cure="--loss next-token takes any text.",
-        )
-        weights = answered[1:] / answered.sum()
+    answered = found.within(len(laid.text), end)
+    require(
+        not kind.needs_answer or bool(answered.any() and not answered[0]),
+        where,
+        got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+        expected="a prompt and an answer of some tokens each",
+        cure="--loss next-token takes any text.",
+    )
     spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
-    return Context(found.ids, weights, found.tokens[:length], spans)
+    return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
 
 def _span(

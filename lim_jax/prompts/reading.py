@@ -17,8 +17,9 @@ from lim_jax._checks import (
 )
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
+from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.chat import Message, chat_prompt, require_messages
-from lim_jax.prompts.contexts import Context, LossKind, PromptOnly, context_of, unanswered
+from lim_jax.prompts.contexts import Context, PromptOnly, context_of, unanswered
 from lim_jax.prompts.documents import (
     ANSWER,
     REST,
@@ -93,7 +94,7 @@ class Line(NamedTuple):
 
 
 def read_prompts(
-    data: AnyPath, model: AnyPath, asked: LossKind, max_length: int, foil: str = ""
+    data: AnyPath, model: AnyPath, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
@@ -187,12 +188,12 @@ def _title(file: Path) -> str:
 
 
 def context_of_line(
-    line: Line, tokenizer: Any, asked: LossKind, max_length: int
+    line: Line, tokenizer: Any, asked: LossName, max_length: int
 ) -> Context | PromptOnly:
     """The context of a line, or its prompt where an answer is asked and it has none."""
     with _told_of(line.where):
         laid = line.laid
-    if asked != "next-token" and line.answer is None and line.asks and laid.text:
+    if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
         with _told_of(line.where):
             context = unanswered(laid, tokenizer, line.foil)
     else:
@@ -232,15 +233,16 @@ def _content(data: Path, name: str = "data") -> str:
     return text_of_file(data, name)
 
 
-def _cut(found: EncodedText, data: Path, asked: LossKind, max_length: int) -> list[Context]:
+def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
     """Contexts of one length, one after another; a short text is one by itself."""
-    require(asked == "next-token", "loss", got=f"{asked} of the text {data}", expected="next-token",
+    kind = loss_kind(asked)
+    require(not kind.needs_answer, "loss", got=f"{asked} of the text {data}", expected="next-token",
             cure="An answer is asked of JSON lines with prompt and answer.")  # fmt: skip
     targets = len(found.ids) - 1
     length = min(max_length, targets)
     require(length > 0, "data", got=f"{targets + 1} tokens in {data}", expected="at least two",
             cure="The last token is a target only.")  # fmt: skip
-    weights = np.full(length, 1 / length)
+    weights = kind.weights(np.zeros(length, bool))
     return [
         Context(found.ids[at : at + length + 1], weights, found.tokens[at : at + length])
         for at in range(0, targets - length + 1, length)

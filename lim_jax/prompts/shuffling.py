@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import as_int, described, require, require_kind
 from lim_jax._refusal import Refusal
-from lim_jax.prompts.contexts import Context, LossKind, PromptOnly, places_by_name
+from lim_jax.models.losses import LossName
+from lim_jax.prompts.contexts import Context, PromptOnly, places_by_name
 from lim_jax.prompts.reading import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
@@ -85,7 +86,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
 
 
 def shuffled(
-    line: Line, orders: Orders, tokenizer: Any, asked: LossKind, max_length: int
+    line: Line, orders: Orders, tokenizer: Any, asked: LossName, max_length: int
 ) -> ShuffledContexts:
     """The contexts of a line's documents in several orders.
 

@@ -1,7 +1,7 @@
 """The page from Python in one call: measured, and shown inline in a notebook."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.density.adjoints import Loss
 from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
@@ -59,7 +60,7 @@ def show(
     title: str = "Influence",
     depth: int = 0,
     delta: float = 0.2,
-    terminal_loss: Callable[..., Any] = CausalLM.terminal_loss,
+    loss: Loss = CausalLM.loss,
 ) -> Page:
     """Measure contexts, and show the influence of each token and each named part.
 
@@ -80,7 +81,7 @@ def show(
         Of each context its named parts, such as documents: each has a ``name`` and its ``places``.
     title
         Of the page.
-    depth, terminal_loss
+    depth, loss
         As in `explanations.account_of_context`.
     delta
         The width of each boundary region.
@@ -105,7 +106,7 @@ def show(
         cure="Pass lists of one length.",
     )
     accounts = [
-        account_of_context(model, window, asked, depth, terminal_loss)
+        account_of_context(model, window, asked, depth, loss)
         for window, asked in zip(windows, weights, strict=True)
     ]
     energies = [np.asarray(account.energy) for account in accounts]

@@ -123,7 +123,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
 
     def explain(model, windows, query_weights, regions, *, depth, certificates, **options):
         assert certificates == "deciding"
-        assert options["terminal_loss"] is models.CausalLM.terminal_loss
+        assert options["loss"] is models.CausalLM.loss
         raise Reached(model, windows, query_weights, regions, depth)
 
     monkeypatch.setattr(explanations, "explain", explain)
@@ -157,8 +157,8 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     data.write_text("\n".join(map(json.dumps, lines)))
     reached: list = []
 
-    def explain(model, windows, query_weights, regions, *, terminal_loss, **options):
-        reached.extend((windows, query_weights, terminal_loss, regions))
+    def explain(model, windows, query_weights, regions, *, loss, **options):
+        reached.extend((windows, query_weights, loss, regions))
         energies = [np.ones(len(window) - 1, "float32") for window in windows]
         found = Influence.from_energies(jnp.ones((2, regions.grid.size), "float32"), regions)
         parts: Any = dict.fromkeys(explanations.Explanation._fields)
@@ -171,12 +171,11 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     monkeypatch.setattr(explaining, "report_explanations", report_explanations)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     assert main([*arguments, "--loss", loss]) == 0
-    windows, weights, terminal_loss, regions, contexts = reached
+    windows, weights, asked, regions, contexts = reached
     assert sorted(map(list, windows)) == sorted(map(list, rows)) and regions.grid.size == 7
     for window, row in zip(windows, weights, strict=True):
         assert row.tolist() == [*[0] * (len(window) - 3), 0.5, 0.5] and row.dtype == "float32"
-    named = {"margin": "terminal_margin_loss", "answer": "terminal_loss"}[loss]
-    assert terminal_loss is getattr(models.CausalLM, named)
+    assert asked is {"margin": models.CausalLM.margin_loss, "answer": models.CausalLM.loss}[loss]
     for context, window in zip(contexts, windows, strict=True):
         assert context.window is window and len(context.tokens) == context.length
         spans = {span.name: span.places.tolist() for span in context.spans}
@@ -187,8 +186,8 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     """At the explanation's depth, with its certificates."""
     found, written = {}, {}
 
-    def account(network, window, query_weights, depth, terminal_loss, progress):
-        seen = bytes(window.tolist()), query_weights.tolist(), depth, terminal_loss
+    def account(network, window, query_weights, depth, loss, progress):
+        seen = bytes(window.tolist()), query_weights.tolist(), depth, loss
         return TokenAccount._make((*seen, None, None))
 
     def write_page(path, *shown, **options):
@@ -214,7 +213,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
             "title": name, "certificates": name, "without_queries": name, "spans": [],
             "names": [], "records": [],
         }  # fmt: skip
-        asked = case.weights[0].tolist(), 2, models.CausalLM.terminal_loss
+        asked = case.weights[0].tolist(), 2, models.CausalLM.loss
         assert [one[:4] for one in accounts] == [(text[at : at + 4], *asked) for at in range(9, 14)]
         assert texts[0] == ["s", " ", "", "é"] and len(texts) == 5
     assert not written and len(cases) == 4

@@ -34,7 +34,7 @@ def drawn(window):
     return np.exp(seed.standard_normal(len(window) - 1)).astype(np.float32)
 
 
-def account(network, window, weights, depth, terminal_loss, progress):
+def account(network, window, weights, depth, loss, progress):
     energy = np.asarray(drawn(window), float)[None]
     parts: Any = (
         np.ones(()), np.asarray(weights), *(np.repeat(energy, n, 0) for n in (3, 4)),

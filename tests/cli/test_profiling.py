@@ -310,7 +310,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--max-length", "5"), "line 1: got 10 tokens"),
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
         (("--foil", "a"), "foil: got 'a' with --loss next-token, expected --loss contrast"),
-        (("--loss", "contrast", "--html"), "html: got a page of a contrast"),
+        (("--loss", "contrast", "--html"), "html: got a page of --loss contrast"),
         (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
         (("--answer-tokens", "0"), "answer_tokens: got 0"),
     ],

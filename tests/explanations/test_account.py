@@ -114,13 +114,13 @@ def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
     )
     single = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, "float32")), network)
     window, weights = jax.device_put((WINDOW % 11, ASKED))
-    margin = models.CausalLM.terminal_margin_loss
-    found = account_of_context(single, window, weights, terminal_loss=margin)
+    margin = models.CausalLM.margin_loss
+    found = account_of_context(single, window, weights, loss=margin)
 
     @jax.jit
     def measured():
         example = network.example(window, weights)
-        rest = flow, network.terminal_margin_loss, example, GRID
+        rest = flow, partial(margin.terminal, network), example, GRID
         loss, gradient = jax.value_and_grad(network.margin_loss)(*example)
         return loss, LENGTH * gradient, channels(*rest).vectors, attention_hops(*rest, 3)[0]
 

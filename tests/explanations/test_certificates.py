@@ -117,10 +117,10 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
 def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     """Of a margin, and of cross-entropy asked unalike, right-biased queries are not judged."""
     rows = np.array([last_token(LENGTH), [0.0, 0.25, 0.75, 0.0, 0.0]])
-    margin = models.CausalLM.terminal_margin_loss
+    margin = models.CausalLM.margin_loss
     seen: list = []
     measured = explanations.explain(
-        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, terminal_loss=margin,
+        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, loss=margin,
         progress=lambda numbers: seen.append(len(numbers)) or numbers,
     )  # fmt: skip
     assert seen == [COUNT, 5]  # contexts, then criteria

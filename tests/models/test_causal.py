@@ -127,8 +127,8 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
             ask = eqx.filter_value_and_grad(lambda at: kind(at[0], at[1], at[2]))
             return jax.vmap(lambda state, y: ask((model, state, y)))(states, y)
 
-        losses = models.CausalLM.terminal_loss, models.CausalLM.terminal_margin_loss
-        return [risk(loss) for loss in losses]
+        losses = models.CausalLM.loss, models.CausalLM.margin_loss
+        return [risk(loss.terminal) for loss in losses]
 
     found, expected = ([part for part in measured(model, states, y)] for y in (few, dense))
     for (values, (in_model, in_state, _)), (all_values, (in_all, in_states, _)) in zip(

@@ -133,7 +133,7 @@ def test_fewer_queries_than_places_need_their_places():
     head = jax.device_put(np.ones((9000, 4)))
     model = eqx.tree_at(lambda model: (model.embedding, model.head), model, (head, head))
     state = jax.device_put(np.ones((6, 4)))
-    for few, loss in ((1, model.terminal_loss), (3, model.terminal_margin_loss)):
+    for few, loss in ((1, models.CausalLM.loss), (3, models.CausalLM.margin_loss)):
         y = Targets(jnp.arange(few), jnp.full(few, 1 / few))
         with pytest.raises(ValueError, match=f"places: got {few} queries of a context of 6 places"):
-            loss(state, y)
+            loss.terminal(model, state, y)

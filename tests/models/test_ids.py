@@ -59,7 +59,7 @@ def carried_by_loops(mass, edges):
 
 loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 LOSSES = ("loss", "margin_loss")
-# LossKind at the last place, at the first and the last, and at some.
+# Asked at the last place, at the first and the last, and at some.
 SPARSE = [np.zeros(length) for length in LENGTHS]
 for asked, places in zip(SPARSE, ((4,), (0, 6), (3, 18, 19)), strict=True):
     asked[list(places)] = np.arange(1, len(places) + 1) / sum(range(len(places) + 1))
@@ -79,9 +79,11 @@ def alone(model):
                 y = models.Targets(window[1:], own)
                 return pull(jax.grad(loss)(state, y))[0]
 
-            losses = {"loss": model.terminal_loss, "margin_loss": model.terminal_margin_loss}
             return {
-                name: jax.vmap(partial(gradient, loss))(weights) for name, loss in losses.items()
+                name: jax.vmap(
+                    partial(gradient, partial(getattr(models.CausalLM, name).terminal, model))
+                )(weights)
+                for name in LOSSES
             }
 
         return [of(*context) for context in zip(windows, weights, strict=True)]

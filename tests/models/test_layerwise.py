@@ -16,6 +16,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.models import CausalLM, layerwise
+from lim_jax.models.causal import LossOfLogits
 
 LENGTH, CONTEXTS = 5, 2
 LOSS = CausalLM.margin_loss
@@ -87,16 +88,15 @@ def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path)
     assert fetched == [*range(depth), *reversed(range(depth))]
 
 
-def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path, monkeypatch):
+def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path):
     batch = batch_of(model)
     with pytest.raises(Interrupted):
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
-    infinite = {LOSS: lambda *parts: CausalLM.terminal_loss(*parts) + jnp.inf}
-    monkeypatch.setattr(layerwise, "TERMINAL", infinite)
+    infinite = LossOfLogits(lambda logits, y: logits.sum() + jnp.inf)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
-        layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN)
+        layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
 
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):

@@ -277,7 +277,7 @@ LAST = {
         {
             "model": Thing(MODEL), "window": Whole(whole(LENGTH + 1)),
             "query_weights": Unread(PROFILE), "depth": Stated(0),
-            "terminal_loss": Thing(models.CausalLM.terminal_loss),
+            "loss": Thing(models.CausalLM.loss),
         },
     ),
     "explain": (

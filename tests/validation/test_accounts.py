@@ -1,5 +1,7 @@
 """What matters to trained networks, against its definitions with dense derivatives."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from benchmarks.validation.retrievers import (
 )
 from lim_jax.adjoint import attention_hops
 from lim_jax.grid import token_grid
+from lim_jax.models import CausalLM
 
 RECORDS = 3
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=1, depth=2, batch=2, steps=0)
@@ -48,8 +51,8 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     @eqx.filter_vmap
     def by_hop(model):
         def of_one(ids, y):
-            example = model.embed(ids), y
-            return attention_hops(model.flow, model.terminal_margin_loss, example, grid, 2)[0]
+            example, margin = (model.embed(ids), y), partial(CausalLM.margin_loss.terminal, model)
+            return attention_hops(model.flow, margin, example, grid, 2)[0]
 
         return jax.vmap(of_one)(ids, y)
 

@@ -29,6 +29,7 @@ from benchmarks.validation.retrievers import (
     of_seeds,
 )
 from lim_jax.grid import token_grid
+from lim_jax.models import CausalLM
 
 RECORDS, STEPS, SEEDS = 3, 2, 2
 SETTING = Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
@@ -42,7 +43,8 @@ def both_losses(model, points, y):
 
     def of_point(x, y):
         state = model.flow(x, token_grid(len(x)))
-        return jnp.stack([model.terminal_loss(state, y), model.terminal_margin_loss(state, y)])
+        losses = CausalLM.loss, CausalLM.margin_loss
+        return jnp.stack([loss.terminal(model, state, y) for loss in losses])
 
     return jax.vmap(jax.vmap(of_point, (0, None)))(points, y)
 

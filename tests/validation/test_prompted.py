@@ -16,6 +16,7 @@ from benchmarks.validation.prompted import PROMPTED, Answers, ask_prompts, promp
 from benchmarks.validation.texts import PromptSetting
 from lim_jax import tasks
 from lim_jax.grid import token_grid
+from lim_jax.models import CausalLM
 
 RECORDS = 3
 SETTING = PromptSetting(RECORDS, prompts=6, key_length=1, value_length=2)
@@ -61,7 +62,7 @@ def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
 
         def losses(x):
             state = model.flow(x, token_grid(len(x)))
-            both = model.terminal_loss(state, y), model.terminal_margin_loss(state, y)
+            both = model.terminal_loss(state, y), CausalLM.margin_loss.terminal(model, state, y)
             return both, both
 
         return x, *jax.jacrev(losses, has_aux=True)(x)

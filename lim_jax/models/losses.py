@@ -1,0 +1,83 @@
+"""The kinds of loss that contexts are asked by: one table, by name."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from lim_jax._checks import require_name
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM, LossOfLogits
+from lim_jax.models.foils import contrast_loss
+
+Answered = Bool[np.ndarray, " length"]
+LossName = Literal["next-token", "answer", "margin", "last-token", "own-margin", "contrast"]
+
+
+class LossKind(NamedTuple):
+    """What is asked of a context.
+
+    Attributes
+    ----------
+    words
+        What tables and pages call it.
+    loss
+        A loss of embedded contexts.
+    weights
+        Where it asks: query weights of sum one, of which places have a token of the answer next.
+    needs_answer, needs_foil
+        Whether a context must have an answer, and what might have been answered instead.
+    """
+
+    words: str
+    loss: Loss
+    weights: Callable[[Answered], Float[np.ndarray, " length"]]
+    needs_answer: bool = False
+    needs_foil: bool = False
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether it is of the last states of one pass, which pages and explanations start from."""
+        return isinstance(self.loss, LossOfLogits)
+
+
+def _everywhere(answered: Answered) -> Float[np.ndarray, " length"]:
+    return np.full(answered.size, 1 / answered.size)
+
+
+def _of_the_answer(answered: Answered) -> Float[np.ndarray, " length"]:
+    return answered / answered.sum()
+
+
+def _at_the_end(answered: Answered) -> Float[np.ndarray, " length"]:
+    return np.append(np.zeros(answered.size - 1), 1.0)
+
+
+CROSS_ENTROPY, MARGIN, OWN = CausalLM.loss, CausalLM.margin_loss, CausalLM.own_margin_loss
+LOSSES: dict[str, LossKind] = {
+    "next-token": LossKind("every next token, by cross-entropy", CROSS_ENTROPY, _everywhere),
+    "answer": LossKind(
+        "the answer's tokens, by cross-entropy", CROSS_ENTROPY, _of_the_answer, needs_answer=True
+    ),
+    "margin": LossKind(
+        "the answer's tokens, by their log odds", MARGIN, _of_the_answer, needs_answer=True
+    ),
+    "last-token": LossKind("the last token, by cross-entropy", CROSS_ENTROPY, _at_the_end),
+    "own-margin": LossKind(
+        "the model's own word for the last token, by its log odds", OWN, _at_the_end
+    ),
+    "contrast": LossKind(
+        "the answer over the foil, by log odds",
+        contrast_loss,
+        _at_the_end,
+        needs_answer=True,
+        needs_foil=True,
+    ),
+}
+
+
+def loss_kind(asked: str) -> LossKind:
+    """The entry of a name; any other name is refused."""
+    require_name(asked, LOSSES, "asked", "It is what the loss is of.")
+    return LOSSES[asked]
