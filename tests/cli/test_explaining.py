@@ -435,6 +435,7 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
         (("--max-length", "0"), "size: got 0"),
         (("--contexts", "0"), "contexts: got 0"),
         (("--loss", "answer"), "loss: got answer without data, expected next-token"),
+        (("--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
         (("--depth", "4"), "depth: got 4, expected a layer's depth"),
         (("--data", "a.txt"), "model and data: got None and a.txt, expected both or neither"),
         (("weights",), "model and data: got weights and None, expected both or neither"),
