@@ -32,7 +32,7 @@ def model():
 @cache
 def found():
     asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
-    loss, parts = models.CausalLM.terminal_loss, []
+    loss, parts = models.CausalLM.loss, []
     for at in range(COUNT):
         ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
@@ -168,7 +168,7 @@ def test_contexts_of_several_lengths_are_explained_whole():
     parts = [
         parts_of_ids(
             network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
-            models.CausalLM.terminal_loss,
+            models.CausalLM.loss,
         )
         for at, window in enumerate(windows)
     ]  # fmt: skip

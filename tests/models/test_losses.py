@@ -1,6 +1,6 @@
 """The table of losses: each beside NumPy's softmax, and one more that needs no other file."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import lim_jax as lim
 from lim_jax import explanations, models
-from lim_jax.cli import profiling
+from lim_jax.attribution.measuring import accounts_of, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.losses import LOSSES, LossKind, LossName, loss_kind
@@ -55,7 +55,8 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
     for name, kind in LOSSES.items():
         context = asked(name)
         assert (context.contrast is None) == kind.one_pass
-        y = context.contrast or Targets(context.window[1:], context.weights)
+        given: Any = context.window[1:], context.weights
+        y = context.contrast or Targets(*given)
         wide = jax.tree.map(lambda leaf: leaf.astype(int if leaf.dtype.kind in "iu" else float), y)
         examples[name] = jax.device_put((context.window[:-1].astype(int), wide))
 
@@ -81,7 +82,7 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
 
 
 @pytest.mark.usefixtures("as_users_run")
-def test_a_loss_is_added_by_an_entry_alone(monkeypatch, tmp_path):
+def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
     """Thrice the margin, at the answer's first place: contexts, energies and a page's accounts."""
     triple = LossOfLogits(lambda logits, y: 3 * CausalLM.margin_loss.of_logits(logits, y))
 
@@ -91,7 +92,7 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch, tmp_path):
     monkeypatch.setitem(LOSSES, "triple", LossKind("thrice", triple, first, needs_answer=True))
     model, context = byte_network(16), asked("triple")
     assert context.weights.nonzero()[0].tolist() == [PLACES[0]]
-    measured = profiling.profiled(model, [context], [], "triple", 0.2, tmp_path, False)  # pyright: ignore
+    measured = measure(model, [context], "triple")  # pyright: ignore
     (plain,) = models.energies_of_ids(
         model, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
     )
@@ -100,18 +101,18 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(
         explanations, "account_of_context", lambda *of, progress: accounts.append(of[-1])
     )
-    profiling._accounts(model, [context], "triple")  # pyright: ignore
+    accounts_of(model, [context], "triple")  # pyright: ignore
     assert accounts == [triple]
 
 
 @pytest.mark.usefixtures("as_users_run")
-def test_a_loss_of_no_name_or_of_two_passes_is_refused(tmp_path):
+def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     model, context = byte_network(16), asked("margin")
     with pytest.raises(ValueError, match=r'asked: got .margins., expected "next-token" or'):
         loss_kind("margins")
-    for html in (False, True):
+    for shown in (0, 1):
         with pytest.raises(ValueError, match="asked: got .margins."):
-            profiling.profiled(model, [context], [], "margins", 0.2, tmp_path, html)  # pyright: ignore
+            measure(model, [context], "margins", shown=shown)  # pyright: ignore
     with pytest.raises(ValueError, match="loss: got function, expected one of .*LossOfLogits"):
         explanations.account_of_context(
             model, context.window, context.weights, loss=models.contrast_loss
