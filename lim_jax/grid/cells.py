@@ -27,7 +27,7 @@ class CellGrid(Grid):
     :math:`j < i` and the fraction :math:`1 - a` of the node's own cell.
 
     L is `cells`, a is `offset` and g is `power`. `starts` says where each row's prefix begins; None
-    for prefixes that all begin at the first position. It is the only array that a grid may hold.
+    for prefixes that all begin at the first position.
     """
 
     cells: int = eqx.field(static=True, converter=partial(as_int, name="size", cure=LENGTH))
@@ -90,8 +90,8 @@ class CellGrid(Grid):
 
     @property
     def whole(self) -> "CellGrid":
-        """The same positions, with prefixes that all begin at the first."""
-        return replace(self, starts=None)
+        """The same positions, with prefixes that all begin at the first, and no log weights."""
+        return replace(self, starts=None, log_weights=None, parts=None)
 
     @property
     def past(self) -> Bool[Array, "length length"]:

@@ -10,6 +10,7 @@ refined.
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,21 +18,26 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import described, require, require_floats
+from lim_jax._checks import described, error_if, require, require_floats, require_indices
 from lim_jax._refusal import Refusal
+
+ONE_EACH = "Pass a number for each position."
+REMOVED = -1e4  # what minus infinity is to a score
 
 
 class Grid(eqx.Module):
     """Positions in (0, 1] with a measure and its prefix measures.
 
-    A grid is static: it is known before tracing, holds no array leaves (but see
+    A grid is static: it is known before tracing, holds no array leaves (but see `weighted` and
     `CellGrid.starting`) and can be closed over, passed to a jitted function or vmapped past at no
     cost. Its arrays have the dtype `dtype`, by default JAX's default float when they are read.
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
+    log_weights: Float[Array, "*heads length"] | None = eqx.field(default=None, kw_only=True)
+    parts: Int[Array, " length"] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
         floating = self.dtype is None or _is_floating(self.dtype)
@@ -72,6 +78,64 @@ class Grid(eqx.Module):
     def past(self) -> Bool[Array, "length length"]:
         """Whether each node is in each row's prefix: its own and those left of it."""
         return self.nodes[None, :] <= self.nodes[:, None]
+
+    def weighted(
+        self, log_weights: Float[Array, " length"], parts: Int[Array, " length"] | None = None
+    ) -> "Grid":
+        r"""Weigh what attention reads at position j by :math:`e^{u_j}`: :math:`W_{ij}\,e^{u_j}`.
+
+        An additive attention mask, the same in all layers and heads, in which everything can be
+        differentiated: :math:`u_j` is added to the scores of key j. Minus infinity removes the
+        position; a row that sees removed positions alone reads them as before. Nodes, weights and
+        integrals over position stay.
+
+        Parameters
+        ----------
+        log_weights
+            :math:`u_j`, zero for what counts as before.
+        parts
+            The number of each position's part: a row reads its own part as before, and all others
+            by :math:`u`. Those of no part have a negative number, and are read by :math:`u` in
+            every row.
+
+        Raises
+        ------
+        ValueError
+            If there is not one number for each position.
+        EquinoxRuntimeError
+            If a log weight is plus infinity or not a number.
+
+        Examples
+        --------
+        >>> from lim_jax.grid import token_grid
+        >>> from lim_jax.network import attention_weights
+        >>> flat = jnp.zeros((3, 1))
+        >>> grid = token_grid(3).weighted(jnp.array([-jnp.inf, 0.0, jnp.log(3.0)]))
+        >>> attention_weights(flat, flat, grid).round(2).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]
+        """
+        require_floats(log_weights, "log_weights", "length", ONE_EACH, length=self.size)
+        message = "log_weights: expected numbers below infinity, got infinity or NaN."
+        log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)
+        # Finite, so that no row's sum is zero, and nothing beside what a row sees otherwise.
+        log_weights = jnp.maximum(log_weights, REMOVED)
+        if parts is not None:
+            require_indices(parts, "parts")
+            got, expected = f"{parts.shape[0]} of them", f"{self.size}, one for each position"
+            require(parts.shape == (self.size,), "parts", got=got, expected=expected, cure=ONE_EACH)
+        return replace(self, log_weights=log_weights, parts=parts)
+
+    def mask(self, row: Int[Array, ""] | None = None) -> Float[Array, "rows length"]:
+        """What is added to the scores of one row's or all rows' keys: log weights of other parts.
+
+        One row is given for all where there are no parts.
+        """
+        assert self.log_weights is not None
+        if self.parts is None:
+            return self.log_weights[None]
+        of_rows = self.parts if row is None else self.parts[row][None]
+        own = (of_rows[:, None] == self.parts[None]) & (self.parts >= 0)[None]
+        return jnp.where(own, 0, self.log_weights[None])
 
     def windowed(self, window: int) -> "Grid":
         """Limit each row's prefix to its last positions; only a `CellGrid` can."""

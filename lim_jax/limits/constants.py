@@ -179,7 +179,7 @@ def proved_constants(
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
     between = control is None or (knots is not None and _spans(knots[0], horizon))
-    prefixes = type(grid) is CellGrid and grid.starts is None
+    prefixes = type(grid) is CellGrid and grid.starts is None and grid.log_weights is None
     fields = [*layers, *(knots or ())[1:]]
     transformers = all(type(field) is TransformerField for field in fields)
     if not (stated and between and prefixes and transformers):

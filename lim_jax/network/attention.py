@@ -12,7 +12,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._precision import matmul
 from lim_jax.grid.cells import CellGrid
@@ -53,9 +53,10 @@ def weights_of_rows(
     prefix: Float[Array, "rows length"],
     grid: Grid,
     shaping: Shaping = PLAIN,
+    row: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows length"]:
-    """Some rows of `attention_weights`, by their queries and their rows of the prefix weights."""
-    scores = _scores(query, key, shaping)
+    """One row of `attention_weights`, or all, by queries and rows of the prefix weights."""
+    scores = _masked(_scores(query, key, shaping), grid, row)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
     if shaping.sink is not None:
@@ -96,7 +97,7 @@ def continued_kernel(
     reach ahead within a panel; there the formula goes on without its indicator, so that
     quadratures of functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
     """
-    scores = _scores(query, key, shaping)
+    scores = _masked(_scores(query, key, shaping), grid)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
@@ -123,6 +124,13 @@ def _scores(
 ) -> Float[Array, "rows length"]:
     """:math:`s_{ij}` (`eq:continuum-attention-score`), capped."""
     return capped(matmul(query, key.T) / math.sqrt(query.shape[1]), shaping.cap)
+
+
+def _masked(
+    scores: Float[Array, "rows length"], grid: Grid, row: Int[Array, ""] | None = None
+) -> Float[Array, "rows length"]:
+    """Add the grid's log weights, which no cap bends."""
+    return scores if grid.log_weights is None else scores + grid.mask(row).astype(scores.dtype)
 
 
 def _log_mass(

@@ -20,6 +20,9 @@ The *pull*, its transpose, takes the covectors :math:`\bar o_i` and :math:`\bar\
           \bar q_i = \sum_j e_{ij} k_j, \quad \bar k_j = \sum_i e_{ij} q_i, \quad
           \bar v_j = \sum_i A_{ij} \bar o_i.
 
+Where keys have log weights (`Grid.weighted`) :math:`u_j` is added to :math:`s_{ij}`, after any cap,
+and its covector is :math:`\bar u_j = \sum_i e_{ij}`.
+
 Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again. On an NVIDIA GPU
 the outputs and the pull may be those of a fused kernel (`fused`).
 """
@@ -30,7 +33,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
@@ -39,7 +42,16 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.fused import outputs_or, pulled_or
 from lim_jax.network.shaping import PLAIN, Shaping, capped
-from lim_jax.network.tiles import Tiling, each_vector, in_groups, over_tiles, tiling
+from lim_jax.network.tiles import (
+    PerPosition,
+    Place,
+    Tiling,
+    each_vector,
+    in_groups,
+    over_tiles,
+    per_position,
+    tiling,
+)
 
 ATTENTION_OUTPUTS = "attention outputs"
 
@@ -55,21 +67,21 @@ def blocked_attention(
 
     Sums are accumulated in float32 at least, whatever the inputs' precision.
     """
-    starts = [] if grid.starts is None else [grid.starts]
-    return tiled_attention(query, key, value, *starts, tiling=tiling(grid), shaping=shaping)
+    arrays = jax.tree.leaves(per_position(grid))
+    return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
 
 
 def tiled_attention(
     query: Float[Array, "here size"],
     key: Float[Array, "here size"],
     value: Float[Array, "here features"],
-    *starts: Int[Array, " here"],
+    *beside: Shaped[Array, " here"],
     tiling: Tiling,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "here features"]:
     """`blocked_attention` of what is here: all positions, or a device's among those that share."""
     scaled, tiling = query / math.sqrt(query.shape[1]), tiling._replace(cap=shaping.cap)
-    features, log_total = at(_attention, [scaled, key, value, *starts], [], tiling)
+    features, log_total = at(_attention, [scaled, key, value, *beside], [], tiling)
     if shaping.sink is not None:
         features *= shaping.share_left(log_total[:, None], tiling.grid)
     return features.astype(value.dtype)
@@ -91,15 +103,37 @@ class Row(NamedTuple):
     highest: Float[Array, "group *blocks tile"]
 
 
+class KeyWeights(NamedTuple):
+    r"""What keys weigh, :math:`\log\Delta p_j + u_j`, the second in rows of other parts."""
+
+    log_weight: Float[Array, "group *blocks tile"]
+    mask: Float[Array, "group *blocks tile"] | None
+    parts: Int[Array, "group *blocks tile"] | None
+
+    def counted(self, tile: Float[Array, "group rows tile"], place: Place) -> Array:
+        """A tile, or a row for all, with zeros where rows read their own part."""
+        if self.parts is None:
+            return tile
+        assert place.parts is not None
+        own = place.parts[:, :, None] == self.parts[:, None, :]
+        return jnp.where(own & (self.parts >= 0)[:, None, :], 0, tile)
+
+
+def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
+    mask = beside.log_weights
+    mask = None if mask is None else mask.astype(dtype)
+    return KeyWeights(tiling.log_weights(dtype), mask, beside.parts)
+
+
 @in_groups
 def _attend(points, _, tiling):
     r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
-    query, key, value, *starts = points
-    dtype = accumulator(query.dtype)
+    query, key, value, *arrays = points
+    beside, dtype = tiling.named(arrays), accumulator(query.dtype)
 
     def grow(row, _, query, column, place):
-        key, value, log_weight = column
-        scores = _scores(query, key, log_weight, place, tiling)
+        key, value, key_weights = column
+        scores = _scores(query, key, key_weights, place, tiling)
         highest = jnp.maximum(row.highest, _highest(scores))
         mass, shrunk = jnp.exp(scores - highest[..., None]), jnp.exp(row.highest - highest)
         grown = Row(
@@ -115,17 +149,18 @@ def _attend(points, _, tiling):
         # Finite: a row that sees nothing of its first tiles must not take infinity from infinity.
         jnp.full(value.shape[:-1], jnp.finfo(dtype).min, dtype),
     )
-    columns = key, value, tiling.log_weights(dtype)
-    row, _ = over_tiles(grow, query, columns, empty, (), starts, tiling)
+    columns = key, value, _key_weights(beside, tiling, dtype)
+    row, _ = over_tiles(grow, query, columns, empty, (), beside, tiling)
     return row.features / row.total[..., None], row.highest + jnp.log(row.total)
 
 
 def _slope(points, tangents, apply):
     """The derivative of attention, by the push at what the forward pass kept."""
-    query, key, value, *starts = points
     features, log_total = checkpoint_name(apply(_attention, points, []), ATTENTION_OUTPUTS)
-    point = query, key, value, features, log_total, *starts
-    return (features, log_total), tuple(apply(_push, point, tangents[:3]))
+    point = *points[:3], features, log_total, *points[3:]
+    # Numbers of parts and starts are whole, and do not move.
+    moving = [tangent for tangent in tangents if tangent.dtype != jax.dtypes.float0]
+    return (features, log_total), tuple(apply(_push, point, moving))
 
 
 @in_groups
@@ -134,35 +169,38 @@ def _pushed_sums(points, vectors, tiling):
 
     :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
-    query, key, value, log_total, *starts = points
+    query, key, value, log_total, *arrays = points
+    beside, dtype = tiling.named(arrays), log_total.dtype
 
     def add(of_row, _, row, column, place):
         query, log_total, query_slopes = row
-        key, value, log_weight, key_slopes, value_slopes = column
-        weights, moving = _weights(query, key, log_weight, log_total, place, tiling)
+        key, value, key_weights, *of_columns = column
+        weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def push(tangent):
-            query_slope, key_slope, value_slope = tangent
+            query_slope, key_slope, value_slope, *mask_slope = tangent
             moved = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
+            for slope in mask_slope:  # not capped, as scores are
+                moved += weights * key_weights.counted(slope.astype(dtype)[:, None, :], place)
             features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
             return features, moved.sum(axis=-1)
 
-        moved = each_vector(push, (query_slopes, key_slopes, value_slopes))
+        moved = each_vector(push, (query_slopes, *of_columns))
         return jax.tree.map(jnp.add, of_row, moved), ()
 
-    query_slopes, key_slopes, value_slopes = vectors
-    shape, dtype = query_slopes.shape[:-1], log_total.dtype
+    query_slopes, *of_columns = vectors
+    shape = query_slopes.shape[:-1]
     empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
     rows = query, log_total, query_slopes
-    columns = key, value, tiling.log_weights(dtype), key_slopes, value_slopes
-    return over_tiles(add, rows, columns, empty, (), starts, tiling)[0]
+    columns = key, value, _key_weights(beside, tiling, dtype), *of_columns
+    return over_tiles(add, rows, columns, empty, (), beside, tiling)[0]
 
 
 def _pushed(points, vectors, tiling):
     r"""Tangents :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
-    query, key, value, outputs, log_total, *starts = points
-    point = query, key, value, log_total, *starts
+    query, key, value, outputs, log_total, *arrays = points
+    point = query, key, value, log_total, *arrays
     moved, log_slopes = _pushed_sums(point, vectors, tiling)
     return [moved - log_slopes[..., None] * outputs[:, None], log_slopes]
 
@@ -170,44 +208,50 @@ def _pushed(points, vectors, tiling):
 @in_groups
 def _pulled_sums(points, vectors, tiling):
     r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i` and :math:`h_i`."""
-    query, key, value, log_total, *starts = points
+    query, key, value, log_total, *arrays = points
+    beside, dtype = tiling.named(arrays), log_total.dtype
+    masks = [] if beside.log_weights is None else [beside.log_weights]
 
     def add(of_row, of_column, row, column, place):
         query, query_transposed, log_total, *of_vectors = row
-        key, value, log_weight = column
-        weights, moving = _weights(query, key, log_weight, log_total, place, tiling)
+        key, value, key_weights = column
+        weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def pull(covector):
             g, g_transposed, h = covector
-            e = (moving * (matmul(g, value.mT) + h[..., None])).astype(key.dtype)
+            slopes = matmul(g, value.mT) + h[..., None]
+            e = (moving * slopes).astype(key.dtype)
+            of_masks = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
-            return matmul(e, key), (matmul(query_transposed, e), matmul(g_transposed, kept))
+            of_column = matmul(query_transposed, e), matmul(g_transposed, kept), *of_masks
+            return matmul(e, key), of_column
 
         return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
 
     covectors, slopes = vectors[0].astype(value.dtype), vectors[1]
     *shape, tile = slopes.shape
-    of_query = jnp.zeros((*shape, tile, query.shape[-1]), log_total.dtype)
-    of_key, of_value = (
-        jnp.zeros((*shape, x.shape[-1], tile), log_total.dtype) for x in (key, value)
+    of_query = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
+    of_columns = (
+        *(jnp.zeros((*shape, x.shape[-1], tile), dtype) for x in (key, value)),
+        *(jnp.zeros((*shape, tile), dtype) for _ in masks),
     )
     # Transposed here once, not in every tile of a row.
     rows = query, query.mT, log_total, covectors, covectors.mT, slopes
-    columns = key, value, tiling.log_weights(log_total.dtype)
-    of_query, (of_key, of_value) = over_tiles(
-        add, rows, columns, of_query, (of_key, of_value), starts, tiling
-    )
-    pulled = (of_query, query), (of_key.mT, key), (of_value.mT, value)
-    return tuple(covector.astype(primal.dtype) for covector, primal in pulled)
+    columns = key, value, _key_weights(beside, tiling, dtype)
+    of_query, of_columns = over_tiles(add, rows, columns, of_query, of_columns, beside, tiling)
+    of_key, of_value, *of_masks = of_columns
+    pulled = of_query, of_key.mT, of_value.mT, *of_masks
+    primals = query, key, value, *masks
+    return tuple(x.astype(primal.dtype) for x, primal in zip(pulled, primals, strict=True))
 
 
 def _pulled(points, vectors, tiling):
     r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
-    query, key, value, outputs, log_total, *starts = points
+    query, key, value, outputs, log_total, *arrays = points
     covectors, of_log_total = vectors
     slopes = of_log_total - jnp.sum(covectors * outputs[:, None], axis=-1)
-    point = query, key, value, log_total, *starts
+    point = query, key, value, log_total, *arrays
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
@@ -226,20 +270,19 @@ on_platform("cuda", _attention, outputs_or(_in_wide_tiles(_attend)))
 on_platform("cuda", _pull, pulled_or(_in_wide_tiles(_pulled)))
 
 
-def _weights(query, key, log_weight, log_total, place, tiling):
+def _weights(query, key, key_weights, log_total, place, tiling):
     r"""A tile of :math:`A_{ij}`, remade, and times the slope of capped scores."""
     products = capped(matmul(query, key.mT), tiling.cap)
-    scores = _seen(products + log_weight[:, None, :], place, tiling)
+    scores = _seen(products, key_weights, place, tiling)
     weights = jnp.exp(scores - log_total[..., None])
     if tiling.cap is None:
         return weights, weights
     return weights, weights * (1 - (products / tiling.cap) ** 2)
 
 
-def _scores(query, key, log_weight, place, tiling: Tiling):
+def _scores(query, key, key_weights, place, tiling: Tiling):
     """A tile of scores plus log-weights; what its rows do not see is masked."""
-    products = capped(matmul(query, key.mT), tiling.cap)
-    return _seen(products + log_weight[:, None, :], place, tiling)
+    return _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
 
 
 def _highest(scores):
@@ -251,8 +294,11 @@ def _highest(scores):
     return jax.lax.reduce(scores, lowest, lambda a, b: jnp.where(a > b, a, b), (2,))
 
 
-def _seen(scores, place, tiling: Tiling):
-    """Mask what the rows of a tile do not see."""
+def _seen(scores, key_weights, place, tiling: Tiling):
+    """Add log-weights, and mask what the rows of a tile do not see."""
+    scores = scores + key_weights.log_weight[:, None, :]
+    if key_weights.mask is not None:
+        scores += key_weights.counted(key_weights.mask[:, None, :], place)
     row, column = place.rows[None, :, None], place.columns[None, None, :]
     own = scores + math.log(1 - tiling.grid.offset)
     scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))

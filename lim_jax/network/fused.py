@@ -65,13 +65,12 @@ def _kernel(
 def _allowed(points: Points, tiling: Tiling) -> bool:
     """Whether the kernel knows attention of this kind, and is there."""
     query, key, value, *_ = points
-    kept = all(jnp.issubdtype(array.dtype, jnp.floating) for array in points)  # no starts
     on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
     size = query.shape[-1]
     fits = size % 8 == 0 and size <= LARGEST and size == value.shape[-1]
     half = query.dtype in HALF and query.dtype == key.dtype == value.dtype
-    plain = tiling.cap is None and tiling.axis is None
-    return kept and on_tokens and fits and half and plain and _is_there(query, key, value)
+    plain = tiling.cap is None and tiling.axis is None and not tiling.arrays
+    return on_tokens and fits and half and plain and _is_there(query, key, value)
 
 
 def _is_there(*heads: Array) -> bool:

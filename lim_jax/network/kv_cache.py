@@ -57,7 +57,8 @@ class RowAttention(eqx.Module):
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
-        weights = weights_of_rows(query, key, self._prefix[None], self.grid, shaping)
+        prefix = self._prefix[None]
+        weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.place)
         return matmul(weights, value).astype(value.dtype)
 
     @property

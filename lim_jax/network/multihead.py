@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -193,8 +194,17 @@ class CausalAttention(eqx.Module):
         grid: Grid,
     ) -> State:
         """Attend by every head, multiply by the gates, and project."""
-        attend = partial(self.attend, grid=self.prefixes(grid))
-        return self.project_output(self.of_heads(attend, query, key, value), gates)
+        grid = self.prefixes(grid)
+        if grid.log_weights is None:
+            heads = self.of_heads(partial(self.attend, grid=grid), query, key, value)
+            return self.project_output(heads, gates)
+
+        def attend(*vectors: Array, **shaping: Any) -> Array:
+            return self.attend(*vectors[:3], grid=replace(grid, log_weights=vectors[3]), **shaping)
+
+        # Where an adjoint is split by heads, each has its own.
+        log_weights = jnp.broadcast_to(grid.log_weights, (len(query), grid.size))
+        return self.project_output(self.of_heads(attend, query, key, value, log_weights), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
         """Map ``function(*vectors, shaping=...)`` over the heads; without `shaping` if plain."""

@@ -20,7 +20,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import require_heads, tiled_attention
 from lim_jax.network.shaping import PLAIN, Shaping
-from lim_jax.network.tiles import tiling
+from lim_jax.network.tiles import per_position, tiling
 
 
 class RingAttention(eqx.Module):
@@ -97,7 +97,7 @@ class RingAttention(eqx.Module):
             cure="Pad the context on the right, or take causal_attention.",
         )
         cells = cast(CellGrid, grid)
-        starts = [] if cells.starts is None else [cells.starts]
+        arrays = jax.tree.leaves(per_position(cells))
 
         def attend(*here: Array) -> Array:
             return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
@@ -106,4 +106,4 @@ class RingAttention(eqx.Module):
             attend, mesh=self.mesh, axis_names={self.axis}, check_vma=False,
             in_specs=PartitionSpec(self.axis), out_specs=PartitionSpec(self.axis),
         )  # fmt: skip
-        return spread(query, key, value, *starts)
+        return spread(query, key, value, *arrays)

@@ -25,16 +25,29 @@ WIDE = 512  # positions, on an accelerator: fewer and larger kernels, of all hea
 Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
+class PerPosition(NamedTuple):
+    """What positions have beside queries, keys and values, in the order in which it is passed."""
+
+    log_weights: Any = None  # of keys, added to their scores
+    parts: Any = None  # numbers of parts, within which the log weights do not count
+    starts: Any = None  # of each row's prefix
+
+
 class Tiling(NamedTuple):
     """How the pairs of positions are cut and shared."""
 
-    grid: CellGrid  # prefixes begin at its first position
+    grid: CellGrid  # prefixes begin at its first position, and all weigh the same
     tile: int  # positions
     axis: str | None = None  # of a mesh, whose devices hold as many positions each
     cap: float | None = None  # of scores (`shaping`)
     # Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
     # accelerator, which few large kernels keep busy.
     wide: bool = False
+    arrays: tuple[str, ...] = ()  # which of `PerPosition` there are
+
+    def named(self, arrays: Sequence[Array]) -> PerPosition:
+        """What is passed beside queries, keys and values, by its names."""
+        return PerPosition(**dict(zip(self.arrays, arrays, strict=True)))
 
     @property
     def devices(self) -> int:
@@ -69,16 +82,23 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     """
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
-    return Tiling(grid.whole, most, axis, wide=here).of_at_most(most)
+    names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
+    return Tiling(grid.whole, most, axis, wide=here, arrays=names).of_at_most(most)
+
+
+def per_position(grid: CellGrid) -> PerPosition:
+    """What a grid says of its positions."""
+    return PerPosition(grid.log_weights, grid.parts, grid.starts)
 
 
 class Place(NamedTuple):
-    """Where a tile stands: its first row and column, and where its rows' prefixes begin."""
+    """Where a tile stands: its first row and column, and what its rows are of."""
 
     row: Int[Array, ""]
     column: Int[Array, ""]
     tile: int
     starts: Int[Array, "group tile"] | None = None
+    parts: Int[Array, "group tile"] | None = None
 
     @property
     def seen(self) -> Bool[Array, ""]:
@@ -175,7 +195,7 @@ def over_tiles(
     columns: PyTree,
     of_rows: PyTree,
     of_columns: PyTree,
-    starts: Sequence[Int[Array, "group blocks tile"]],
+    beside: PerPosition,
     tiling: Tiling,
 ) -> tuple[Any, Any]:
     """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
@@ -186,10 +206,10 @@ def over_tiles(
     rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[1]
-    of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, starts))
+    of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, beside))
     if tiling.axis is None:
         pairs, here = np.stack(np.tril_indices(blocks)), jnp.array(0)
-        visited = _over_pairs(visit, rows, columns, starts, pairs, here, here, tiling)
+        visited = _over_pairs(visit, rows, columns, beside, pairs, here, here, tiling)
         return visited(of_rows, of_columns)
     pairs = np.indices((blocks, blocks)).reshape(2, -1)
     device, devices = jax.lax.axis_index(tiling.axis).astype(int), tiling.devices
@@ -198,7 +218,7 @@ def over_tiles(
     def meet(state: tuple[Any, Any, Any], passed: Array) -> tuple[tuple[Any, Any, Any], None]:
         of_rows, columns, of_columns = state
         firsts = device * tiling.size, (device - passed) % devices * tiling.size
-        visited = _over_pairs(visit, rows, columns, starts, pairs, *firsts, tiling)
+        visited = _over_pairs(visit, rows, columns, beside, pairs, *firsts, tiling)
         of_rows, of_columns = visited(of_rows, of_columns)
         travelling = jax.tree.map(
             lambda x: jax.lax.ppermute(x, tiling.axis, ring), (columns, of_columns)
@@ -213,7 +233,7 @@ def _over_pairs(
     visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
     rows: PyTree,
     columns: PyTree,
-    starts: Sequence[Int[Array, "group blocks tile"]],
+    beside: PerPosition,
     pairs: Int[np.ndarray, "2 pairs"],
     row: Int[Array, ""],
     column: Int[Array, ""],
@@ -221,13 +241,14 @@ def _over_pairs(
 ) -> Callable[[PyTree, PyTree], tuple[Any, Any]]:
     """Visit pairs of blocks in order; `row` and `column` are the first positions of all."""
     # Without starts and on one device no pair is ahead of the diagonal.
-    all_seen = tiling.axis is None and not starts
+    all_seen = tiling.axis is None and beside.starts is None
 
     @jax.checkpoint
     def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
         (of_rows, of_columns), (i, j) = state, pair
         tile = tiling.tile
-        place = Place(row + i * tile, column + j * tile, tile, *_block(starts, i))
+        marks = _block((beside.starts, beside.parts), i)
+        place = Place(row + i * tile, column + j * tile, tile, *marks)
 
         def changed(there: tuple[Any, Any]) -> tuple[Any, Any]:
             return visit(*there, _block(rows, i), _block(columns, j), place)

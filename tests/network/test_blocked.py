@@ -87,16 +87,21 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
-def test_capped_scores_and_sinks_are_the_dense_ones_in_every_mode(monkeypatch):
-    """The sink is one of the queries' numbers, so that it moves too."""
+def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(monkeypatch):
+    """The sink and the log weights are among the queries' and keys' numbers: so they move too."""
     small_tiles(monkeypatch)
-    grid = lim.graded_grid(10)
+    graded, parts = lim.graded_grid(10), np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
+    others = ((parts[:, None] != parts) | (parts < 0)).astype(float)
 
     def shaped(attend):
-        return lambda query, *rest: attend(query, *rest, grid, Shaping(0.6, query[0, 0]))
+        def attended(query, key, value):
+            grid = graded.weighted(key[:, 1], jnp.asarray(parts))
+            return attend(query, key, value, grid, Shaping(0.6, query[0, 0]))
+
+        return attended
 
     def dense(query, key, value, grid, shaping):
-        scores = 0.6 * jnp.tanh(query @ key.T / np.sqrt(3) / 0.6)
+        scores = 0.6 * jnp.tanh(query @ key.T / np.sqrt(3) / 0.6) + others * key[None, :, 1]
         mass = grid.prefix_weights() * jnp.exp(scores)
         total = mass.sum(axis=1, keepdims=True) + jnp.exp(query[0, 0]) / 10
         return mass / total @ value

@@ -17,6 +17,9 @@ LENGTH, SIZE, FEATURES, EXAMPLES, HEADS = 11, 3, 2, 3, 2
 STARTS = np.array([[0, 0, 2, 2, 2, 5, 5, 5, 5, 5, 10], [0, 1, 1, 1, 1, 1, 1, 7, 8, 8, 8], [0] * 11])
 GRIDS = {"graded": lim.graded_grid(LENGTH), "midpoints": lim.midpoint_grid(LENGTH)}
 WIDTHS = SIZE, SIZE, FEATURES
+PARTS = np.array([0, 0, 0, 1, 1, -1, -1, 2, 2, 1, 1])
+# One where a row reads a key of another part or of none.
+OTHERS = ((PARTS[:, None] != PARTS) | (PARTS < 0)).astype(float)
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +49,32 @@ def of_examples(function):
     return jax.vmap(jax.vmap(function, in_axes=(0, 0, 0, None)), in_axes=OVER)
 
 
+def begun(grid, starts, log_weights):
+    """The grid of packed rows, and the graded one with log weights between parts."""
+    packed = grid.starting(starts)
+    return packed.weighted(log_weights, jnp.asarray(PARTS)) if grid.power > 1 else packed
+
+
 def tiled(grid):
+    """Log weights are one of the keys' features, so that they move."""
+
     def outputs(query, key, value, starts):
-        begun = grid.starting(starts)
-        return at(blocked._attention, [query, key, value, begun.starts], [], tiles.tiling(begun))
+        on = begun(grid, starts, key[:, 0])
+        arrays = jax.tree.leaves(tiles.per_position(on))
+        return at(blocked._attention, [query, key, value, *arrays], [], tiles.tiling(on))
 
     return of_examples(outputs)
 
 
-def dense(query, key, value, starts, grid):
+def dense(query, key, value, starts, grid, log_weights=None):
     """The attention matrices, and outputs and log-sum-exps."""
-    begun = grid.starting(starts)
-    weights = attention_weights(query * np.sqrt(SIZE), key, begun)
-    mass = jnp.where(begun.past, jnp.exp(query @ key.T), 0) * begun.prefix_weights()
-    return weights, weights @ value, jnp.log(mass.sum(axis=1))
+    log_weights = key[:, 0] if log_weights is None else log_weights
+    scores = query @ key.T + (OTHERS * log_weights[None] if grid.power > 1 else 0)
+    plain = grid.starting(starts)
+    mass = jnp.where(plain.past, jnp.exp(scores), 0) * plain.prefix_weights()
+    weights = attention_weights(query * np.sqrt(SIZE), key, begun(grid, starts, log_weights))
+    outputs = mass / mass.sum(axis=1, keepdims=True) @ value
+    return weights, outputs, jnp.log(mass.sum(axis=1))
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -99,9 +114,9 @@ def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
 def at_a_point(grid, starts):
     """One head's point, its attention matrix, and its push and pull."""
     query, key, value = (array[0, 0] for array in heads_of_examples())
-    begun = grid.starting(starts)
-    weights, *found = dense(query, key, value, starts, grid)
-    point, tiling = [query, key, value, *found, begun.starts], tiles.tiling(begun)
+    on = begun(grid, starts, random_states(5, LENGTH))
+    weights, *found = dense(query, key, value, starts, grid, on.log_weights)
+    point, tiling = [query, key, value, *found, *tiles.per_position(on)], tiles.tiling(on)
 
     def apply(primitive):
         return lambda vectors: at(primitive, point, vectors, tiling)
@@ -140,6 +155,7 @@ def test_an_accelerator_takes_all_heads_and_examples_at_once():
 def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
     """By NumPy from the matrix; five vectors share the point, and pairs of theirs transpose."""
     t = [np.asarray(random_states(30 + i, 5, LENGTH, width)) for i, width in enumerate(WIDTHS)]
+    t += [np.asarray(random_states(35, 5, LENGTH))]
     g, h = (np.asarray(random_states(40, 5, LENGTH, *rest)) for rest in ((FEATURES,), ()))
 
     @jax.jit
@@ -152,12 +168,12 @@ def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
         return point, pushed, back, jax.vmap(lambda *g: pull([*g]))(g, h), turned
 
     point, pushed, back, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
-    (q, k, v, a), (dq, dk, dv) = point, t
-    moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2))
+    (q, k, v, a), (dq, dk, dv, du) = point, t
+    moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2) + OTHERS * du[:, None, :])
     outputs, slopes = a @ v, moved.sum(axis=2)
     expected = moved @ v + a @ dv - slopes[:, :, None] * outputs, slopes
     e = a * (g @ v.T + (h - (g * outputs).sum(axis=2))[:, :, None])
-    covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g
+    covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g, (e * OTHERS).sum(axis=1)
     for ours, again, theirs in zip(pushed, back, expected, strict=True):
         np.testing.assert_allclose(np.moveaxis(ours, -1, 0), theirs, rtol=1e-12, atol=1e-13)
         np.testing.assert_array_equal(again, np.moveaxis(ours, -1, 0))
@@ -197,9 +213,11 @@ def test_the_programs_are_transposes_by_jax_too():
     """JAX's own transpose of the push as it is written, tile by tile, is the pull."""
     points = [random_states(i, EXAMPLES, LENGTH, width) for i, width in enumerate(WIDTHS)]
     points += [random_states(4, EXAMPLES, LENGTH, FEATURES), random_states(5, EXAMPLES, LENGTH)]
+    points += [random_states(3, EXAMPLES, LENGTH), jnp.tile(PARTS, (EXAMPLES, 1))]
     points += [jnp.asarray(STARTS)]
-    tiling = tiles.tiling(GRIDS["midpoints"])
+    tiling = tiles.tiling(begun(GRIDS["graded"], jnp.asarray(STARTS[0]), points[5][0]))
     tangents = [random_states(6 + i, EXAMPLES, 1, LENGTH, w) for i, w in enumerate(WIDTHS)]
+    tangents += [random_states(10, EXAMPLES, 1, LENGTH)]
     covectors = [x[:, None] for x in (random_states(9, EXAMPLES, LENGTH, FEATURES), points[4])]
 
     @jax.jit

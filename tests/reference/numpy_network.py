@@ -78,23 +78,37 @@ def projected(layer, kind, z, place):
     return [turned(mask_of(layer).positions, vector, place) for vector in vectors]
 
 
-def scores(layer, h, query, keys, i, js):
+def unmasked(h, i, j):
+    """What is added to a score: nothing."""
+    return 0.0
+
+
+def soft_mask(log_weights, parts):
+    """The log weight of key j, (..., heads, length), in row i, unless both are of one part."""
+    return lambda h, i, j: log_weights[..., h, j, None] * (parts[j] < 0 or parts[i] != parts[j])
+
+
+def scores(layer, h, query, keys, distances):
     """Scaled, biased by distance, and capped, of one row."""
     scale = 1 / np.sqrt(layer.query.shape[1]) if layer.scale is None else layer.scale
     slopes = getattr(mask_of(layer).positions, "slopes", None)
     found = []
-    for j in js:
-        score = scale * (query * keys[j]).sum(axis=-1, keepdims=True)
-        score = score if slopes is None else score - slopes[h] * (i - j)
+    for key, distance in zip(keys, distances, strict=True):
+        score = scale * (query * key).sum(axis=-1, keepdims=True)
+        score = score if slopes is None else score - slopes[h] * distance
         found.append(score if layer.cap is None else layer.cap * np.tanh(score / layer.cap))
     return found
 
 
-def attention(layer, states):
-    """`eq:masked-mha`, with all that is optional; states are (..., token, feature)."""
+def attention(layer, states, mask=unmasked, places=None):
+    """`eq:masked-mha`, with all that is optional; states are (..., token, feature).
+
+    Tokens are those at `places` of a context, by default all.
+    """
     heads, length = len(layer.query), states.shape[-2]
+    places = range(length) if places is None else places
     tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(length)]
-    queries, keys = ([projected(layer, kind, z, i) for i, z in enumerate(tokens)]
+    queries, keys = ([projected(layer, kind, z, i) for i, z in zip(places, tokens, strict=True)]
                      for kind in ("query", "key"))  # fmt: skip
     result = np.zeros_like(states)
     if layer.output_bias is not None:
@@ -106,13 +120,16 @@ def attention(layer, states):
             if hasattr(layer, "down") else tokens  # fmt: skip
         values, of_group = [affine(layer.value[g], bias, z) for z in low], [k[g] for k in keys]
         for i in range(length):
-            seen = range(first_seen(mask_of(layer), i), i + 1)
+            first = first_seen(mask_of(layer), places[i])
+            seen = [j for j in range(i + 1) if places[j] >= first]
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
             numerator, denominator = 0, sink
-            for j, score in zip(seen, scores(layer, h, queries[i][h], of_group, i, seen),
-                                strict=True):  # fmt: skip
-                numerator = numerator + np.exp(score) * values[j]
-                denominator = denominator + np.exp(score)
+            distances, near = [places[i] - places[j] for j in seen], [of_group[j] for j in seen]
+            row = scores(layer, h, queries[i][h], near, distances)
+            for j, score in zip(seen, row, strict=True):
+                mass = np.exp(score + mask(h, i, j))
+                numerator = numerator + mass * values[j]
+                denominator = denominator + mass
             read = numerator / denominator
             if layer.gate is not None:
                 read = read / (1 + np.exp(-affine(layer.gate[h], None, tokens[i])))
@@ -139,7 +156,8 @@ def attention_matrix(layer, states):
         for i in range(len(states)):
             seen = range(first_seen(mask_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
-            mass = np.exp(np.ravel(scores(layer, h, queries[i][h], of_group, i, seen)))
+            distances, near = [i - j for j in seen], [of_group[j] for j in seen]
+            mass = np.exp(np.ravel(scores(layer, h, queries[i][h], near, distances)))
             result[i, seen] += mass / (mass.sum() + sink) / heads
     return result
 
@@ -224,16 +242,18 @@ def feed_forward(layer, states):
     return output_normed(layer, result)
 
 
-def flow(layers, states, horizon, scheme, profile):
-    """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split"."""
+def flow(layers, states, horizon, scheme, profile, masks=None, places=None):
+    """eq:discrete-residual for "euler", eq:complete-transformer-layer for "split".
+
+    There may be a mask for each layer.
+    """
     for k, layer in enumerate(layers):
         step = horizon / len(layers) * profile(k * horizon / len(layers))
+        read = attention(layer.attention, states, masks[k] if masks else unmasked, places)
         if scheme == "euler":
-            states = states + step * (
-                attention(layer.attention, states) + feed_forward(layer.feed_forward, states)
-            )
+            states = states + step * (read + feed_forward(layer.feed_forward, states))
         else:
-            states = states + step * attention(layer.attention, states)
+            states = states + step * read
             states = states + step * feed_forward(layer.feed_forward, states)
     return states
 
