@@ -76,6 +76,14 @@ def hops(params, x):
     return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
 
 
+def masked(params, x):
+    """The mask gradient at log weights that are the input's."""
+    flow, readout = params
+    grid = GRID.weighted(x[0, :, 0], jnp.arange(LENGTH) // 2)
+    found = lim.adjoint.mask_gradient(flow, read_loss(readout), (x[0], Y[0]), grid)
+    return PROFILE @ found.total, jnp.sum(found.by_head**2)
+
+
 def one_loss(params, x):
     return (example_loss(params, x[0], Y[0]),)
 
@@ -274,7 +282,7 @@ def balanced(params, x):
     return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
 
 
-@pytest.mark.parametrize("function", [adjoint, ledger, hops, mass, product_bound, balanced])
+@pytest.mark.parametrize("function", [adjoint, ledger, hops, masked, mass, product_bound, balanced])
 def test_values_under_vmap_and_jit_are_those_without(function):
     several = [on_host((network(lim.split), X)) for _ in range(2)]
     several[1] = jax.tree.map(lambda leaf: 0.7 * leaf[..., ::-1], several[1])

@@ -69,6 +69,7 @@ JOBS = {
     "adjoint, heads and cone energies": cones,
     "channels": lambda flow: adjoint.channels(flow, loss, EXAMPLE, GRID),
     "hops": lambda flow: adjoint.attention_hops(flow, loss, EXAMPLE, GRID, 2),
+    "mask gradient": lambda flow: adjoint.mask_gradient(flow, loss, EXAMPLE, GRID),
     "one hop by head": lambda flow: adjoint.one_hop_by_head(flow, loss, EXAMPLE, GRID),
     "orders": lambda flow: adjoint.interaction_orders(flow, loss, EXAMPLE, GRID, 2),
     "joint cone": cone_of_two,

@@ -7,6 +7,7 @@ from . import deficits as deficits
 from . import hops as hops
 from . import krylov as krylov
 from . import ledger as ledger
+from . import masking as masking
 from . import queries as queries
 from . import residual as residual
 from . import sites as sites
@@ -38,6 +39,8 @@ from .ledger import RegionalChannels as RegionalChannels
 from .ledger import channels as channels
 from .ledger import cone_by_head as cone_by_head
 from .ledger import regional_channels as regional_channels
+from .masking import mask_gradient as mask_gradient
+from .masking import mask_path as mask_path
 from .queries import QueryMasses as QueryMasses
 from .queries import query_masses as query_masses
 from .queries import readout_residual_energies as readout_residual_energies

@@ -12,7 +12,7 @@ refined.
 from abc import abstractmethod
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import described, error_if, require, require_floats, require_indices
 from lim_jax._refusal import Refusal
 
+AnyGrid = TypeVar("AnyGrid", bound="Grid")
 ONE_EACH = "Pass a number for each position."
 REMOVED = -1e4  # what minus infinity is to a score
 
@@ -80,8 +81,10 @@ class Grid(eqx.Module):
         return self.nodes[None, :] <= self.nodes[:, None]
 
     def weighted(
-        self, log_weights: Float[Array, " length"], parts: Int[Array, " length"] | None = None
-    ) -> "Grid":
+        self: AnyGrid,
+        log_weights: Float[Array, " length"],
+        parts: Int[Array, " length"] | None = None,
+    ) -> AnyGrid:
         r"""Weigh what attention reads at position j by :math:`e^{u_j}`: :math:`W_{ij}\,e^{u_j}`.
 
         An additive attention mask, the same in all layers and heads, in which everything can be

@@ -78,12 +78,17 @@ class Targets(NamedTuple):
     starts
         Where the context of each position begins, by `grid.segment_starts`, in rows of packed
         contexts and after padding on the left. None if the row is one context from its beginning.
+    log_weights, parts
+        An additive attention mask, one number for each position, which everything can be
+        differentiated in, and the number of each position's part (`Grid.weighted`); or None.
     """
 
     targets: Labels
     weights: Float[Array, " queries"]
     places: Int[Array, " queries"] | None = None
     starts: Starts | None = None
+    log_weights: Float[Array, " length"] | None = None
+    parts: Int[Array, " length"] | None = None
 
 
 class LossOfLogits:
@@ -315,7 +320,7 @@ class CausalLM(eqx.Module):
 
         If the targets name their positions, states of other positions are not read. For example
         ``channels(model.flow, model.terminal_loss, (x, y), grid)``, with
-        ``grid.starting(y.starts)`` if contexts are packed.
+        ``grid.starting(y.starts)`` if contexts are packed, and ``grid.weighted(...)`` for a mask.
 
         Raises
         ------
@@ -362,7 +367,10 @@ def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[A
 def _grid_of(x: State, y: Targets | None = None) -> Grid:
     """The token grid of a row, in its precision, with the prefix that each token sees."""
     grid = token_grid(x.shape[0], x.dtype)
-    return grid if y is None or y.starts is None else grid.starting(y.starts)
+    if y is None:
+        return grid
+    grid = grid if y.starts is None else grid.starting(y.starts)
+    return grid if y.log_weights is None else grid.weighted(y.log_weights, y.parts)
 
 
 def load(

@@ -301,6 +301,17 @@ FIRST = {
             "highest": Known(1),
         },
     ),
+    "mask_gradient": (
+        unlabelled(adjoint.mask_gradient),
+        {"flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON},
+    ),
+    "mask_path": (
+        unlabelled(adjoint.mask_path),
+        {
+            "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
+            "chosen": Whole(jnp.arange(LENGTH) < 2), "nodes": Known(1), "least": Share(0.1),
+        },
+    ),
     "one_hop_by_head": (
         unlabelled(adjoint.one_hop_by_head),
         {

@@ -1,0 +1,253 @@
+"""The derivative in the measure of attention: NumPy, removal, identities and the continuum."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import numpy_network
+from reference.architectures import architecture_flow
+from reference.differences import central_difference
+from reference.light import light_flow
+from reference.networks import (
+    LENGTH,
+    byte_network,
+    falling_profile,
+    layer_of,
+    random_flow,
+    random_states,
+)
+
+import lim_jax as lim
+from lim_jax.adjoint import mask_gradient, mask_path
+from lim_jax.limits.own import Quantity
+from lim_jax.loss import last_token
+from lim_jax.models import CausalLM, Targets
+from lim_jax.network import attention, tiles
+
+TOKENS = lim.token_grid(LENGTH)
+PARTS = np.array([-1, 0, 0, 0, 1, 1, 1, 1, 2, 2, -1, -1])
+NO_PARTS = np.full(LENGTH, -1)
+LOG_WEIGHTS = np.random.default_rng(5).standard_normal(LENGTH)
+EXAMPLE = random_states(1), random_states(2)
+
+
+def loss(state, y):
+    return jnp.sum(jnp.sin(state + y))
+
+
+def small_tiles(patch):
+    patch.setattr(tiles, "TILE", 5)
+    patch.setattr(attention, "DENSE", 5)
+
+
+def layers_of(flow):
+    return [layer_of(flow, index) for index in range(flow.depth)]
+
+
+def complex_steps(flow, log_weights, parts):
+    """The loss and its derivatives in the log weights of every layer and head, by NumPy."""
+    heads = len(layer_of(flow).attention.query)
+    shape = flow.depth, heads, LENGTH
+    moved = numpy_network.perturbed(np.broadcast_to(log_weights, shape))
+    masks = [numpy_network.soft_mask(moved[:, k], parts) for k in range(flow.depth)]
+    x, y = (np.asarray(array, complex) for array in EXAMPLE)
+    states = np.broadcast_to(x, (len(moved), *x.shape))
+    rest = flow.horizon, "split", falling_profile, masks
+    losses = np.sin(numpy_network.flow(layers_of(flow), states, *rest) + y).sum(axis=(1, 2))
+    return losses[0].real, numpy_network.derivative(losses).reshape(shape)
+
+
+# Windows, groups and turns; caps, gates and layers that differ; sinks and chunks; latent vectors.
+ARCHITECTURES = {
+    "everything": NO_PARTS,
+    "normed outputs": PARTS,
+    "sinks": PARTS,
+    "latent, experts": NO_PARTS,
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_by_layer_and_head_it_is_the_reference_networks_derivative(name, monkeypatch):
+    """By whole matrices, and in tiles where there are parts."""
+    parts = ARCHITECTURES[name]
+    if parts is PARTS:
+        small_tiles(monkeypatch)
+    flow = architecture_flow(name)
+    grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.asarray(parts))
+    gradient = mask_gradient(flow, loss, EXAMPLE, grid)
+    value, slopes = complex_steps(flow, LOG_WEIGHTS, parts)
+    np.testing.assert_allclose(gradient.loss, value, rtol=1e-12)
+    np.testing.assert_allclose(gradient.by_head / LENGTH, slopes, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(gradient.total / LENGTH, slopes.sum(axis=(0, 1)), atol=1e-11)
+    assert np.abs(slopes).max() > 0.1
+    if parts is NO_PARTS:  # positions compete for what there is
+        np.testing.assert_allclose(gradient.by_head.sum(axis=2), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("by_tiles", [False, True])
+def test_minus_infinity_is_removal(by_tiles, monkeypatch):
+    """Of the first positions too, with which a window of four has rows that see nothing else."""
+    if by_tiles:
+        small_tiles(monkeypatch)
+    removed = np.isin(np.arange(LENGTH), [0, 1, 2, 3, 4, 8])
+    kept = np.flatnonzero(~removed)
+    flow = architecture_flow("everything")
+    grid = TOKENS.weighted(jnp.asarray(np.where(removed, -np.inf, 0.0)))
+    x, y = EXAMPLE
+    gradient = mask_gradient(flow, lambda state, y: loss(state[kept], y[kept]), (x, y), grid)
+    rest = flow.horizon, "split", falling_profile, None, kept
+    states = numpy_network.flow(layers_of(flow), np.asarray(x)[kept], *rest)
+    np.testing.assert_allclose(gradient.loss, np.sin(states + np.asarray(y)[kept]).sum(), 1e-12)
+    for found in (gradient.by_head[:, :, removed], gradient.covector[removed]):
+        np.testing.assert_array_equal(found, 0)
+    assert np.isfinite(gradient.by_head).all()
+
+
+@pytest.mark.parametrize("make_grid", [lim.graded_grid, lim.gauss_grid])
+def test_on_other_grids_it_is_a_density_of_central_differences(make_grid):
+    """The signed weights of panels too; beside it the input adjoint."""
+    grid = make_grid(LENGTH).weighted(jnp.asarray(LOG_WEIGHTS), jnp.asarray(PARTS))
+    along, flow = random_states(3, LENGTH), random_flow(step=lim.split)
+
+    def of_log_weights(log_weights):
+        return loss(flow(EXAMPLE[0], grid.weighted(log_weights, grid.parts)), EXAMPLE[1])
+
+    gradient = mask_gradient(flow, loss, EXAMPLE, grid)
+    slope = central_difference(of_log_weights, grid.log_weights, along)
+    np.testing.assert_allclose(lim.integral(along * gradient.total, grid), slope, rtol=1e-9)
+    covectors = lim.adjoint_trajectory(flow, loss, EXAMPLE, grid).covectors
+    np.testing.assert_allclose(gradient.covector, covectors[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.graded_grid, 2)])
+def test_it_converges_to_the_first_variation_in_the_measure(make_grid, order):
+    """Of a smooth field and a smooth measure, by layer and head, in the largest norm."""
+    flow = light_flow(width=3)
+
+    def measured(x, grid):
+        weighted = grid.weighted(jnp.sin(3 * grid.nodes))
+        ask = lambda state, y: lim.integral(jnp.sin(state), grid).sum()  # noqa: E731
+        return mask_gradient(flow, ask, (x, None), weighted).by_head.sum(axis=1).T
+
+    (row,) = lim.limits.convergence_study(
+        measured,
+        lambda p: jnp.stack([jnp.cos(2 * p), p, jnp.exp(-p)], axis=1),
+        [make_grid(size) for size in (15, 30, 60, 90)],
+        {"mask gradient": Quantity(lambda g, grid: g, order, norm=largest)},
+        references=(lim.gauss_grid(8, panels=6), lim.gauss_grid(12, panels=8)),
+    )
+    assert row.study.reference_error < min(row.study.errors) / 20
+    assert abs(row.study.order.value - order) < 0.15, row.study
+
+
+def largest(gap, grid):
+    """Inside: at the left end tokens lose the rate, as they do of the input adjoint."""
+    return np.abs(gap[np.asarray(grid.nodes) >= 0.2]).max()
+
+
+def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
+    """Forward over reverse in tiles: symmetric, and a central difference of the gradient."""
+    small_tiles(monkeypatch)
+    flow, along = random_flow(step=lim.split), random_states(3, LENGTH)
+
+    def gradient(log_weights):
+        grid = TOKENS.weighted(log_weights, jnp.asarray(PARTS))
+        return mask_gradient(flow, loss, EXAMPLE, grid).total / LENGTH
+
+    hessian = jax.jit(jax.jacfwd(gradient))(jnp.asarray(LOG_WEIGHTS))
+    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-9, atol=1e-12)
+    slope = central_difference(gradient, jnp.asarray(LOG_WEIGHTS), along)
+    np.testing.assert_allclose(hessian @ along, slope, rtol=1e-7, atol=1e-9)
+
+
+def test_in_single_precision_it_is_the_same_to_rounding():
+    flow = random_flow(step=lim.split)
+    exact = mask_gradient(flow, loss, EXAMPLE, TOKENS.weighted(jnp.asarray(LOG_WEIGHTS)))
+    single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (flow, EXAMPLE, LOG_WEIGHTS))
+    with jax.enable_x64(False):
+        flow, example, log_weights = jax.device_put(single)
+        grid = lim.token_grid(LENGTH).weighted(log_weights)
+        found = mask_gradient(flow, loss, example, grid)
+        assert found.by_head.dtype == found.covector.dtype == jnp.float32
+    for ours, theirs in zip(found, exact, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+PATH = {"chosen": jnp.asarray(PARTS >= 0), "grid": TOKENS.weighted(jnp.asarray(LOG_WEIGHTS))}
+
+
+def test_a_path_is_complete_and_says_how_far_it_is_not():
+    """At twenty-four nodes to 1e-8; at two its remainder is that of the sum of two gradients."""
+    flow, chosen = random_flow(step=lim.split), PATH["chosen"]
+
+    def on(weight):
+        return TOKENS.weighted(LOG_WEIGHTS + jnp.where(chosen, jnp.log(weight), 0.0))
+
+    fine = mask_path(flow, loss, EXAMPLE, **PATH, nodes=24)
+    whole, without = (mask_gradient(flow, loss, EXAMPLE, on(w)).loss for w in (1.0, 1e-3))
+    np.testing.assert_allclose((fine.loss, fine.loss_without), (whole, without), rtol=1e-12)
+    np.testing.assert_allclose(fine.total.mean(), whole - without, atol=1e-8)
+    coarse = mask_path(flow, loss, EXAMPLE, **PATH, nodes=2)
+    middle, apart = np.log(1e-3) / 2, -np.log(1e-3) / 2 / np.sqrt(3)
+    at = [mask_gradient(flow, loss, EXAMPLE, on(np.exp(middle + s))) for s in (apart, -apart)]
+    expected = -middle * np.where(chosen, sum(np.asarray(one.by_head) for one in at), 0)
+    np.testing.assert_allclose(coarse.by_head, expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(coarse.remainder, whole - without - coarse.total.mean(), atol=1e-13)
+    assert abs(fine.remainder) < 1e-8 < 1e-3 < abs(coarse.remainder)
+    assert np.abs(np.asarray(fine.total - coarse.total)).max() > 1e-3
+
+
+def test_a_language_models_loss_may_be_differentiated_in_log_weights():
+    """Of packed contexts, which are those apart: by JAX, and by layer and head."""
+    model, ids = byte_network(LENGTH, heads=2, depth=2), np.arange(60, 61 + LENGTH)
+    starts = jnp.asarray(np.where(np.arange(LENGTH) < 5, 0, 5))
+    weights = last_token(LENGTH)
+
+    def of_log_weights(log_weights, ids, starts, parts, weights):
+        y = Targets(ids[1:], weights, None, starts, log_weights, parts)
+        return CausalLM.loss(model, model.embed(ids[:-1], y), y)
+
+    row = jnp.asarray(LOG_WEIGHTS), jnp.asarray(ids), starts, jnp.asarray(PARTS), weights
+    packed = jax.jit(jax.grad(of_log_weights))(*row)
+    y = Targets(row[1][1:], weights, None, starts, *row[::3])
+    grid = TOKENS.starting(starts).weighted(*row[::3])
+    example = model.embed(row[1][:-1], y), y
+    gradient = mask_gradient(model.flow, model.terminal_loss, example, grid)
+    np.testing.assert_allclose(gradient.total / LENGTH, packed, rtol=1e-10, atol=1e-13)
+    alone = LOG_WEIGHTS[5:], ids[5:], np.zeros(7, int), PARTS[5:], np.asarray(weights)[5:]
+    alone = jax.jit(jax.grad(of_log_weights))(*map(jnp.asarray, alone))
+    np.testing.assert_allclose(packed[5:], alone, rtol=1e-10, atol=1e-13)
+    np.testing.assert_array_equal(packed[:5], 0)
+    assert np.abs(packed).max() > 1e-4
+
+
+REFUSED = {
+    "log_weights": lambda: TOKENS.weighted(jnp.zeros(3)),
+    "parts": lambda: TOKENS.weighted(jnp.zeros(LENGTH), jnp.zeros(3, int)),
+    "chosen": lambda: mask_path(FLOW, loss, EXAMPLE, TOKENS, jnp.asarray(PARTS)),
+    "nodes": lambda: mask_path(FLOW, loss, EXAMPLE, **PATH, nodes=0),
+    "least": lambda: mask_path(FLOW, loss, EXAMPLE, **PATH, least=1.0),
+    "flow.layers": lambda: mask_gradient(of_own_attention(), loss, EXAMPLE, TOKENS),
+}
+FLOW = random_flow()
+
+
+def of_own_attention():
+    """Which may read no log weights: its derivative in them would be zero."""
+    own = replace(FLOW.layers.attention, attend=lambda *slots, **options: slots[-1])
+    return replace(FLOW, layers=replace(FLOW.layers, attention=own))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("as_users_run")
+def test_what_does_not_fit_is_refused(name):
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        REFUSED[name]()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_log_weight_is_below_infinity(number):
+    with pytest.raises(Exception, match="log_weights: expected numbers below infinity"):
+        TOKENS.weighted(jnp.asarray(np.where(np.arange(LENGTH) == 3, number, 0.0)))
