@@ -18,7 +18,6 @@
 
 # %%
 import os
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -26,7 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import lim_jax as lim
-from lim_jax.models import byte_model, read_tokenizer
+from lim_jax.models import LanguageModel, byte_model
 from lim_jax.models.causal import CausalLM
 from lim_jax.plots import draw_densities, legend_below
 from lim_jax.tasks import (
@@ -40,10 +39,11 @@ from lim_jax.tasks import (
 RECORDS, ROUNDS = 10, 1
 file = os.environ.get("LIM_JAX_MODEL")
 if file:
-    model, tokenizer, name = lim.models.load(file), read_tokenizer(file), Path(file).stem
+    model = LanguageModel.from_pretrained(file)
 else:
-    model = byte_model(256, width=16, heads=2, depth=2, key=jax.random.key(0))
-    tokenizer, name = None, "a byte-level stand-in"
+    random = byte_model(256, width=16, heads=2, depth=2, key=jax.random.key(0))
+    model = LanguageModel(random, name="a byte-level stand-in")
+network, tokenizer, name = model.network, model.tokenizer, model.name
 
 # %% [markdown]
 # ## Ask
@@ -63,8 +63,8 @@ longest = max(len(example.window) for example in examples)
 
 
 @eqx.filter_jit
-def answered(model, window, weights):
-    return decodes_greedily(model.logits(window[:-1]), window[1:], weights)
+def answered(network, window, weights):
+    return decodes_greedily(network.logits(window[:-1]), window[1:], weights)
 
 
 def padded(example):
@@ -73,7 +73,7 @@ def padded(example):
     return np.pad(example.window, (0, missing)), np.pad(example.weights, (0, missing))
 
 
-right = np.array([bool(answered(model, *padded(example))) for example in examples])
+right = np.array([bool(answered(network, *padded(example))) for example in examples])
 right = right.reshape(ROUNDS, RECORDS)
 print("right by place of the asked record:", right.mean(axis=0))
 
@@ -85,7 +85,7 @@ print("right by place of the asked record:", right.mean(axis=0))
 
 # %%
 windows, weights = zip(*(example[:2] for example in examples), strict=True)
-energies = lim.models.energies_of_ids(model, windows, ask=weights, loss=CausalLM.margin_loss)
+energies = lim.models.energies_of_ids(network, windows, ask=weights, loss=CausalLM.margin_loss)
 parts = np.array([
     record_weights(example.records, lim.token_grid(len(energy)).weights, RECORDS) @ energy
     for example, energy in zip(examples, energies, strict=True)
@@ -114,7 +114,7 @@ plt.show()
 # %%
 regions = lim.boundary_regions(lim.token_grid(50), 0.2)
 result = lim.models.influence_of_ids(
-    model, windows, regions, ask=weights, loss=CausalLM.margin_loss
+    network, windows, regions, ask=weights, loss=CausalLM.margin_loss
 )
 figure, axes = plt.subplots(layout="constrained")
 draw_densities(axes, {name: result})
@@ -132,7 +132,7 @@ print(f"left {left:.2f}, middle {middle:.2f}, right {right_end:.2f}: LIM {lim_in
 
 # %%
 account = lim.explanations.account_of_context(
-    model, windows[4], weights[4], loss=CausalLM.margin_loss
+    network, windows[4], weights[4], loss=CausalLM.margin_loss
 )
 texts = lim.models.texts_of_ids(windows[4], tokenizer)
 strongest = np.argsort(-np.asarray(account.energy))[:8]
@@ -156,16 +156,15 @@ documents = [
 ]
 question = "Who founded the observatory?"
 laid = lim.prompts.document_prompt(documents, question)
-if file:  # as the model's publisher lays out a chat
+if model.chat_template is not None:  # as the model's publisher lays out a chat
     chat = [{"role": "user", "content": question}]
-    laid = lim.prompts.chat_prompt(chat, lim.prompts.read_chat_template(file), documents)
+    laid = lim.prompts.chat_prompt(chat, model.chat_template, documents)
 prompt = lim.prompts.unanswered(laid, tokenizer)
-end = lim.models.end_ids(file) if file else ()
-(context,) = lim.prompts.self_answered([prompt], model, tokenizer, "margin", tokens=12, end=end)
+(context,) = lim.prompts.self_answered([prompt], model, "margin", tokens=12)
 said = lim.models.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())
 (energy,) = lim.models.energies_of_ids(
-    model, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
+    network, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
 )
 for span in context.spans:
     print(f"{span.name:12} {energy[span.places].sum() / energy.sum():5.1%} of the influence")
@@ -176,7 +175,7 @@ for span in context.spans:
 
 # %%
 page = lim.report.show(
-    model, [context.window], tokenizer, query_weights=[context.weights], spans=[context.spans],
+    network, [context.window], tokenizer, query_weights=[context.weights], spans=[context.spans],
     title=f"{name}, of documents", loss=CausalLM.margin_loss,
 )  # fmt: skip
 print("written to", page.save("documents.html"))

@@ -44,13 +44,18 @@ def smollm2(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(smollm2):
-    return models.load(smollm2)
+def whole(smollm2):
+    return models.LanguageModel.from_pretrained(smollm2)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2):
-    return models.read_tokenizer(smollm2)
+def model(whole):
+    return whole.network
+
+
+@pytest.fixture(scope="module")
+def tokenizer(whole):
+    return whole.tokenizer
 
 
 @pytest.mark.slow

@@ -193,11 +193,11 @@ def explain_prompts(
     model
         From `models.load`, or any other whose weights are not left in their files.
     tokenizer
-        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     setting
         Which prompts, and how.
     end
-        The ids that end what the model says, of `models.end_ids`.
+        The ids that end what the model says, of `LanguageModel.end_ids`.
     checkpoint
         A file to read, if it exists, which grows by a line with every prompt: a run that was
         interrupted and is called again goes on after the last of them, for more prompts too.

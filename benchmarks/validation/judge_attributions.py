@@ -14,28 +14,28 @@ from benchmarks.validation.faithfulness import (
 )
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import write_findings
-from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.cli.folder import UNFINISHED
+from lim_jax.models import LanguageModel
 
 
 def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
     """Let a model answer prompts, and judge attributions of its answers by taking records out."""
-    model, folder = as_path(model, "model"), as_path(folder, "folder")
+    folder = as_path(folder, "folder")
     setting = FaithfulnessSetting(prompts=prompts)
-    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    asked = LanguageModel.from_pretrained(model)
     found = explain_prompts(
-        network,
-        tokenizer,
+        asked.network,
+        asked.tokenizer,
         setting,
-        end=models.end_ids(model),
+        end=asked.end_ids,
         checkpoint=folder / UNFINISHED / "faithfulness.jsonl",
         progress=partial(tqdm, desc="faithfulness", unit="prompt"),
     )
     kinds = {kind: one.record() for kind, one in faithfulness_study(found, setting).items()}
     results = {"setting": setting._asdict(), "kinds": kinds}
-    figures = faithfulness_figures(results, model.stem)
-    page = faithfulness_page(results, model.stem, [f"{name}.png" for name in figures])
+    figures = faithfulness_figures(results, asked.name)
+    page = faithfulness_page(results, asked.name, [f"{name}.png" for name in figures])
     write_findings(folder, "faithfulness", results, figures, page)
 
 

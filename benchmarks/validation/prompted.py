@@ -106,7 +106,7 @@ def ask_prompts(
     model
         From `models.load`, or any other.
     tokenizer
-        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     setting
         Which prompts.
     checkpoint

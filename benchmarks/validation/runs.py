@@ -25,9 +25,9 @@ from benchmarks.validation.prompted import ask_prompts, prompted_study
 from benchmarks.validation.study import presets, validate
 from benchmarks.validation.texts import PromptSetting
 from benchmarks.validation.train_published import train_published
-from lim_jax import models
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder, save_figure
+from lim_jax.models import LanguageModel
 from lim_jax.results.tables import write_json
 
 
@@ -157,12 +157,12 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
     settings = {
         f"{count} records": PromptSetting(records=count, prompts=prompts) for count in records
     }
-    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    asked = LanguageModel.from_pretrained(model)
     found, names = {}, []
     for name, setting in settings.items():
         answers = ask_prompts(
-            network,
-            tokenizer,
+            asked.network,
+            asked.tokenizer,
             setting,
             checkpoint=folder / UNFINISHED / f"{setting.records}.jsonl",
             progress=partial(tqdm, desc=name, unit="prompt"),
@@ -170,10 +170,10 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
         result = prompted_study(answers)
         found[name] = {"prompts": prompts, **result.record()}
         names.append(f"prompted_{setting.records}")
-        title = f"{model.stem}, {name}, n = {prompts}"
+        title = f"{asked.name}, {name}, n = {prompts}"
         save_figure(prompted_records(result, title), folder, names[-1])
     write_json(folder / "prompted.json", found)
-    page = prompted_page(found, model.stem, [f"{name}.png" for name in names])
+    page = prompted_page(found, asked.name, [f"{name}.png" for name in names])
     (folder / "prompted.md").write_text(page, encoding="utf-8")
     print(page)
     print(f"Wrote prompted.json, prompted.md and {len(names)} figures to {folder}.")

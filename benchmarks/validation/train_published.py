@@ -10,9 +10,9 @@ from benchmarks.validation.figures import tuned_course, tuned_places
 from benchmarks.validation.findings_page import write_findings
 from benchmarks.validation.tuned import Tuning, tune
 from benchmarks.validation.tuning_page import tuning_page
-from lim_jax import models
 from lim_jax._checks import AnyPath, as_path
 from lim_jax.cli.folder import UNFINISHED
+from lim_jax.models import LanguageModel
 
 
 def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
@@ -27,17 +27,17 @@ def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
     folder
         To write to: tuning.json, tuning.md and figures.
     """
-    model, folder = as_path(model, "model"), as_path(folder, "folder")
+    folder, asked = as_path(folder, "folder"), LanguageModel.from_pretrained(model)
     results = tune(
-        models.load(model),
-        models.read_tokenizer(model),
+        asked.network,
+        asked.tokenizer,
         Tuning(),
         seed=seed,
         folder=folder / UNFINISHED,
         progress=partial(tqdm, desc="training", unit="run"),
     )
-    figures = tuning_figures(results, model.stem)
-    page = tuning_page(results, model.stem, [f"{name}.png" for name in figures])
+    figures = tuning_figures(results, asked.name)
+    page = tuning_page(results, asked.name, [f"{name}.png" for name in figures])
     write_findings(folder, "tuning", results, figures, page)
 
 

@@ -136,7 +136,7 @@ def tune(
     model
         Whole, from `models.load`.
     tokenizer
-        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     tuning
         How.
     seed

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 from tqdm import tqdm
 
-from lim_jax import models
 from lim_jax.attribution.answers import answer_text
-from lim_jax.models import CausalLM
+from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LOSSES, LossName
 from lim_jax.prompts import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
-from lim_jax.prompts.templates import find_chat_template
 
 SHOWN = 5  # answers of the model's own that are printed
 DOTS = "..."  # behind an answer that was cut
@@ -27,21 +24,20 @@ Asked = Annotated[LossName, tyro.conf.arg(help=HELP)]
 
 
 def own_answers(
-    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: Path
+    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: LanguageModel
 ) -> list[str]:
     """A line for each of the first answers that the model gave itself, and notes on answers."""
     own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
-    tokenizer = models.read_tokenizer(model) if own else None
     lines = [
         f"Of context {number} the model's own answer is asked: "
-        f"“{answer_text(contexts[number], tokenizer)}{DOTS * contexts[number].cut}”"
+        f"“{answer_text(contexts[number], model.tokenizer)}{DOTS * contexts[number].cut}”"
         for number in own[:SHOWN]
     ]
     lines += [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
     return lines + answer_notes(contexts, model)
 
 
-def answer_notes(contexts: Sequence[Context], model: Path) -> list[str]:
+def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]:
     """A line on answers that were cut, and one on a chat template that is there and not used."""
     cut = sum(context.cut for context in contexts)
     plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)
@@ -50,7 +46,7 @@ def answer_notes(contexts: Sequence[Context], model: Path) -> list[str]:
         lines.append(
             f"Cut after the most tokens that an answer may have ({DOTS}): {cut} of {every}."
         )
-    if plain and find_chat_template(model) is not None:
+    if plain and model.chat_template is not None:
         lines.append(
             f"The model has a chat template, and {plain} of {every} contexts are asked without: an "
             "instructed model answers best by it, where a line has messages."
@@ -59,16 +55,11 @@ def answer_notes(contexts: Sequence[Context], model: Path) -> list[str]:
 
 
 def answered(
-    contexts: Sequence[Context | PromptOnly],
-    network: CausalLM,
-    model: Path,
-    loss: LossName,
-    tokens: int,
+    contexts: Sequence[Context | PromptOnly], model: LanguageModel, loss: LossName, tokens: int
 ) -> list[Context]:
     """All contexts with their answers; where a context has none the model gives its own."""
     given = [context for context in contexts if isinstance(context, Context)]
     if len(given) == len(contexts):
         return given
-    tokenizer, end = models.read_tokenizer(model), models.end_ids(model)
     bar = partial(tqdm, desc="answering", unit="context")
-    return self_answered(contexts, network, tokenizer, loss, tokens=tokens, end=end, progress=bar)
+    return self_answered(contexts, model, loss, tokens=tokens, progress=bar)

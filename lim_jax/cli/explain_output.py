@@ -18,6 +18,7 @@ from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
+from lim_jax.models import LanguageModel
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
@@ -123,11 +124,10 @@ def write_pages(
     cases: Mapping[str, Case],
     windows: Windows,
     contexts: Sequence[Context],
-    model: Path | None,
+    model: LanguageModel,
     out: Path,
 ) -> None:
-    """Write a page for each network and loss; without a model ids are bytes."""
-    tokenizer = None if model is None else models.read_tokenizer(model)
+    """Write a page for each network and loss."""
     rows = list(map(np.asarray, windows))
     for name, case in cases.items():
         result = results[name]
@@ -140,8 +140,8 @@ def write_pages(
             out / f"{stem(name)}.html",
             result.influence,
             accounts,
-            [models.texts_of_ids(window, tokenizer) for window in rows[: len(accounts)]],
-            title=f"Why does {model.name} use what it uses? ({name})" if model else name,
+            [models.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
+            title=f"Why does {model.name} use what it uses? ({name})" if model.name else name,
             certificates=result.certificates,
             without_queries=result.without_queries,
             names=context_names(shown),

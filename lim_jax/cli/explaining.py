@@ -25,13 +25,13 @@ from lim_jax.attribution.time_budget import (
 from lim_jax.cli.answers import Asked, answered, own_answers
 from lim_jax.cli.explain_output import report_explanations, stem, write_pages
 from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
-from lim_jax.cli.networks import network_within, require_model
+from lim_jax.cli.networks import network_within, open_model
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
-from lim_jax.models import CausalLM
+from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
@@ -108,8 +108,7 @@ def explain(
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
-    model = None if model is None else as_path(model, "model")
-    data = None if data is None else as_path(data, "data")
+    model, data = _both_or_neither(model, data)
     arguments = {
         "model": model, "data": data, "loss": loss, "max_length": max_length,
         "contexts": contexts, "delta": delta, "depth": depth, "certificates": certificates,
@@ -125,11 +124,12 @@ def explain(
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         if model is None:
-            start, read = _byte_level(data, loss, most, keys)
+            asked, read = _byte_level(loss, most, keys)
         else:
-            require_model(model, download)
+            opened = open_model(model, download)
             held = partial(network_within, memory=memory, unfinished=unfinished)
-            start, read = _network_and_contexts(model, data, loss, max_length, most, keys[2], held)
+            asked, read = _model_and_contexts(opened, data, loss, max_length, most, keys[2], held)
+        start = asked.network
         _require_enough(read, contexts)
         as_int(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
@@ -148,7 +148,7 @@ def explain(
                                         unfinished)  # fmt: skip
         report_explanations(results, masses, losses, regions, read.contexts, folder)
         if html:
-            write_pages(results, cases, read.windows, read.contexts, model, folder)
+            write_pages(results, cases, read.windows, read.contexts, asked, folder)
     return 0
 
 
@@ -165,42 +165,38 @@ def _recorded_contexts(unfinished: Path) -> int | None:
     return load(files[0])["contexts"] if files else None
 
 
-def _network_and_contexts(
-    model: Path,
+def _model_and_contexts(
+    model: LanguageModel,
     data: Path | None,
     loss: LossName,
     length: int,
     most: int,
     key: jax.Array,
-    held: Callable[..., CausalLM],
-) -> tuple[CausalLM, ReadContexts]:
+    held: Callable[..., LanguageModel],
+) -> tuple[LanguageModel, ReadContexts]:
     """The model, and its data in an order that the key makes."""
-    _require_both(model, data)
     assert data is not None
     lines = read_prompts(data, model, loss, length)
-    network = held(model, tokens=min(FIRST, len(lines)) * max(line.length for line in lines))
-    read = answered(lines, network, model, loss, ANSWER)
+    model = held(model, tokens=min(FIRST, len(lines)) * max(line.length for line in lines))
+    read = answered(lines, model, loss, ANSWER)
     print("".join(f"{line}\n" for line in own_answers(lines, read, model)), end="")
-    require_fitting(network, read)
+    require_fitting(model.network, read)
     order = np.asarray(jax.random.permutation(key, len(read)))[:most].tolist()
     contexts = [read[at] for at in order]
-    return network, ReadContexts(_stacked([context.window for context in contexts]), contexts)
+    return model, ReadContexts(_stacked([context.window for context in contexts]), contexts)
 
 
-def _byte_level(
-    data: Path | None, loss: LossName, most: int, keys: jax.Array
-) -> tuple[CausalLM, ReadContexts]:
+def _byte_level(loss: LossName, most: int, keys: jax.Array) -> tuple[LanguageModel, ReadContexts]:
     """A byte-level network of random weights, and windows of the standard library."""
-    _require_both(None, data)
     cure = "The byte-level network is asked everywhere, and by its last token."
     everywhere = loss == "next-token"
     require(everywhere, "loss", got=f"{loss} without data", expected="next-token", cure=cure)
     text = models.standard_library_text()
     windows = models.sample_windows(text, BYTES, most, key=keys[2])
-    return models.byte_model(BYTES, key=keys[0]), ReadContexts(windows, [])
+    return LanguageModel(models.byte_model(BYTES, key=keys[0])), ReadContexts(windows, [])
 
 
-def _require_both(model: Path | None, data: Path | None) -> None:
+def _both_or_neither(model: Any, data: Any) -> tuple[Path | None, Path | None]:
     require(
         (model is None) == (data is None),
         "model and data",
@@ -208,6 +204,7 @@ def _require_both(model: Path | None, data: Path | None) -> None:
         expected="both or neither",
         cure="A model reads data of your own; without them a byte-level network is trained.",
     )
+    return (None, None) if model is None else (as_path(model, "model"), as_path(data, "data"))
 
 
 def _stacked(rows: list[np.ndarray]) -> Any:

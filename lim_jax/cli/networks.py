@@ -12,7 +12,7 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import require_positive
 from lim_jax._resuming import write_whole
-from lim_jax.models import CausalLM
+from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.hub import model_path
 from lim_jax.weights import FetchedLayers
 
@@ -21,10 +21,10 @@ PLACEMENT, WHOLE, FILES = "weights.txt", "in memory", "in their files"
 AVAILABLE = Path("/proc/meminfo")
 
 
-def require_model(model: Path, download: bool) -> None:
-    """Raise ValueError for a name that is not in the cache and not to be downloaded.
+def open_model(model: Path, download: bool) -> LanguageModel:
+    """Open a model by its path or name, with its weights left in their files.
 
-    A terminal is asked once whether to download it.
+    A terminal is asked once whether to download what the cache lacks, without it ValueError raised.
     """
     try:
         model_path(model, download=download)
@@ -35,10 +35,13 @@ def require_model(model: Path, download: bool) -> None:
         if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
             raise
         model_path(model, download=True)
+    return LanguageModel.open(model)
 
 
-def network_within(path: Path, memory: float | None, tokens: int, unfinished: Path) -> CausalLM:
-    """Read a network whole where that fits the memory, else leave its weights in their files.
+def network_within(
+    model: LanguageModel, memory: float | None, tokens: int, unfinished: Path
+) -> LanguageModel:
+    """Read an opened model's weights where they fit the memory, else leave them in their files.
 
     `memory` is in GiB; None stands for all that is free, or for the placement that an interrupted
     run recorded in the folder `unfinished`. `tokens` are measured at once.
@@ -47,8 +50,7 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
         require_positive(
             memory, "memory", expected="a positive number of GiB", cure="Leave it out."
         )
-    network = models.open(path)
-    needed = models.profile_memory(network, tokens)
+    needed = models.profile_memory(model.network, tokens)
     most = free_memory() if memory is None else memory * GIB
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
@@ -60,7 +62,7 @@ def network_within(path: Path, memory: float | None, tokens: int, unfinished: Pa
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
         + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
-    return models.load(path) if fits else network
+    return model.loaded() if fits else model
 
 
 def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:

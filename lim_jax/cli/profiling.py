@@ -23,13 +23,13 @@ from lim_jax.attribution.parts import (
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import Asked, answered, own_answers
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
-from lim_jax.cli.networks import network_within, placed_bar, require_model
+from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.records import record_lines
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import CausalLM
+from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LOSSES, LossName, loss_kind
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
@@ -97,15 +97,16 @@ def profile(
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         _require_options(arguments)
-        require_model(model, download)
-        lines = shuffled_lines(data, model, loss, max_length, shuffle, foil) if shuffle else []
+        opened = open_model(model, download)
+        lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or read_prompts(data, model, loss, max_length, foil)
+        contexts = contexts or read_prompts(data, opened, loss, max_length, foil)
         unfinished = folder / UNFINISHED
         longest = max(context.length for context in contexts)
         at_once = max(longest, models.ids.TOKENS_AT_ONCE)
-        network = network_within(model, memory, at_once, unfinished)
-        read, contexts = contexts, answered(contexts, network, model, loss, answer_tokens)
+        opened = network_within(opened, memory, at_once, unfinished)
+        read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
+        network = opened.network
         require_fitting(network, contexts)
         described = described_contexts([context.length for context in contexts])
         described += f", {shuffle} orders of each line" * bool(shuffle)
@@ -121,13 +122,12 @@ def profile(
             checkpoint=unfinished, bar=placed_bar(network, unfinished),
         )  # fmt: skip
         print(f"== {model} on {data}: {described}, loss {loss} ==")
-        print("".join(f"{line}\n" for line in own_answers(read, contexts, model)), end="")
+        print("".join(f"{line}\n" for line in own_answers(read, contexts, opened)), end="")
         print(_words(result))
-        title = f"{model.name}, {loss}"
-        write_profile(result, f"{title}, {described}", folder)
+        write_profile(result, f"{opened.name}, {loss}, {described}", folder)
         if html:
-            asked = f"What does {model.name} use of {data.name}?"
-            write_profile_page(result, network, model, loss, asked, folder)
+            asked = f"What does {opened.name} use of {data.name}?"
+            write_profile_page(result, opened, loss, asked, folder)
         print(f"Wrote profile.json, tables and figures to {folder}.")
     return 0
 
@@ -198,8 +198,7 @@ def write_profile(result: Measured, title: str, folder: Path) -> None:
 
 def write_profile_page(
     result: Measured,
-    network: CausalLM,
-    model: Path,
+    model: LanguageModel,
     loss: LossName,
     title: str,
     folder: Path,
@@ -208,12 +207,12 @@ def write_profile_page(
     findings: Sequence[str] = (),
 ) -> None:
     """Write profile.html, of the first contexts; without `findings` those of `profile`."""
-    accounts = result.accounts or accounts_of(network, result.contexts, loss, bar=tqdm)
-    tokenizer, shown = models.read_tokenizer(model), result.contexts[: len(accounts)]
-    shuffled = result.shuffled
+    accounts = result.accounts or accounts_of(model.network, result.contexts, loss, bar=tqdm)
+    shown, shuffled = result.contexts[: len(accounts)], result.shuffled
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
-        [*context.tokens, models.texts_of_ids(context.window, tokenizer)[-1]] for context in shown
+        [*context.tokens, models.texts_of_ids(context.window, model.tokenizer)[-1]]
+        for context in shown
     ]
     report.write_page(
         folder / "profile.html",

@@ -16,14 +16,14 @@ from lim_jax.attribution.parts import REST, Record
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import DOTS, answer_notes, answered
 from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder
-from lim_jax.cli.networks import network_within, placed_bar, require_model
+from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
 from lim_jax.models.losses import LossName
+from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts import Line
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, require_question
 from lim_jax.prompts.reading import context_of_line, read_documents, spaced
-from lim_jax.prompts.templates import find_chat_template
 from lim_jax.report.sentences import part_words
 from lim_jax.results.measured import percent
 from lim_jax.results.tables import FILES, write_json
@@ -89,35 +89,36 @@ def ask(
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         _require_options(arguments, loss)
-        require_model(model, download)
-        tokenizer, line = models.read_tokenizer(model), _line(arguments)
-        read = context_of_line(line, tokenizer, loss, max_length)
+        opened = open_model(model, download)
+        line = _line(arguments, opened.chat_template if chat else None)
+        read = context_of_line(line, opened.tokenizer, loss, max_length)
         unfinished = folder / UNFINISHED
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
-        network = network_within(model, memory, at_once, unfinished)
+        opened = network_within(opened, memory, at_once, unfinished)
+        network = opened.network
         _announce(network, read, html)
-        contexts = answered([read], network, model, loss, answer_tokens)
+        contexts = answered([read], opened, loss, answer_tokens)
         require_fitting(network, contexts)
         result = measure(
             network, contexts, loss, delta=delta, shown=int(html), checkpoint=unfinished,
             bar=placed_bar(network, unfinished),
         )  # fmt: skip
-        said, cut = answer_text(contexts[0], tokenizer), contexts[0].cut
+        said, cut = answer_text(contexts[0], opened.tokenizer), contexts[0].cut
         parts = _parts(result, [document.name for document in line.documents])
         shown = said + DOTS * cut
         finding = finding_of(parts, shown, foil)
         print(f"{finding}\n{NO_ERROR}\n\nQuestion: {question}\nAnswer: {shown}")
-        print(*answer_notes(contexts, model), _table(parts), sep="\n")
+        print(*answer_notes(contexts, opened), _table(parts), sep="\n")
         document = {
             "question": question, "answer": said, "cut": cut, "foil": foil, "finding": finding,
             "parts": _written(parts),
         }  # fmt: skip
         write_json(folder / "answer.json", document)
-        title = f"{model.name}, {loss}, {described_contexts([contexts[0].length])}"
+        title = f"{opened.name}, {loss}, {described_contexts([contexts[0].length])}"
         write_profile(result, title, folder)
         if html:
             said = {"answer": shown, "findings": [finding, NO_ERROR]}
-            write_profile_page(result, network, model, loss, question, folder, **said)
+            write_profile_page(result, opened, loss, question, folder, **said)
         print(f"Wrote answer.json, tables, figures{' and profile.html' * html} to {folder}.")
     return 0
 
@@ -137,12 +138,11 @@ def _announce(network: models.CausalLM, read: Context | PromptOnly, html: bool) 
     tqdm.write(f"{work} {read.length} tokens{page}: about {duration(seconds)}.")
 
 
-def _line(arguments: dict) -> Line:
+def _line(arguments: dict, template: ChatTemplate | None) -> Line:
     """The question as a line of a file would ask it."""
     require_question(arguments["question"])
     documents, answer, foil = (arguments[name] for name in ("documents", "answer", "foil"))
     line = Line("question", documents=read_documents(documents), answer=answer, foil=foil)
-    template = find_chat_template(arguments["model"]) if arguments["chat"] else None
     if template is not None:
         message = {"role": "user", "content": arguments["question"]}
         return line._replace(messages=(message,), template=template)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lim_jax import models
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.cli.folder import save_figure
+from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
@@ -19,10 +19,10 @@ SHOWN = 8  # documents of a table that is printed
 
 
 def shuffled_lines(
-    data: Path, model: Path, asked: LossName, max_length: int, orders: int, foil: str = ""
+    data: Path, model: LanguageModel, asked: LossName, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
-    tokenizer, lines = models.read_tokenizer(model), read_lines(data, model, foil)
+    tokenizer, lines = model.tokenizer, read_lines(data, model.chat_template, foil)
     first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
     return [
         shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)

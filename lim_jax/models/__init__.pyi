@@ -11,6 +11,7 @@ from . import gguf_file as gguf_file
 from . import hub as hub
 from . import ids as ids
 from . import language as language
+from . import language_model as language_model
 from . import layer_norm_family as layer_norm_family
 from . import layerwise as layerwise
 from . import layout as layout
@@ -43,11 +44,10 @@ from .language import gaussian_model as gaussian_model
 from .language import sample_windows as sample_windows
 from .language import standard_library_text as standard_library_text
 from .language import train as train
+from .language_model import LanguageModel as LanguageModel
 from .llama_family import llama_like as llama_like
 from .memory import profile_memory as profile_memory
 from .packed_rows import contexts as contexts
 from .recipe import Names as Names
 from .recipe import sizes_of as sizes_of
-from .text import end_ids as end_ids
-from .text import read_tokenizer as read_tokenizer
 from .text import texts_of_ids as texts_of_ids

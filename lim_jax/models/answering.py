@@ -50,7 +50,7 @@ def answer(
     tokens
         The largest number of ids in the answer.
     end
-        Ids that end the answer, as its last: those of a publisher's `end_ids`.
+        Ids that end the answer, as its last: those of `LanguageModel.end_ids`.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
 
 
 def _ends(end: Any) -> set[int]:
-    listed, cure = isinstance(end, Iterable), "Take models.end_ids(path)."
+    listed, cure = isinstance(end, Iterable), "Take LanguageModel.end_ids."
     require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
     return {as_int(number, "end", least=0, cure=cure) for number in end}
 

@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import equinox as eqx
 import jax
@@ -58,7 +57,8 @@ Profile = Float[Array, " length"]
 # Logits are made of so many words at a time, and of fewer where many positions are asked, so that
 # those of a large vocabulary are never all in memory.
 WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
-KEPT = ("as published", "float16", "bfloat16")
+HalfPrecision = Literal["as published", "float16", "bfloat16"]
+KEPT = get_args(HalfPrecision)
 EXAMPLE = "Make it of a window of ids by model.example."
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
@@ -376,7 +376,7 @@ def _grid_of(x: State, y: Targets | None = None) -> Grid:
 def load(
     path: AnyPath,
     dtype: str = "float32",
-    kept: Literal["as published", "float16", "bfloat16"] | None = None,
+    kept: HalfPrecision | None = None,
     mesh: Mesh | None = None,
     *,
     download: bool = False,
@@ -417,22 +417,7 @@ def load(
         If the folder or file is broken, the family or an option of it is not known, or tensors are
         missing, surplus, of another shape, or not finite.
     """
-    require(
-        kept is None or (kept in KEPT and dtype == "float32" and mesh is None),
-        "kept",
-        got=f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh",
-        expected=f"None, or one of {KEPT} with dtype 'float32' and no mesh",
-        cure="The host keeps half precision, which is widened to float32.",
-    )
-
-    def place(checkpoint: Source) -> WeightPlacement:
-        if mesh is not None:
-            return shard(mesh)
-        if kept is None:
-            return ON_DEVICE
-        return as_published(checkpoint, dtype) if kept == KEPT[0] else on_host(checkpoint, kept)
-
-    return _model(model_path(path, download=download), dtype, place)
+    return load_network(open_files(path, download=download), dtype, kept, mesh)
 
 
 def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
@@ -453,27 +438,56 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
 
     Raises
     ------
-    ModuleNotFoundError
-        Without the extra ``models``.
-    ValueError
+    ModuleNotFoundError, ValueError
         As in `load`; a layer's numbers that are not finite are noticed when that layer is read.
     """
+    return open_network(open_files(path, download=download), dtype)
+
+
+def open_files(path: AnyPath, *, download: bool = False) -> Source:
+    """Look through a model's files, as `load` takes them: options, and where tensors are."""
     path = model_path(path, download=download)
-    return _model(path, dtype, lambda checkpoint: offloaded(checkpoint, dtype))
+    return open_gguf(path) if path.suffix == ".gguf" else text_part(open_checkpoint(path))
 
 
-def _model(path: Path, dtype: str, place: Callable[[Source], WeightPlacement]) -> CausalLM:
+def load_network(
+    source: Source,
+    dtype: str = "float32",
+    kept: HalfPrecision | None = None,
+    mesh: Mesh | None = None,
+) -> CausalLM:
+    """Read a network of files that were looked through, as `load` does."""
+    require(
+        kept is None or (kept in KEPT and dtype == "float32" and mesh is None),
+        "kept",
+        got=f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh",
+        expected=f"None, or one of {KEPT} with dtype 'float32' and no mesh",
+        cure="The host keeps half precision, which is widened to float32.",
+    )
+    if mesh is not None:
+        return _network(source, dtype, shard(mesh))
+    if kept is None:
+        return _network(source, dtype, ON_DEVICE)
+    published = kept == KEPT[0]
+    held = as_published(source, dtype) if published else on_host(source, kept)
+    return _network(source, dtype, held)
+
+
+def open_network(source: Source, dtype: str) -> CausalLM:
+    """Check files that were looked through, and leave the weights in them, as `open` does."""
+    return _network(source, dtype, offloaded(source, dtype))
+
+
+def _network(source: Source, dtype: str, placement: WeightPlacement) -> CausalLM:
     cure = "Models compute in full precision; to keep weights in half take kept."
     require_name(dtype, ("float32", "float64"), "dtype", cure)
-    gguf = path.suffix == ".gguf"
-    checkpoint = open_gguf(path) if gguf else text_part(open_checkpoint(path))
-    recipe = recipe_of(checkpoint.config)
-    refuse_other_architectures(checkpoint.config, checkpoint.config["model_type"])
-    weights = read_decoder(checkpoint, dtype, recipe, place(checkpoint))
-    surplus = sorted(set(checkpoint.files) - weights.known)
+    recipe = recipe_of(source.config)
+    refuse_other_architectures(source.config, source.config["model_type"])
+    weights = read_decoder(source, dtype, recipe, placement)
+    surplus = sorted(set(source.files) - weights.known)
     got = f"{', '.join(surplus[:3])}, which the family does not have"
     cure = "The options may be of a simpler family than the weights are."
     require(not surplus, "tensors", got=got, expected="those of the family", cure=cure)
     # A network with learned positions has no more of them than it was trained on.
-    trained = trained_length(checkpoint.config) if weights.parts["positions"] is None else None
+    trained = trained_length(source.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained)

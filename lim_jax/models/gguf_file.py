@@ -8,7 +8,7 @@ which llama.cpp added them, and stacked experts are separated.
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +59,12 @@ class GGUFCheckpoint(NamedTuple):
     file: Path
     config: Configuration  # by the names of config.json
     files: Mapping[str, _Published]  # by the publisher's names
+    header: Mapping[str, Any]  # the file's options, by its own names
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised, with its rows in the publisher's order."""
-        values, heads = (
-            read_rows(name, shape, dtype, self.rows(name, shape)),
-            self.files[name].heads,
-        )
+        values = read_rows(name, shape, dtype, self.rows(name, shape))
+        heads = self.files[name].heads
         return values if heads is None else _deinterleaved(values, heads)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
@@ -111,32 +110,22 @@ def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def opened_gguf(file: Path) -> tuple[Any, dict[str, Any]]:
+def read_header(file: Path) -> tuple[Any, dict[str, Any]]:
     """Return the gguf package's reader of a file, and the file's options by name.
 
-    Raise ModuleNotFoundError without the package, and ValueError if the file is broken.
+    It takes a second for 49,152 words, so that a `LanguageModel` is made of one reading. Raise
+    ModuleNotFoundError without the package, and ValueError if the file is broken.
     """
     require_extra("gguf", "models")
     cure = "Pass the path of the file itself."
     require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
-    about = file.stat()
     try:
-        reader, options = _read_header(file, about.st_size, about.st_mtime_ns)
+        reader = _reader()(file)
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # the library raises whatever it meets in other files
         raise Refusal(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
-    return reader, dict(options)
-
-
-@lru_cache(maxsize=1)
-def _read_header(file: Path, size: int, modified: int) -> tuple[Any, dict[str, Any]]:
-    """Parse a file once for all its callers, and anew when it changes.
-
-    It takes a second for 49,152 words, and a command asks six times.
-    """
-    reader = _reader()(file)
-    return reader, {name: field.contents() for name, field in reader.fields.items()}
 
 
 @cache
@@ -158,7 +147,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     Raise ModuleNotFoundError without the package gguf, and ValueError if the file is broken, or its
     architecture or an option is unknown.
     """
-    reader, options = opened_gguf(file)
+    reader, options = read_header(file)
     # Adapters, parts that read images, and one file of several are no whole models.
     for name, usual in (("general.type", "model"), ("split.count", 1)):
         got, expected = f"{name} = {options.get(name)}", f"{usual}: a whole model in one file"
@@ -178,7 +167,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     files, architecture = {}, architecture_of(str(name), own)
     for tensor_name in stored:
         files |= _published(tensor_name, stored, architecture, config)
-    return GGUFCheckpoint(file, Configuration(config), files)
+    return GGUFCheckpoint(file, Configuration(config), files, options)
 
 
 def _stored(tensor: Any) -> _Stored:

@@ -1,57 +1,50 @@
-"""The tokenizer that a publisher left beside the weights or among them, and what its ids say."""
+"""What a publisher's files say of texts: the tokenizer, the chat template, the ends of answers."""
 
 import codecs
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
 
-from lim_jax._checks import (
-    AnyPath,
-    as_int,
-    require,
-    require_extra,
-    require_indices,
-    require_kind,
-)
+from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
+from lim_jax._files import decoded
 from lim_jax._refusal import Refusal
 from lim_jax.models.checkpoint import json_object
-from lim_jax.models.gguf_file import opened_gguf
-from lim_jax.models.hub import EXPECTED, model_path
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
 CONFIGS = "generation_config.json", "config.json"
 CONTROL = 3  # GGUF's type of a control token, which no text spells
 CURE = f"Put the publisher's {FILE} beside the weights."
+TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
+MARKS = ("bos", "eos", "unk", "pad")
+CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
+Header = Mapping[str, Any]  # of a GGUF file, as `gguf_file.read_header` returns it; else empty
 
 
-def read_tokenizer(path: AnyPath) -> Any:
-    """The `tokenizers.Tokenizer` of a model: of a folder, a GGUF file, or a file by itself.
+class ChatTemplate(NamedTuple):
+    """How a model's publisher lays chats out."""
+
+    source: str  # in Jinja's language
+    marks: Mapping[str, str]  # the tokens that it may spell, by name, such as bos_token
+
+
+def read_tokenizer(path: Path, header: Header) -> Any:
+    """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header.
 
     A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
     it is made of the file's own vocabulary and merges, if these are of bytes as GPT-2's or
-    SmolLM's. Public names are looked up as by `models.load`.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the package tokenizers, of the extra ``models``.
-    ValueError
-        If there is no tokenizer, or one of another kind.
+    SmolLM's. Raise ModuleNotFoundError without the package tokenizers, and ValueError if there is
+    no tokenizer, or one of another kind.
     """
     require_extra("tokenizers", "models")
-    path = model_path(path)
-    there = path.exists() or path.suffix == ".json"
-    cure = "Look at the path, or pass a public name with --download."
-    require(there, "model", got=f"{path}, which is not there", expected=EXPECTED, cure=cure)
-    file = path / FILE if path.is_dir() else path
-    if file.suffix == ".gguf":
-        if not (file.parent / FILE).is_file():
-            return _of_gguf(file)
-        file = file.parent / FILE
+    gguf = path.suffix == ".gguf"
+    file = (path.parent if gguf else path) / FILE
+    if gguf and not file.is_file():
+        return _tokenizer_of_gguf(path.name, header)
     expected = f"the publisher's {FILE}"
     require(file.is_file(), "tokenizer", got=f"no file {file}", expected=expected, cure=CURE)
     try:
@@ -92,33 +85,25 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     require_indices(ids, "ids")
     if tokenizer is None:
         outside = [number for number in np.unique(ids).tolist() if not 0 <= number < 256]
-        cure = "Pass the model's own tokenizer, read_tokenizer(path)."
+        cure = "Pass the model's own tokenizer: LanguageModel.tokenizer."
         require(not outside, "ids", got=f"{outside}", expected="bytes, 0 to 255", cure=cure)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [decoder.decode(bytes([byte])) for byte in ids.tolist()]
     require_extra("tokenizers", "models")
-    require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from read_tokenizer.")
+    require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from models.LanguageModel.")
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, number) or "" for number in ids.tolist()]
 
 
-def end_ids(path: AnyPath) -> tuple[int, ...]:
+def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     """The ids that end what a model says, by its publisher's files; none if these name none.
 
     In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
-    GGUF file the ends of a text, of a turn and of a message.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Of a GGUF file, without the package gguf, of the extra ``models``.
-    ValueError
-        If a file is broken or missing, or an id in it is no whole number.
+    GGUF file the ends of a text, of a turn and of a message. Raise ValueError if a file is broken
+    or missing, or an id in it is no whole number.
     """
-    path = model_path(path)
     if path.suffix == ".gguf":
-        _, options = opened_gguf(path)
-        ids = [options.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+        ids = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
     else:
         files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
         configs = [json_object(file) for file in files]
@@ -131,19 +116,18 @@ def end_ids(path: AnyPath) -> tuple[int, ...]:
     return tuple(as_int(number, "eos_token_id", least=0, cure=cure) for number in distinct)
 
 
-def _of_gguf(file: Path) -> Any:
+def _tokenizer_of_gguf(name: str, header: Header) -> Any:
     """Byte-level pair encoding by the vocabulary and the merges in a file of llama.cpp."""
-    _, options = opened_gguf(file)
     words, kinds, merges = (
-        options.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type", "merges")
+        header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type", "merges")
     )
-    kind, cut = (str(options.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
+    kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
     bytewise = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     cuts = {"gpt-2": [bytewise], "smollm": [digits, bytewise]}
     known, expected = kind == "gpt2" and cut in cuts, f"gpt2 with {' or '.join(cuts)}"
     got = f"a tokenizer of {kind!r} with {cut!r}"
-    require(known and len(words) > 0, file.name, got=got, expected=expected, cure=CURE)
+    require(known and len(words) > 0, name, got=got, expected=expected, cure=CURE)
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
@@ -153,3 +137,33 @@ def _of_gguf(file: Path) -> Any:
         [word for word, kind in zip(words, kinds, strict=True) if kind == CONTROL]
     )
     return tokenizer
+
+
+def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
+    """The template of a folder of weights, or of a GGUF file with its header; None without one.
+
+    A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
+    ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
+    ``tokenizer.chat_template``, else that of its folder. Raise ValueError if the file that should
+    hold it is broken.
+    """
+    if isinstance(own := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
+        words = header.get("tokenizer.ggml.tokens", [])
+        ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
+        known = {name: n for name, n in ids.items() if n is not None and n < len(words)}
+        return ChatTemplate(own, {name: words[n] for name, n in known.items()})
+    folder = path.parent if path.suffix == ".gguf" else path
+    options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
+    source = options.get(TEMPLATE_KEY)
+    if isinstance(source, list):
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if (folder / TEMPLATE).is_file():
+        source = decoded((folder / TEMPLATE).read_bytes(), folder / TEMPLATE, "chat template")
+    if not isinstance(source, str):
+        return None
+    # A mark's own word may stand in an object with how it is read.
+    tokens = {name: token for name, token in options.items() if name.endswith("_token")}
+    words = {name: token.get("content") if isinstance(token, dict) else token
+             for name, token in tokens.items()}  # fmt: skip
+    return ChatTemplate(source, {n: word for n, word in words.items() if isinstance(word, str)})

@@ -16,4 +16,3 @@ from .documents import named_documents as named_documents
 from .reading import Line as Line
 from .shuffling import cyclic_orders as cyclic_orders
 from .shuffling import shuffled as shuffled
-from .templates import read_chat_template as read_chat_template

@@ -1,25 +1,22 @@
 """What a model answers where no answer is given: then it is its own that is explained."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from lim_jax._checks import described, require
-from lim_jax.models import CausalLM, answer
+from lim_jax._checks import described, require, require_kind
+from lim_jax.models import LanguageModel, answer
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 
 def self_answered(
     prompts: Sequence[Context | PromptOnly],
-    model: CausalLM,
-    tokenizer: Any = None,
+    model: LanguageModel,
     asked: LossName = "answer",
     *,
     tokens: int = 32,
-    end: Sequence[int] = (),
     progress: Callable[[list], Iterable] = iter,
 ) -> list[Context]:
     """Contexts with the answers that the model gives itself where they have none.
@@ -31,13 +28,11 @@ def self_answered(
     prompts
         Such as `unanswered` makes; contexts that have an answer are left as they are.
     model
-        The model that answers.
-    tokenizer, asked
+        The model that answers, up to one of its ``end_ids``, which are no part of the answer.
+    asked
         As in `context_of`.
     tokens
         How many an answer has at most.
-    end
-        The ids that end an answer (`models.end_ids`); they are no part of it.
     progress
         Wraps the list of prompts, for example ``tqdm.tqdm``.
 
@@ -51,17 +46,19 @@ def self_answered(
     >>> from lim_jax.prompts.contexts import unanswered
     >>> from lim_jax.prompts.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
-    >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
+    >>> model = LanguageModel(byte_model(16, width=4, depth=1, key=jax.random.key(0)))
     >>> (context,) = self_answered([unanswered(RenderedPrompt("2+2="))], model, tokens=3)
     >>> context.length, context.weights.nonzero()[0].tolist()
     (6, [3, 4, 5])
     """
 
     def answered(prompt: PromptOnly) -> Context:
-        ids = np.asarray(answer(model, jax.device_put(prompt.encoded.ids), tokens, end))
-        ends = np.isin(ids, end)
-        return prompt.answered(ids[~ends], tokenizer, asked)._replace(cut=not ends.any())
+        given = jax.device_put(prompt.encoded.ids)
+        ids = np.asarray(answer(model.network, given, tokens, model.end_ids))
+        ends = np.isin(ids, model.end_ids)
+        return prompt.answered(ids[~ends], model.tokenizer, asked)._replace(cut=not ends.any())
 
+    require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
     for prompt in prompts:
         require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),

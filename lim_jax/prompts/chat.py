@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require, require_kind, require_several
 from lim_jax._refusal import Refusal
+from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts.documents import (
     QUESTION,
     Document,
@@ -15,7 +16,7 @@ from lim_jax.prompts.documents import (
     document_pieces,
     named_documents,
 )
-from lim_jax.prompts.templates import ChatTemplate, rendered
+from lim_jax.prompts.templates import rendered
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
 OPENS, CLOSES = "\ue000", "\ue001"
@@ -94,7 +95,7 @@ def chat_prompt(
         ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and
         then say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``.
     template
-        Of `read_chat_template`.
+        The model's own, `LanguageModel.chat_template`.
     documents
         As in `documents.document_prompt`.
     tools
@@ -116,7 +117,7 @@ def chat_prompt(
     >>> laid.text, laid.spans
     ('<user>user<model>', ((6, 10, 'user 1'),))
     """
-    require_kind(template, ChatTemplate, "template", "Take it from read_chat_template(model).")
+    require_kind(template, ChatTemplate, "template", "Take that of a LanguageModel, if it has one.")
     require_messages(messages)
     if tools:
         _require_functions(tools, "tools")

@@ -123,7 +123,7 @@ def context_of(
     answer
         As it follows the text, with the space before it where there is one.
     tokenizer
-        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     asked
         A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
     foil

@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax import models
-from lim_jax._checks import (
-    AnyPath,
-    as_path,
-    require,
-)
+from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
+from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.text import CURE_OF_CHATS, ChatTemplate
 from lim_jax.prompts.chat import Message, chat_prompt, require_messages
 from lim_jax.prompts.contexts import Context, PromptOnly, context_of, unanswered
 from lim_jax.prompts.documents import (
@@ -28,7 +25,6 @@ from lim_jax.prompts.documents import (
     document_prompt,
     named_documents,
 )
-from lim_jax.prompts.templates import ChatTemplate, read_chat_template
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 
@@ -94,21 +90,21 @@ class Line(NamedTuple):
 
 
 def read_prompts(
-    data: AnyPath, model: AnyPath, asked: LossName, max_length: int, foil: str = ""
+    data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
     A text is cut into contexts of `max_length` tokens; what is left at its end is left out. Where
     an answer is asked of a line that has none, its prompt comes back, `PromptOnly`.
     """
-    data, tokenizer = Path(data), models.read_tokenizer(model)
+    data, tokenizer = Path(data), model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
-    lines = read_lines(data, model, foil)
+    lines = read_lines(data, model.chat_template, foil)
     return [context_of_line(line, tokenizer, asked, max_length) for line in lines]
 
 
-def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> list[Line]:
+def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
     r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
     A line has a ``text``; or a ``prompt``; or ``documents``, a list of ``{"title": ..., "text":
@@ -121,7 +117,7 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
 
     Text and prompt are read as they are written, with tokens of control such as ``<|im_end|>``
     where they spell them; documents, questions and messages, and answers to these, as text alone.
-    The template of `model` lays out messages; lines without a ``foil`` get that of the argument.
+    The template lays out messages; lines without a ``foil`` get that of the argument.
 
     Examples
     --------
@@ -137,11 +133,9 @@ def read_lines(data: AnyPath, model: AnyPath | None = None, foil: str = "") -> l
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)
     chats = [line.where for line in lines if line.messages]
-    if not chats:
-        return lines
-    if model is None:
-        raise Refusal(f"{chats[0]}: got messages, expected a model too. Pass model.")
-    template = read_chat_template(model)
+    require(not chats or template is not None, "".join(chats[:1]), cure=CURE_OF_CHATS,
+            got="messages of a chat, and a model without a chat template",
+            expected="one with chat_template.jinja, or in tokenizer_config.json")  # fmt: skip
     return [line._replace(template=template) if line.messages else line for line in lines]
 
 

@@ -92,7 +92,7 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     text
         Any text.
     tokenizer
-        The model's own (`models.read_tokenizer`); None where ids are bytes of UTF-8.
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     marks
         Whether the tokenizer puts its own marks around the text, such as that of its beginning: not
         where the text spells them itself, as a chat's does.

@@ -67,8 +67,9 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
     how = ["--loss", "last-token", "--certificates", "all"]
     assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
-    found, cases, windows, contexts, *whose = paged
-    assert set(found) == set(cases) and windows.shape == (3, 13) and whose == [folder, out]
+    found, cases, windows, contexts, model, written_to = paged
+    assert set(found) == set(cases) and windows.shape == (3, 13)
+    assert (model.name, written_to) == (folder.name, out)
     assert [one.window.tolist() for one in contexts] == windows.tolist()
     printed = capsys.readouterr().out
     first, *_ = printed[printed.index("Explaining") :].splitlines()
@@ -205,7 +206,7 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     for name in cases:
         parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
         found[name] = explanations.Explanation(**parts | {"depth": 2, "influence": influence})
-    explain_output.write_pages(found, cases, windows, [], None, tmp_path)
+    explain_output.write_pages(found, cases, windows, [], models.LanguageModel(network), tmp_path)
     for name, case in cases.items():
         page = tmp_path / f"{name.replace(', ', '_').replace(' ', '_')}.html"
         (shown, accounts, texts), options = written.pop(page)
@@ -247,9 +248,9 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     def explain(model, windows, *rest, **options):
         raise Reached(windows)
 
-    def network_within(path, *, memory, tokens, unfinished):
+    def network_within(model, *, memory, tokens, unfinished):
         held.append(tokens)
-        return models.load(path)
+        return model.loaded()
 
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(explaining, "network_within", network_within)

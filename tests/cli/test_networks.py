@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,38 +21,44 @@ def folder(tmp_path_factory):
     return write_with_letters(tmp_path_factory.mktemp("weights"), CONFIGS["llama"])
 
 
-def is_fetched(network):
-    return isinstance(network.flow.layers, FetchedLayers)
+@pytest.fixture(scope="module")
+def model(folder):
+    return models.LanguageModel.open(folder)
 
 
-def test_a_network_that_does_not_fit_is_left_in_its_files(folder, tmp_path, monkeypatch, capsys):
-    needed = models.profile_memory(models.open(folder), 7)
+def is_fetched(model):
+    return isinstance(model.network.flow.layers, FetchedLayers)
+
+
+def test_a_network_that_does_not_fit_is_left_in_its_files(model, tmp_path, monkeypatch, capsys):
+    needed = models.profile_memory(model.network, 7)
     between = (needed.whole + needed.offloaded) / 2 / 2**30
     assert needed.offloaded < needed.whole
     for free, said in ((2 * needed.whole, "in memory"), (needed.offloaded, "in their files")):
         monkeypatch.setattr(networks, "free_memory", lambda free=free: free)
-        network = networks.network_within(folder, None, 7, tmp_path)
-        assert is_fetched(network) == (said != "in memory")
+        assert is_fetched(networks.network_within(model, None, 7, tmp_path)) == (
+            said != "in memory"
+        )
         assert f"Weights stay {said}" in capsys.readouterr().out
         # What is said counts, not what is free.
-        assert is_fetched(networks.network_within(folder, between, 7, tmp_path))
-        assert not is_fetched(networks.network_within(folder, 99.0, 7, tmp_path))
+        assert is_fetched(networks.network_within(model, between, 7, tmp_path))
+        assert not is_fetched(networks.network_within(model, 99.0, 7, tmp_path))
     with pytest.raises(ValueError, match="memory: got -1"):
-        networks.network_within(folder, -1.0, 7, tmp_path)
+        networks.network_within(model, -1.0, 7, tmp_path)
 
 
-def test_a_run_that_is_taken_up_holds_its_network_as_before(folder, tmp_path, monkeypatch):
+def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, monkeypatch):
     monkeypatch.setattr(networks, "free_memory", lambda: 2.0**40)
-    assert list(networks.record_placement([], models.open(folder), tmp_path)) == []
-    assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))  # nothing was done
-    assert list(networks.record_placement([3, 4], models.open(folder), tmp_path)) == [3, 4]
-    assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
+    assert list(networks.record_placement([], model.network, tmp_path)) == []
+    assert not is_fetched(networks.network_within(model, None, 7, tmp_path))  # nothing was done
+    assert list(networks.record_placement([3, 4], model.network, tmp_path)) == [3, 4]
+    assert is_fetched(networks.network_within(model, None, 7, tmp_path))
     monkeypatch.setattr(networks, "free_memory", lambda: 1.0)
-    assert list(networks.record_placement([3], models.load(folder), tmp_path)) == [3]
-    assert not is_fetched(networks.network_within(folder, None, 7, tmp_path))
-    assert is_fetched(networks.network_within(folder, 1e-3, 7, tmp_path))
+    assert list(networks.record_placement([3], model.loaded().network, tmp_path)) == [3]
+    assert not is_fetched(networks.network_within(model, None, 7, tmp_path))
+    assert is_fetched(networks.network_within(model, 1e-3, 7, tmp_path))
     (tmp_path / networks.PLACEMENT).write_bytes(b"\xff\x00")  # no word of ours, nor text
-    assert is_fetched(networks.network_within(folder, None, 7, tmp_path))
+    assert is_fetched(networks.network_within(model, None, 7, tmp_path))
 
 
 def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):
@@ -94,15 +101,18 @@ def test_a_name_is_downloaded_where_that_is_asked_or_agreed_to(monkeypatch, caps
             raise ValueError("path: got a name")
 
     monkeypatch.setattr(networks, "model_path", model_path)
+    network: Any = None
+    model = models.LanguageModel(network)
+    monkeypatch.setattr(models.LanguageModel, "open", {Path("a/name"): model}.get)
     monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
-    networks.require_model(Path("a/name"), download=True)
+    assert networks.open_model(Path("a/name"), download=True) is model
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ValueError, match="path: got a name"):
-        networks.require_model(Path("a/name"), download=False)
+        networks.open_model(Path("a/name"), download=False)
     assert downloads == [True, False] and len(answers) == 2
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(ValueError, match="path: got a name"):
-        networks.require_model(Path("a/name"), download=False)
-    networks.require_model(Path("a/name"), download=False)
+        networks.open_model(Path("a/name"), download=False)
+    networks.open_model(Path("a/name"), download=False)
     assert downloads == [True, False, False, False, True] and not answers
     assert capsys.readouterr().err == "path: got a name\n" * 2

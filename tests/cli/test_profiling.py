@@ -293,7 +293,7 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
 def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     command, folder, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr(models.LanguageModel, "loaded", None)
     monkeypatch.setattr(report.page, "PACKAGES", ("altair", "nowhere"))
     out = tmp_path / "out"
     arguments = [command, str(folder), "--data", str(data), "--out", str(out), "--html"]
@@ -318,7 +318,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
 def test_profile_refuses_before_it_reads_the_weights(
     arguments, message, folder, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr(models.LanguageModel, "loaded", None)
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=message):
         main(["profile", str(folder), "--data", str(data), *arguments, "--out", str(out)])

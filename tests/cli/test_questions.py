@@ -138,7 +138,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
 
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr(models.LanguageModel, "loaded", None)
     start, out = ["ask", str(folder)], ["--out", str(tmp_path / "out"), "--no-html"]
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
@@ -190,39 +190,42 @@ def test_the_answers_of_the_models_own_are_shown(folder):
     prompts = [unanswered(RenderedPrompt("abc")) for _ in range(6)]
     contexts = [one.answered(np.array([1, 2])) for one in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
-    shown = answers.own_answers(read, contexts, folder)
+    model = models.LanguageModel.open(folder)
+    shown = answers.own_answers(read, contexts, model)
     assert shown == [
         f"Of context {number} the model's own answer is asked: “b c”" for number in (0, 1, 3, 4, 5)
     ]
-    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], folder)
+    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], model)
     assert more[-1] == "So it is of 7 more." and len(more) == 6
-    assert answers.own_answers(contexts, contexts, folder) == []
+    assert answers.own_answers(contexts, contexts, model) == []
 
 
 def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     monkeypatch.setattr(
         answering, "answer", lambda model, ids, most, end: np.array([1, 2, 9][:most])
     )
-    model = models.load(folder)
+    model = models.LanguageModel(models.load(folder), end_ids=(9,))
     for most, cut in ((3, False), (2, True)):
-        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most, end=[9])
+        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most)
         assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
 
 
-def test_what_to_know_of_answers_is_said(folder, chatting):
+def test_what_to_know_of_answers_is_said(chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
     prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
     plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
     text = context_of(RenderedPrompt("abc"), asked="next-token")
-    assert answers.answer_notes([plain, chat, text], folder) == []
-    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], folder)
+    model = models.LanguageModel.open(chatting)
+    silent = model._replace(chat_template=None)
+    assert answers.answer_notes([plain, chat, text], silent) == []
+    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
-    (without,) = answers.answer_notes([plain, chat, text], chatting)
+    (without,) = answers.answer_notes([plain, chat, text], model)
     assert without.startswith(
         "The model has a chat template, and 1 of 3 contexts are asked without"
     )
-    assert answers.answer_notes([chat, text], chatting) == []
+    assert answers.answer_notes([chat, text], model) == []
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():

@@ -18,6 +18,8 @@ from reference.networks import randomised
 from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models.answering import decode_logits, prefill_logits
+from lim_jax.models.gguf_file import read_header
+from lim_jax.models.text import end_ids
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache
 
@@ -186,7 +188,7 @@ def test_a_publisher_says_which_ids_end(tmp_path):
             (tmp_path / f"{name}.json").unlink(missing_ok=True)
         for name, options in files.items():
             (tmp_path / f"{name}.json").write_text(json.dumps(options))
-        return models.end_ids(tmp_path)
+        return end_ids(tmp_path, {})
 
     assert said(config={"eos_token_id": 7}) == (7,)
     assert said(config={"eos_token_id": 7}, generation_config={"eos_token_id": [9, 7, 9]}) == (9, 7)
@@ -207,4 +209,4 @@ def test_a_file_of_llama_cpp_says_so_too(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert models.end_ids(file) == (3, 8)
+    assert end_ids(file, read_header(file)[1]) == (3, 8)

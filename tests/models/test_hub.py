@@ -39,10 +39,8 @@ def test_a_name_is_the_folder_in_the_cache(snapshot):
     expected = logits(models.load(snapshot), ids)
     for model in (models.load(NAME), models.open(NAME)):
         np.testing.assert_array_equal(logits(model, ids), expected)
-    (snapshot / "generation_config.json").write_text('{"eos_token_id": 4}')
-    assert models.end_ids(NAME) == (4,)
     with pytest.raises(ValueError, match=r"tokenizer: got no file .*newer"):
-        models.read_tokenizer(NAME)
+        models.LanguageModel.open(NAME)
 
 
 def test_a_path_goes_first(snapshot, tmp_path):
@@ -61,7 +59,8 @@ def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeyp
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", downloaded)
-    for door in (models.load, models.open, models.read_tokenizer, models.end_ids):
+    whole = models.LanguageModel.from_pretrained, models.LanguageModel.open
+    for door in (models.load, models.open, *whole):
         with pytest.raises(ValueError, match="path: got 'someone/other': no such path, and not in"):
             door("someone/other")
     assert asked == []

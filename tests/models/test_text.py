@@ -6,7 +6,8 @@ import gguf
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from lim_jax import models
+from lim_jax.models.gguf_file import read_header
+from lim_jax.models.text import read_tokenizer
 
 MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]
 WORDS = ["<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", "an", "Ġa", "19"]
@@ -46,10 +47,14 @@ def published(folder, cut):
     return folder
 
 
+def of_gguf(file):
+    return read_tokenizer(file, read_header(file)[1])
+
+
 @pytest.mark.parametrize("cut", ["gpt-2", "smollm"])
 def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
-    made = models.read_tokenizer(write(tmp_path / "model.gguf", cut))
-    expected = models.read_tokenizer(published(tmp_path / "folder", cut) / "tokenizer.json")
+    made = of_gguf(write(tmp_path / "model.gguf", cut))
+    expected = read_tokenizer(published(tmp_path / "folder", cut), {})
     for text in TEXTS:
         ours, theirs = made.encode(text), expected.encode(text)
         assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
@@ -60,7 +65,7 @@ def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
 
 def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
     published(tmp_path, "gpt-2")
-    made = models.read_tokenizer(write(tmp_path / "model.gguf", "smollm"))
+    made = of_gguf(write(tmp_path / "model.gguf", "smollm"))
     assert made.encode("1999").tokens == ["19", "9", "9"]
 
 
@@ -73,18 +78,18 @@ def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
                     "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end|>"},
     }  # fmt: skip
     file.write_text(json.dumps(kept))
-    found = models.read_tokenizer(tmp_path)
+    found = read_tokenizer(tmp_path, {})
     assert found.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
     assert found.encode("the").tokens == ["the"]
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a tokenizer of 'gpt2' with 'tekken', expected gpt2 with"):
-        models.read_tokenizer(write(tmp_path / "model.gguf", "tekken"))
+        of_gguf(write(tmp_path / "model.gguf", "tekken"))
     with pytest.raises(ValueError, match="a tokenizer of 'llama' with 'smollm'"):
-        models.read_tokenizer(write(tmp_path / "model.gguf", kind="llama"))
+        of_gguf(write(tmp_path / "model.gguf", kind="llama"))
     with pytest.raises(ValueError, match="tokenizer: got no file .*tokenizer.json"):
-        models.read_tokenizer(tmp_path)
+        read_tokenizer(tmp_path, {})
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="json, which is broken .*expected a tokenizer.json"):
-        models.read_tokenizer(tmp_path)
+        read_tokenizer(tmp_path, {})

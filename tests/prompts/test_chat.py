@@ -21,8 +21,9 @@ from reference.chats import (
     WEATHER,
 )
 
+from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts import Document, chat_prompt, context_of
-from lim_jax.prompts.templates import ChatTemplate, rendered
+from lim_jax.prompts.templates import rendered
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
 

@@ -4,6 +4,7 @@ import codecs
 import json
 import os
 import sys
+from typing import Any
 
 import docx
 import numpy as np
@@ -15,6 +16,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
+from lim_jax.models import LanguageModel
+from lim_jax.models.text import read_tokenizer
 from lim_jax.prompts import Document, context_of, unanswered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt
@@ -23,8 +26,12 @@ from lim_jax.prompts.reading import read_documents, read_prompts
 
 @pytest.fixture
 def letters(tmp_path):
-    write_with_letters(tmp_path, CONFIGS["llama"])
-    return tmp_path / "tokenizer.json"
+    return model_with(read_tokenizer(write_with_letters(tmp_path, CONFIGS["llama"]), {}))
+
+
+def model_with(tokenizer):
+    network: Any = None  # which no reading of texts asks
+    return LanguageModel(network, tokenizer)
 
 
 def read_contexts(*arguments) -> list[Context]:
@@ -102,11 +109,10 @@ def marked(words):
 
 
 def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
-    marked(["<s>", "red", "is", "blue", "sky"]).save(str(tmp_path / "words.json"))
     text = {"prompt": "red sky is", "answer": " blue sky", "spans": [[0, 4, "a"], [4, 9, "b"]]}
     data = lines(tmp_path, text)
-    (found,) = read_contexts(data, tmp_path / "words.json", "answer", 10)
-    assert found.window.tolist() == [0, 1, 4, 2, 3, 4]
+    (found,) = read_contexts(data, model_with(marked(WORDS)), "answer", 10)
+    assert found.window.tolist() == [0, 3, 6, 4, 5, 6]
     assert found.tokens == ("<s>", "red", " sky", " is", " blue")
     assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
     # "is" ends at character 9: its last character is not of the span.
@@ -119,9 +125,8 @@ def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
     tokenizer.pre_tokenizer = ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
         add_prefix_space=False
     )
-    tokenizer.save(str(tmp_path / "bytes.json"))
     data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
-    (found,) = read_contexts(data, tmp_path / "bytes.json", "next-token", 10)
+    (found,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
     assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
     assert found.spans[0].places.tolist() == [4, 5, 6]
 
@@ -221,10 +226,6 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     (tmp_path / "one.json").write_text('{"text": "abc"}')
     with pytest.raises(ValueError, match="one.json: got {.*expected a list.*named .jsonl"):
         read_contexts(tmp_path / "one.json", letters, "next-token", 4)
-    with pytest.raises(ValueError, match="tokenizer: got no file"):
-        read_contexts(text, tmp_path / "other.json", "next-token", 4)
-    with pytest.raises(ValueError, match="model: got .*smol, which is not there, expected a fold"):
-        read_contexts(text, tmp_path / "smol", "next-token", 4)
 
 
 def test_a_list_of_objects_is_read_as_lines_are(tmp_path, letters):
@@ -243,11 +244,11 @@ WORDS = ["<s>", "A", "B", "red", "is", "blue", "sky", "Question", ":", "Answer",
 
 
 def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
-    marked(WORDS).save(str(tmp_path / "words.json"))
     documents = [{"title": "A", "text": "red is"}, {"text": "blue sky"}]
     record = {"documents": documents, "question": "what is", "answer": "blue sky", "id": "first"}
     data = lines(tmp_path, record, {"documents": documents, "question": "sky"})
-    first, second = read_prompts(data, tmp_path / "words.json", "answer", 20)
+    model = model_with(marked(WORDS))
+    first, second = read_prompts(data, model, "answer", 20)
     assert isinstance(first, Context)
     shown = [WORDS[number] for number in first.window]
     assert " ".join(shown) == "<s> A red is blue sky Question : what is Answer : blue sky"
@@ -258,20 +259,16 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     }  # fmt: skip
     # Without an answer the prompt alone comes back, to be answered.
     assert isinstance(second, PromptOnly) and second.length == 11
-    found = second.answered(np.array([3, 5]), tokenizer(tmp_path), "margin")
+    found = second.answered(np.array([3, 5]), model.tokenizer, "margin")
     assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
     np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
     assert found.tokens[-2:] == (":", "red") and found.length == 12
     assert [span.places.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
-    plain = read_contexts(data, tmp_path / "words.json", "next-token", 20)[1]
+    plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
     with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
-        read_contexts(data, tmp_path / "words.json", "answer", 10)
-
-
-def tokenizer(folder):
-    return Tokenizer.from_file(str(folder / "words.json"))
+        read_contexts(data, model, "answer", 10)
 
 
 def test_an_answer_of_no_ids_is_none():

@@ -6,12 +6,19 @@ import gguf
 import pytest
 from reference.chats import CHATML, USER, WEATHER
 
-from lim_jax.prompts import read_chat_template
+from lim_jax.models.gguf_file import read_header
+from lim_jax.models.text import ChatTemplate, find_chat_template
 from lim_jax.prompts.reading import read_lines
 
 
 def options(folder, **entries):
     (folder / "tokenizer_config.json").write_text(json.dumps(entries))
+
+
+def template_of(path, header=None):
+    found = find_chat_template(path, header or {})
+    assert found is not None
+    return found
 
 
 def test_a_folders_template_and_its_marks(tmp_path):
@@ -21,12 +28,12 @@ def test_a_folders_template_and_its_marks(tmp_path):
         "model_max_length": 3,
     }  # fmt: skip
     options(tmp_path, chat_template="own", **marks)
-    found = read_chat_template(tmp_path)
+    found = template_of(tmp_path)
     assert found.source == "own" and found.marks == {"bos_token": "<s>", "eos_token": "</s>"}
     options(tmp_path, chat_template=other, **marks)
-    assert read_chat_template(tmp_path).source == "yes"
+    assert template_of(tmp_path).source == "yes"
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    found = read_chat_template(tmp_path)
+    found = template_of(tmp_path)
     assert found.source == CHATML and found.marks["bos_token"] == "<s>"
 
 
@@ -44,45 +51,45 @@ def write(file, template=None):
     return file
 
 
+def with_header(file):
+    return file, read_header(file)[1]
+
+
 def test_a_gguf_files_own_template_goes_first(tmp_path):
-    found = read_chat_template(write(tmp_path / "own.gguf", "own"))
+    found = template_of(*with_header(write(tmp_path / "own.gguf", "own")))
     assert found.source == "own"
     assert found.marks == {"bos_token": "<start>", "eos_token": "<end>"}
     file = write(tmp_path / "none.gguf")
-    with pytest.raises(ValueError, match="chat template: got none of .*none.gguf, expected chat"):
-        read_chat_template(file)
+    assert find_chat_template(*with_header(file)) is None
     options(tmp_path, chat_template="the folder's")
-    assert read_chat_template(file).source == "the folder's"
+    assert template_of(*with_header(file)).source == "the folder's"
 
 
-def test_a_model_without_a_template_is_told_of(tmp_path):
+def test_a_template_that_is_broken_is_told_of(tmp_path):
     for entries in ({}, {"chat_template": [{"name": "tool_use", "template": "no"}]}):
         options(tmp_path, **entries)
-        with pytest.raises(ValueError, match="chat template: got none of .*Take the instructed"):
-            read_chat_template(tmp_path)
+        assert find_chat_template(tmp_path, {}) is None
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match="chat template: got .*config.json, which is broken"):
-        read_chat_template(tmp_path)
+    with pytest.raises(ValueError, match="tokenizer_config.json: got no JSON"):
+        find_chat_template(tmp_path, {})
     options(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
     with pytest.raises(
         ValueError, match="chat template: got .*jinja, whose byte 1 is not of UTF-8"
     ):
-        read_chat_template(tmp_path)
+        find_chat_template(tmp_path, {})
 
 
 def test_lines_of_messages(tmp_path):
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"messages": [USER], "documents": [{"text": "One."}]}))
-    with pytest.raises(ValueError, match="line 1: got messages, expected a model too"):
+    with pytest.raises(ValueError, match="line 1: got messages of a chat, and a model without a"):
         read_lines(data)
-    with pytest.raises(ValueError, match="chat template: got none of"):
-        read_lines(data, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(CHATML)
-    (line,) = read_lines(data, tmp_path)
+    template = ChatTemplate(CHATML, {})
+    (line,) = read_lines(data, template)
     assert "<|im_start|>user\nOne.\n\nuser <|im_end|>" in line.laid.text
     data.write_text(json.dumps({"messages": [USER], "tools": [WEATHER]}))
-    assert read_lines(data, tmp_path)[0].tools == (WEATHER,)
+    assert read_lines(data, template)[0].tools == (WEATHER,)
     data.write_text('{"text": "a"}\n{"messages": [{"role": "user"}]}')
     with pytest.raises(ValueError, match="line 2, messages, message 1: got {'role': 'user'}, exp"):
-        read_lines(data, tmp_path)
+        read_lines(data, template)

@@ -341,5 +341,4 @@ LAST = {
             "end": Several([1]),
         },
     ),
-    "end_ids": (models.end_ids, {"path": NOWHERE}),
 }  # fmt: skip

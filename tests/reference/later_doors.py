@@ -48,8 +48,8 @@ from lim_jax import (
 from lim_jax.cost.job import Cost
 from lim_jax.limits.rows import Curve
 from lim_jax.loss.losses import Slices
+from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts.documents import RenderedPrompt
-from lim_jax.prompts.templates import ChatTemplate
 from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.prompts import Prompt
 
@@ -170,7 +170,6 @@ LATER = {
     "models.load": (models.load, {"path": Text("no such file")}),
     "open": (models.open, {"path": Text("no such file")}),
     "open_checkpoint": (models.open_checkpoint, {"folder": Text("no such file")}),
-    "read_tokenizer": (models.read_tokenizer, {"path": Text("no such file")}),
     # Observability.
     "trace_products": (
         lambda observations, x, draws, positions, depth: observability.trace_products(
@@ -361,7 +360,6 @@ LATER = {
     ),
     "context_of": (prompts.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
     "unanswered": (prompts.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
-    "read_chat_template": (prompts.read_chat_template, {"model": Text("no such file")}),
     "loss.contrast_loss": (
         loss.contrast_loss,
         {

@@ -15,7 +15,7 @@ from benchmarks.validation.faithfulness import Explained, FaithfulnessSetting
 from benchmarks.validation.prompted import Answers
 from benchmarks.validation.study import presets
 from benchmarks.validation.tuned import Tuning
-from lim_jax import models
+from lim_jax.models import LanguageModel
 
 MODEL = ["--model", "small.gguf"]
 
@@ -28,6 +28,15 @@ def command(arguments):
 def touched(monkeypatch):
     """Figures are tested by themselves, and take long to write."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
+
+
+def given_by(monkeypatch, *parts):
+    """What is read of small.gguf."""
+
+    def from_pretrained(path):
+        return LanguageModel(*parts)._replace(name=path.stem)
+
+    monkeypatch.setattr(LanguageModel, "from_pretrained", from_pretrained)
 
 
 def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, capsys):
@@ -65,8 +74,7 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
         )  # fmt: skip
 
     monkeypatch.setattr(runs, "ask_prompts", ask_prompts)
-    monkeypatch.setattr(models, "load", lambda path: "network")
-    monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
+    given_by(monkeypatch, "network", "tokenizer")
     (tmp_path / "small.gguf").touch()
     out = tmp_path / "asked"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--prompts", "12", "--records", "3", "4"]
@@ -98,14 +106,13 @@ def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
         return made_tuning()
 
     monkeypatch.setattr(train_published, "tune", tune)
-    monkeypatch.setattr(models, "load", lambda path: f"network of {path.name}")
-    monkeypatch.setattr(models, "read_tokenizer", lambda path: f"tokenizer of {path.name}")
+    given_by(monkeypatch, "network", "tokenizer")
     (tmp_path / "small.gguf").touch()
     out = tmp_path / "trained"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--train", "--seed", "3"]
     assert command([*arguments, "--out", str(out)]) == 0
     ((model, tokenizer, tuning, seed, folder, _),) = asked
-    assert (model, tokenizer) == ("network of small.gguf", "tokenizer of small.gguf")
+    assert (model, tokenizer) == ("network", "tokenizer")
     assert (tuning, seed, folder) == (Tuning(), 3, out / "unfinished")
     assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
     page = (out / "tuning.md").read_text()
@@ -136,9 +143,7 @@ def test_which_record_an_answer_came_from(monkeypatch, tmp_path, capsys):
         )  # fmt: skip
 
     monkeypatch.setattr(judge_attributions, "explain_prompts", explain_prompts)
-    monkeypatch.setattr(models, "load", lambda path: "network")
-    monkeypatch.setattr(models, "read_tokenizer", lambda path: "tokenizer")
-    monkeypatch.setattr(models, "end_ids", lambda path: (2,))
+    given_by(monkeypatch, "network", "tokenizer", None, (2,))
     (tmp_path / "small.gguf").touch()
     arguments = ["--faithfulness", "--model", str(tmp_path / "small.gguf")]
     out = tmp_path / "asked"

@@ -1,0 +1,86 @@
+"""A language model as a whole: a network, and what its publisher says of texts and answers."""
+
+from typing import Any, NamedTuple
+
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.models.causal import CausalLM, HalfPrecision, load_network, open_files, open_network
+from lim_jax.models.gguf_file import GGUFCheckpoint
+from lim_jax.models.hub import EXPECTED, model_path
+from lim_jax.models.reading import Source
+from lim_jax.models.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
+
+
+class LanguageModel(NamedTuple):
+    """A network with its tokenizer, chat template and ends, all of one reading of its files.
+
+    By itself a network reads bytes of UTF-8: ``LanguageModel(network)``.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from lim_jax.models import byte_model
+    >>> model = LanguageModel(byte_model(16, width=4, depth=1, key=jax.random.key(0)))
+    >>> model.tokenizer, model.end_ids
+    (None, ())
+    """
+
+    network: CausalLM
+    tokenizer: Any = None  # a `tokenizers.Tokenizer`; None where ids are bytes
+    chat_template: ChatTemplate | None = None  # how the publisher lays chats out, if at all
+    end_ids: tuple[int, ...] = ()  # that end an answer
+    name: str = ""  # the last part of the path or of the public name
+    source: Source | None = None  # the files; None of a network of your own
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: AnyPath,
+        dtype: str = "float32",
+        kept: HalfPrecision | None = None,
+        *,
+        download: bool = False,
+    ) -> "LanguageModel":
+        """Read a model from a folder, a GGUF file, or the Hugging Face cache by its public name.
+
+        A GGUF file is asked itself, but for a ``tokenizer.json`` beside it, which goes first.
+
+        Parameters
+        ----------
+        path, dtype, kept, download
+            As in `models.load`.
+
+        Raises
+        ------
+        ModuleNotFoundError, ValueError
+            As in `models.load`; or if there is no tokenizer, or one of another kind.
+        """
+        said = _looked_through(path, download)
+        return cls(load_network(said["source"], dtype, kept), **said)
+
+    @classmethod
+    def open(
+        cls, path: AnyPath, dtype: str = "float32", *, download: bool = False
+    ) -> "LanguageModel":
+        """Read all but the weights, which are left in their files as by `models.open`."""
+        said = _looked_through(path, download)
+        return cls(open_network(said["source"], dtype), **said)
+
+    def loaded(self) -> "LanguageModel":
+        """The same model with its weights in memory, of the files that were looked through."""
+        if self.source is None:
+            return self
+        return self._replace(network=load_network(self.source, self.network.embedding.dtype.name))
+
+
+def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
+    """All but the network, so that what the files lack is refused before weights are read."""
+    name = as_path(path).absolute().name.removesuffix(".gguf")
+    path = model_path(path, download=download)
+    require(path.exists(), "model", got=f"{path}, which is not there", expected=EXPECTED,
+            cure="Look at the path, or pass a public name with --download.")  # fmt: skip
+    source = open_files(path)
+    header = source.header if isinstance(source, GGUFCheckpoint) else {}
+    return {
+        "tokenizer": read_tokenizer(path, header), "source": source, "name": name,
+        "chat_template": find_chat_template(path, header), "end_ids": end_ids(path, header),
+    }  # fmt: skip
