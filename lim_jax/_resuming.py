@@ -1,14 +1,13 @@
 """Files from which a run that was interrupted goes on.
 
-A file is seen whole or not at all, whenever the process dies that writes it; of one that grows by
-lines, each line.
+Arrays are kept as in files of results (`_npz`). Plain values are lines of a file that grows, each
+of which is seen whole or not at all.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from itertools import starmap
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,12 +16,22 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._digest import digest
+from lim_jax._npz import (
+    Arrays,
+    Format,
+    put_array,
+    read_arrays,
+    take_array,
+    write_arrays,
+    write_whole,
+)
 from lim_jax._refusal import Refusal
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
 Run = Mapping[str, Any]
 REMOVE = "Remove it, or name another checkpoint."
+RUN = Format("lim_jax run", "checkpoint", f"Copy it whole. {REMOVE}")
 SAME = f"To go on, give what that run was given. {REMOVE}"
 
 
@@ -47,45 +56,19 @@ def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) 
     require(holds and within is None, name, got=got, expected=expected, cure="Name another.")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name first, in a folder that is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_name(path.name + ".part")
-    with half_written.open("wb") as file:
-        write(file)
-    half_written.replace(path)
-
-
 def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
-    """Store a pytree's arrays and numbers, after a line of JSON: of which run, and what of it."""
-
-    def write(file: BinaryIO) -> None:
-        file.write(_line({"run": run, **about}))
-        eqx.tree_serialise_leaves(file, tree)
-
-    write_whole(path, write)
+    """Store a pytree's arrays and numbers, with what they are of: which run, and what of it."""
+    arrays: Arrays = {}
+    leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array_like))
+    kept = [put_array(np.asarray(leaf), str(n), arrays) for n, leaf in enumerate(leaves)]
+    write_arrays(path, RUN, {"run": run, **about, "leaves": kept}, arrays)
 
 
-def stored(path: Path, run: Run, like: Callable[[dict], PyTree]) -> tuple[dict, PyTree]:
-    """Read what `store` wrote: what of the run, and the pytree, shaped as `like` of that."""
-    with checkpoint_file(path).open("rb") as file:
-        about = _head_of_run(path, file.readline(), run)
-        try:
-            tree = eqx.tree_deserialise_leaves(file, like(about))
-        except Refusal:
-            raise
-        except Exception as error:  # whatever NumPy makes of bytes that are no arrays
-            raise _damaged(path) from error
-        if file.read(1):
-            raise _damaged(path)
-        return about, tree
-
-
-def _damaged(path: Path) -> Refusal:
-    return Refusal(
-        f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
-        f"stored. Copy it whole. {REMOVE}"
-    )
+def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Read what `store` wrote: what it says of the run, and the pytree's leaves."""
+    about, arrays = read_arrays(checkpoint_file(path), RUN)
+    _require_run(path, about, run)
+    return about, [take_array(leaf, arrays) for leaf in about["leaves"]]
 
 
 def _plain(value: Any) -> Any:
@@ -101,19 +84,15 @@ def _document(text: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _head_of_run(path: Path, line: bytes, run: Run) -> dict[str, Any]:
-    """What a file's first line says; raise unless it is of this run."""
-    about = _document(line)
+def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
+    """Raise unless what a file says of itself is of this run."""
     kept = about.get("run")
-    got = f"{path}, which is {'of no run' if line else 'empty'}"
-    require(
-        isinstance(kept, dict), "checkpoint", got=got, expected="what a run stored", cure=REMOVE
-    )
+    got, expected = f"{path}, which is of no run", "what a run stored"
+    require(isinstance(kept, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
     assert isinstance(kept, dict)
     for name, value in _plain(run).items():
         got, expected = f"{path}, of {name} {kept.get(name)}", f"one of {name} {value}"
         require(kept.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
-    return about
 
 
 def each_once(
@@ -147,9 +126,9 @@ def each_once(
 def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Array | np.ndarray:
     """Measure an array and store it, unless a file holds what was measured before."""
     if path.exists():
-        return stored(path, run, lambda about: _shaped(*about["of"]))[1]
+        return stored(path, run)[1][0]
     array = measure()
-    store(path, run, {"of": (array.shape, array.dtype.name)}, array)
+    store(path, run, {}, array)
     return array
 
 
@@ -157,10 +136,13 @@ def _journal(path: Path, run: Run) -> dict[str, Any]:
     """What a file of lines holds of a run, whose line is the first; a torn line is taken off."""
     kept = path.read_bytes().splitlines(keepends=True)
     head, *lines = [line for line in kept if line.endswith(b"\n")] or [b"".join(kept)[:-1]]
-    _head_of_run(path, head, run)
+    _require_run(path, _document(head), run)
     entries = list(map(_document, lines))
     if not all({"name", "found"} <= entry.keys() for entry in entries):
-        raise _damaged(path)
+        raise Refusal(
+            f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
+            f"stored. {RUN.cure}"
+        )
     write_whole(path, lambda file: file.writelines([head, *lines]))
     return {entry["name"]: entry["found"] for entry in entries}
 
@@ -185,25 +167,20 @@ def reduced(
     checkpoint = checkpoint_file(checkpoint)
     counted, last_seen, result = 0, "", None
     if checkpoint.exists():
-        about, leaves = stored(checkpoint, run, lambda about: list(starmap(_shaped, about["of"])))
-        counted, last_seen, result = about["items"], about["seen"], of_leaves(leaves)
+        about, leaves = stored(checkpoint, run)
+        counted, last_seen = about["items"], about["seen"]
+        result = of_leaves(jax.device_put(leaves))
     number, seen = 0, ""
     for number, item in enumerate(items, start=1):
         seen = digest(item, after=seen)
         if number > counted:
             result = measure(item) if result is None else merge(result, measure(item))
-            leaves = jax.tree.leaves(result)
-            of = [(leaf.shape, leaf.dtype.name) for leaf in leaves]
-            store(checkpoint, run, {"items": number, "seen": seen, "of": of}, leaves)
+            store(checkpoint, run, {"items": number, "seen": seen}, result)
         elif number == counted:
             _require_same_items(seen == last_seen, "others", checkpoint, counted)
     _require_same_items(number >= counted, f"{number}", checkpoint, counted)
     assert result is not None
     return result
-
-
-def _shaped(shape: list[int], dtype: str) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:

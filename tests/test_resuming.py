@@ -250,7 +250,8 @@ def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path)
             each_once(groups, checkpoint, other)
     kept = checkpoint.read_bytes()
     broken = kept.replace(b'"name"', b'"nam', 1)  # a line that is whole, and no document
-    for content, message in ((b"not ours", "of no run"), (b"", "empty"), (broken, "cut short or")):
+    none = "of no run"
+    for content, message in ((b"not ours", none), (b"", none), (broken, "cut short or damaged")):
         checkpoint.write_bytes(content)
         with pytest.raises(ValueError, match=f"checkpoint: got .*json, which is {message}"):
             each_once(groups, checkpoint, run)

@@ -1,19 +1,15 @@
 """Results in one file: arrays in NumPy's format, and the rest as JSON text beside them.
 
-The file is an ``.npz`` archive. Its entry ``header`` is JSON: the format and its version, and the
-result as a tree in which arrays are named; each is an entry of its own, named by its place, such as
-``energy``. So ``numpy.load`` opens it, and nothing in it is code. As netCDF, for other tools still,
-take ``to_xarray(result).to_netcdf(path)``.
+The header is the format and its version, and the result as a tree in which arrays are named; each
+is an entry of the archive, named by its place, such as ``energy``. As netCDF, for other tools
+still, take ``to_xarray(result).to_netcdf(path)``.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
 from fractions import Fraction
 from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,11 +18,11 @@ import numpy as np
 from jax.core import Tracer
 
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
-from lim_jax._refusal import Refusal, refusal
-from lim_jax._resuming import checkpoint_file, write_whole
+from lim_jax._npz import Arrays, Format, put_array, read_arrays, take_array, write_arrays
+from lim_jax._refusal import refusal
+from lim_jax._resuming import checkpoint_file
 
-FORMAT, VERSION = "lim_jax result", 1
-ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
+RESULT = Format("lim_jax result", "path", "Write it again by results.save, or copy it whole.")
 # By room and name, with the file of each: it is loaded when a result of it is read.
 KINDS = {
     "adjoint.Certificate": "adjoint.certificate",
@@ -92,14 +88,7 @@ def save(result: Any, path: AnyPath) -> None:
     2.0
     """
     path, arrays = checkpoint_file(path, "path"), {}
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "lim_jax": version("lim_jax"),
-        "result": _written(result, "", arrays),
-    }
-    text = json.dumps(header, allow_nan=False)
-    write_whole(path, lambda file: np.savez(file, header=np.array(text), **arrays))
+    write_arrays(path, RESULT, {"result": _written(result, "", arrays)}, arrays)
 
 
 def load(path: AnyPath) -> Any:
@@ -113,47 +102,16 @@ def load(path: AnyPath) -> Any:
     """
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")
-    header, arrays = _opened(path)
-    written = header.get("version")
-    if written != VERSION:
-        writer = header.get("lim_jax")
-        raise _refused(path, f"version {written} of the format, by lim_jax {writer}")
+    header, arrays = read_arrays(path, RESULT)
     try:
         return _read(header["result"], arrays)
     except Exception as error:  # whatever the parts make of what they are not
         if refusal(error) is not None:
             raise
-        raise _refused(path, "a header that does not fit its arrays") from error
+        raise RESULT.refused(path, "of a header that does not fit its arrays") from error
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays, whose check sums were held against them."""
-    with path.open("rb") as file:
-        if file.read(len(ARCHIVE)) != ARCHIVE:
-            raise _refused(path, "another format")
-        file.seek(0)
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except Exception as error:  # whatever its readers make of bytes that are no archive
-            raise _refused(path, "a damaged archive, perhaps cut off") from error
-    try:
-        header = json.loads(arrays.pop("header").item())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _refused(path, "an archive without our header") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise _refused(path, "an archive without our header")
-    return header, arrays
-
-
-def _refused(path: Path, got: str) -> Refusal:
-    return Refusal(
-        f"path: got {got} in {path}, expected a {FORMAT} of version {VERSION}. "
-        "Write it again by results.save, or copy it whole."
-    )
-
-
-def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+def _written(value: Any, place: str, arrays: Arrays) -> Any:
     """A value as JSON; its arrays are put aside under their places. What has no tag is itself."""
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | str):
@@ -161,7 +119,7 @@ def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, ARRAYS):
-        return _put(known(value), place, arrays)
+        return put_array(known(value), place or "array", arrays)
     if isinstance(value, Fraction):
         return {"fraction": str(value)}
     if isinstance(value, Mapping):
@@ -186,34 +144,18 @@ def _is_number_type(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, np.generic | bool | int | float | complex)
 
 
-def _written_entries(
-    entries: Mapping[Any, Any], place: str, arrays: dict[str, np.ndarray]
-) -> dict[str, Any]:
+def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> dict[str, Any]:
     return {
         str(name): _written(entry, f"{place}.{name}".lstrip("."), arrays)
         for name, entry in entries.items()
     }
 
 
-def _put(array: np.ndarray, place: str, arrays: dict[str, np.ndarray]) -> dict[str, str]:
-    """Put an array aside; what NumPy has no name for, such as bfloat16, in a wider precision."""
-    place = place or "array"
-    require(
-        place not in ("file", "header"),
-        "result",
-        got=f"an array named {place}",
-        expected="another name",
-        cure="Rename it: the file has an entry of its own of this name.",
-    )
-    arrays[place] = array.astype(np.float32) if array.dtype.kind == "V" else array
-    return {"array": place, "dtype": array.dtype.name}
-
-
-def _read(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _read(value: Any, arrays: Arrays) -> Any:
     """The reverse of `_written`."""
     match value:
-        case {"array": place, "dtype": name}:
-            return _read_array(arrays[place], jnp.dtype(name))
+        case {"array": _, "dtype": _}:
+            return _on_device(take_array(value, arrays))
         case {"kind": kind, "parts": parts}:
             parts = {name: _read(part, arrays) for name, part in parts.items()}
             return _kind_named(kind)(**parts)
@@ -248,15 +190,15 @@ def _kind_named(kind: str) -> type:
     return getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
 
 
-def _read_array(array: np.ndarray, dtype: np.dtype) -> jax.Array:
+def _on_device(array: np.ndarray) -> jax.Array:
     require(
-        jax.dtypes.canonicalize_dtype(dtype) == dtype,
+        jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype,
         "path",
-        got=f"numbers of {dtype}",
+        got=f"numbers of {array.dtype}",
         expected="a precision that JAX is set to",
         cure="Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1.",
     )
-    return jax.device_put(array.astype(dtype))
+    return jax.device_put(array)
 
 
 def _parts(kind: type) -> tuple[str, ...]:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from lim_jax._checks import AnyPath, as_int, require, require_callable
+from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable
 from lim_jax._digest import digest
-from lim_jax._resuming import Run, checkpoint_file, store, stored
+from lim_jax._resuming import RUN, Run, checkpoint_file, store, stored
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]
@@ -110,15 +110,29 @@ def _first(records: PyTree, done: int) -> PyTree:
 def _load(
     checkpoint: Path, run: Run, state: State, record: PyTree, steps: int
 ) -> tuple[int, State, PyTree]:
-    def like(about: dict) -> tuple[State, PyTree]:
-        require(
-            about["steps"] <= steps,
-            "checkpoint",
-            got=f"{about['steps']} steps in {checkpoint}",
-            expected=f"at most the {steps} asked for",
-            cure="Ask for more steps, or name another checkpoint.",
-        )
-        return state, _zeros(record, about["steps"])
+    about, leaves = stored(checkpoint, run)
+    done = about["steps"]
+    require(
+        done <= steps,
+        "checkpoint",
+        got=f"{done} steps in {checkpoint}",
+        expected=f"at most the {steps} asked for",
+        cure="Ask for more steps, or name another checkpoint.",
+    )
+    like, others = eqx.partition((state, _zeros(record, done)), eqx.is_array_like)
+    expected, tree = jax.tree.flatten(like)
+    if list(map(_shape, leaves)) != list(map(_shape, expected)):
+        raise RUN.refused(checkpoint, "of other arrays than this run's")
+    leaves = map(_of_kind, leaves, expected)
+    return done, *eqx.combine(jax.tree.unflatten(tree, leaves), others)
 
-    about, (state, records) = stored(checkpoint, run, like)
-    return about["steps"], state, records
+
+def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
+
+
+def _of_kind(kept: np.ndarray, leaf: Any) -> Any:
+    """Of JAX or NumPy, or a plain number, as the run's own leaf is."""
+    if isinstance(leaf, ARRAYS):
+        return jax.device_put(kept) if isinstance(leaf, jax.Array) else kept
+    return type(leaf)(kept)

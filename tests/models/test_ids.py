@@ -164,7 +164,7 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
     with pytest.raises(ValueError, match="checkpoint: got .*0, which is a file, expected a folder"):
         models.energies_of_ids(model, windows, checkpoint=checkpoint / "0")
     content = (checkpoint / "0").read_bytes()
-    for wrong, message in ((content[:-8], "cut short"), (b"\x93NUMPY", "of no run")):
+    for wrong, message in ((content[:-8], "a damaged"), (b"\x93NUMPY", "a file of")):
         (checkpoint / "0").write_bytes(wrong)
         with pytest.raises(ValueError, match=f"checkpoint: got .*0, which is {message}"):
             go_on(model, windows)

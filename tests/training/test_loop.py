@@ -1,5 +1,8 @@
 """A loop that can be interrupted, by a process that dies while it writes; and one of all seeds."""
 
+import json
+from io import BytesIO
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ from benchmarks.validation.seeds import step_of_seeds
 from lim_jax.network import LayerNorm
 from lim_jax.training.loop import resumable
 
-REFUSED = "checkpoint: got .*run, which is .*, expected .* a run stored.*Remove it, or name another"
+REFUSED = "checkpoint: got .*run, which is .*, expected a lim_jax run.*Remove it, or name another"
 
 
 class Died(Exception):
@@ -24,14 +27,14 @@ def add(state, index):
 
 def dying_at(count):
     """Write so many checkpoints whole, and half of the next one."""
-    serialise, written = eqx.tree_serialise_leaves, []
+    write_all, written = np.savez, []
 
-    def write(file, tree):
+    def write(file, **entries):
         if len(written) == count:
             file.write(b"half of a checkpoint")
             file.flush()
             raise Died
-        written.append(serialise(file, tree))
+        written.append(write_all(file, **entries))
 
     return write
 
@@ -40,7 +43,7 @@ def dying_at(count):
 def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
     start, checkpoint, visited = jnp.array(0), tmp_path / "run", []
     with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(eqx, "tree_serialise_leaves", dying_at(whole))
+        patch.setattr(np, "savez", dying_at(whole))
         resumable(add, start, 9, checkpoint=checkpoint, every=3)
     assert checkpoint.exists() is (whole > 0)
 
@@ -54,12 +57,12 @@ def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_cut_short_is_refused(tmp_path):
-    """However much of it is left, or more than there was: nothing is read as if it were zero."""
+    """However much of it is left, or another bit of it: nothing is read as if it were zero."""
     checkpoint, start = tmp_path / "run", jnp.arange(3.0)
     resumable(add, start, 4, checkpoint=checkpoint)
     content = checkpoint.read_bytes()
     damaged = [content[:kept] for kept in range(0, len(content), 37)]
-    for wrong in (*damaged, content[:-1], content + b"0", content.replace(b"NUMPY", b"NUMPi")):
+    for wrong in (*damaged, content[:-1], content.replace(b"NUMPY", b"NUMPi")):
         checkpoint.write_bytes(wrong)
         with pytest.raises(ValueError, match=REFUSED):
             resumable(add, start, 4, checkpoint=checkpoint)
@@ -91,14 +94,22 @@ def test_a_finished_run_is_extended(every, tmp_path):
         resumable(step, start, 5, checkpoint=checkpoint)
 
 
+def archive(**changes):
+    """A file with our header, as the documentation of the format says, and with changes in it."""
+    header = {"format": "lim_jax run", "version": 1, "lim_jax": "9.9"} | changes
+    np.savez(file := BytesIO(), header=np.array(json.dumps(header)))
+    return file.getvalue()
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     """Files that are none of ours, folders, and other runs: of another start, or other data."""
     checkpoint, start = tmp_path / "run", jnp.array(0)
     random = np.random.default_rng(0).bytes(2000)
     refused = {
-        b"": "run, which is empty", b"12\n": "run, which is of no run",
-        b"not ours": "run, which is of no run", random: "run, which is of no run",
-        b'{"run": {"function": "another"}}\n': "another, expected one of function resumable",
+        b"": "of another format", b"not ours": "of another format", random: "of another format",
+        archive(format="theirs"): "without our header", archive(): "which is of no run",
+        archive(version=2): "of version 2 of the format, by lim_jax 9.9",
+        archive(run={"function": "another"}): "another, expected one of function resumable",
     }  # fmt: skip
     for content, message in refused.items():
         checkpoint.write_bytes(content)
@@ -118,6 +129,21 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
             lambda state, index: (state, jnp.ones(2)), start, 4,
             run={"rate": 0.1}, checkpoint=checkpoint,
         )  # fmt: skip
+
+
+def test_a_state_of_numpys_arrays_and_of_plain_numbers_goes_on_as_such(tmp_path):
+    """In the precision that it had, which JAX need not be set to; and functions are the state's."""
+
+    def step(state, index):
+        return (state[0] + 0.1, state[1] + 1, state[2]), jnp.array(index)
+
+    start = (np.zeros(2, np.float64), 0, np.sum)
+    with jax.enable_x64(False):
+        resumable(step, start, 2, checkpoint=tmp_path / "run")
+        (numbers, count, _), records = resumable(step, start, 4, checkpoint=tmp_path / "run")
+    assert numbers.tolist() == resumable(step, start, 4)[0][0].tolist()
+    assert type(numbers) is np.ndarray and numbers.dtype == np.float64
+    assert type(count) is int and count == 4 and records.tolist() == [0, 1, 2, 3]
 
 
 def test_static_fields_of_the_state_tell_runs_apart(tmp_path):

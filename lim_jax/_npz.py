@@ -1,0 +1,96 @@
+"""Arrays and a header of JSON in one file: an ``.npz`` archive, as `numpy.load` opens it.
+
+Its entry ``header`` is the JSON, and nothing in it is code. A file is seen whole or not at all,
+whenever the process dies that writes it, and its check sums are held against it when it is read.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from lim_jax._checks import require
+from lim_jax._refusal import Refusal
+
+VERSION = 1
+ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
+Arrays = dict[str, Any]  # NumPy's, by name
+
+
+class Format(NamedTuple):
+    """What files of one kind say they are; which argument names them, and what helps."""
+
+    name: str
+    argument: str
+    cure: str
+
+    def refused(self, path: Path, got: str) -> Refusal:
+        """The error of a file that is something else."""
+        return Refusal(
+            f"{self.argument}: got {path}, which is {got}, expected a {self.name} of version "
+            f"{VERSION}. {self.cure}"
+        )
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file under another name first, in a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half_written = path.with_name(path.name + ".part")
+    with half_written.open("wb") as file:
+        write(file)
+    half_written.replace(path)
+
+
+def write_arrays(path: Path, kind: Format, header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write what `read_arrays` reads: plain values, and arrays that `put_array` put aside."""
+    about = {"format": kind.name, "version": VERSION, "lim_jax": version("lim_jax"), **header}
+    text = json.dumps(about, allow_nan=False)
+    write_whole(path, lambda file: np.savez(file, header=np.array(text), **arrays))
+
+
+def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
+    """The header and the arrays; raise ValueError where the file is no whole one of this kind."""
+    with path.open("rb") as file:
+        if file.read(len(ARCHIVE)) != ARCHIVE:
+            raise kind.refused(path, "a file of another format")
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except Exception as error:  # whatever its readers make of bytes that are no archive
+            raise kind.refused(path, "a damaged archive, perhaps cut off") from error
+    try:
+        header = json.loads(arrays.pop("header").item())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise kind.refused(path, "an archive without our header") from error
+    if not isinstance(header, dict) or header.get("format") != kind.name:
+        raise kind.refused(path, "an archive without our header")
+    if header.get("version") != VERSION:
+        got = f"of version {header.get('version')} of the format, by lim_jax"
+        raise kind.refused(path, f"{got} {header.get('lim_jax')}")
+    return header, arrays
+
+
+def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
+    """Put an array aside, and what the header says of it.
+
+    What NumPy has no name for, such as bfloat16, is written in a wider precision.
+    """
+    require(
+        name not in ("file", "header", "allow_pickle"),
+        "result",
+        got=f"an array named {name}",
+        expected="another name",
+        cure="Rename it: the file has an entry of its own of this name.",
+    )
+    arrays[name] = array.astype(np.float32) if array.dtype.kind == "V" else array
+    return {"array": name, "dtype": array.dtype.name}
+
+
+def take_array(entry: Mapping[str, str], arrays: Arrays) -> np.ndarray:
+    """The array of which `put_array` said this, in its own precision."""
+    return arrays[entry["array"]].astype(jnp.dtype(entry["dtype"]), copy=False)
