@@ -3,13 +3,14 @@
 On the host: results are not differentiated.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy  # its parts are loaded when they are used: a page imports this file, not statistics
 from jaxtyping import Array, Float, PyTree
+from scipy import stats
 
 Numbers = Float[Array | np.ndarray, "*shape"]
 
@@ -30,7 +31,7 @@ class Interval(NamedTuple):
     high: Float[np.ndarray, "*shape"]
 
 
-def interval_words(one: Interval | None) -> str:
+def interval_words(interval: Interval | None) -> str:
     """A number with the ends of its interval, all with signs; nothing for None.
 
     Examples
@@ -38,9 +39,9 @@ def interval_words(one: Interval | None) -> str:
     >>> interval_words(Interval(0.5, -0.25, 1.25))
     '+0.500 (-0.250 to +1.250)'
     """
-    if one is None:
+    if interval is None:
         return ""
-    return f"{one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+    return f"{interval.value:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
 def paired_interval(
@@ -62,17 +63,17 @@ def paired_interval(
 
     Examples
     --------
-    >>> found = paired_interval(np.array([0.1, 0.2, 0.3]))
-    >>> [round(float(number), 3) for number in found]
+    >>> interval = paired_interval(np.array([0.1, 0.2, 0.3]))
+    >>> [round(float(number), 3) for number in interval]
     [0.2, -0.048, 0.448]
     """
-    samples, tail = np.asarray(differences), (1 - level) / 2
-    count, value = len(samples), samples.mean(axis=0)
-    if count == 1:
+    samples = np.asarray(differences)
+    value = samples.mean(axis=0)
+    if len(samples) == 1:  # SciPy's ends are NaN
         return Interval(value, np.full_like(value, -np.inf), np.full_like(value, np.inf))
-    error = samples.std(axis=0, ddof=1) / np.sqrt(count)
-    wide = scipy.stats.t.isf(tail, count - 1) * error
-    return Interval(value, value - wide, value + wide)
+    with warnings.catch_warnings():  # of seeds that differ by rounding alone: the interval is right
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return Interval(value, *stats.ttest_1samp(samples, 0).confidence_interval(level))
 
 
 def rank_correlation(
@@ -89,6 +90,8 @@ def rank_correlation(
     >>> float(rank_correlation(np.array([1.0, 2.0]), np.array([0.5, 0.5])))
     nan
     """
+    # Not stats.spearmanr, which takes one pair of rows, warns of a constant one, and computes
+    # P-values: the bootstrap asks for thousands at once.
     a, b = (_centred_ranks(np.asarray(values)) for values in (x, y))
     scale = np.sqrt((a**2).sum(axis=-1) * (b**2).sum(axis=-1))
     return np.asarray((a * b).sum(axis=-1) / np.where(scale > 0, scale, np.nan))
@@ -124,30 +127,25 @@ def bootstrap_interval(
 
     Examples
     --------
-    >>> found = bootstrap_interval(np.array([1.0, 2.0, 3.0, 4.0]))
-    >>> float(found.value), bool(1 <= found.low < 2.5 < found.high <= 4)
+    >>> interval = bootstrap_interval(np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> float(interval.value), bool(1 <= interval.low < 2.5 < interval.high <= 4)
     (2.5, True)
     """
-    leaves, tail = jax.tree.leaves(samples), (1 - level) / 2
-    counts = {len(leaf) for leaf in leaves}
-    samples, (count,) = jax.tree.map(np.asarray, samples), counts
-    generator = np.random.default_rng(seed)
-    chosen = generator.integers(count, size=(resamples, count))
+    # Not stats.bootstrap, whose interval is NaN where one draw's statistic is, and whose statistics
+    # are single numbers of flat samples.
+    samples, tail = jax.tree.map(np.asarray, samples), (1 - level) / 2
+    (count,) = {len(leaf) for leaf in jax.tree.leaves(samples)}
+    chosen = np.random.default_rng(seed).integers(count, size=(resamples, count))
 
     def of_draw(rows: np.ndarray) -> Any:
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
 
-    drawn = np.stack([of_draw(rows) for rows in chosen])
-    return Interval(np.asarray(statistic(samples)), *_quantiles(drawn, [tail, 1 - tail]))
-
-
-def _quantiles(drawn: Numbers, levels: list[float]) -> np.ndarray:
-    """Along the first axis, of what is no NaN; NaN where all are."""
-    nowhere = np.isnan(drawn).all(axis=0)
-    found = np.nanquantile(np.where(nowhere, 0, drawn), levels, axis=0)
-    return np.where(nowhere, np.nan, found)
+    draws = np.stack([of_draw(rows) for rows in chosen])
+    nowhere = np.isnan(draws).all(axis=0)
+    ends = np.nanquantile(np.where(nowhere, 0, draws), [tail, 1 - tail], axis=0)
+    return Interval(np.asarray(statistic(samples)), *np.where(nowhere, np.nan, ends))
 
 
 def _centred_ranks(values: Numbers) -> Numbers:
-    ranks = scipy.stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
+    ranks = stats.rankdata(np.where(np.isfinite(values), values, np.nan), axis=-1)
     return ranks - ranks.mean(axis=-1, keepdims=True)
