@@ -24,8 +24,7 @@ from configurations import CONFIGURATIONS, IDS, chosen
 from record import RESULTS, keep
 
 import lim_jax as lim
-from lim_jax.adjoint import attention_hops, channels, cone_mass, local_blocks
-from lim_jax.adjoint.tangent import kernel_blocks
+from lim_jax.adjoint import attention_hops, channels, cone_mass, kernel_factors, local_blocks
 
 LENGTH, LAYER = len(IDS), 1  # the layer whose attention is differentiated
 
@@ -71,6 +70,8 @@ def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
     batch = jax.vmap(model.embed)(both), asked
     influence = lim.influence(lim.models.CausalLM.loss, model, batch, grid)
     attention = jax.tree.map(lambda leaf: leaf[LAYER], model.flow.layers.attention)
+    factors = kernel_factors(attention, state, grid)
+    kernel = jax.vmap(factors.column, out_axes=1)(jnp.arange(LENGTH))
     return {
         "logits": model.logits(ids),
         "loss": loss,
@@ -78,7 +79,7 @@ def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
         "channels": cells * ledger,
         "hops": cells * hops,
         "influence": influence.density,
-        "kernel": kernel_blocks(attention, state, grid),
+        "kernel": grid.prefix_weights()[:, :, None, None] * kernel,
         "local": local_blocks(attention, state, grid),
         "cone": cone_mass(attention, state, grid),
         "frobenius": cone_mass(attention, state, grid, "frobenius"),

@@ -349,6 +349,11 @@ def as_finite(number: Tree, name: str) -> Tree:
     return number
 
 
+def as_finite_nonnegative(number: Tree, name: str, below: float = math.inf) -> Tree:
+    """Return a finite number from zero to below `below`; raise at others."""
+    return as_nonnegative(as_finite(number, name), name, below=below)
+
+
 def as_nonnegative(
     values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
 ) -> Any:

@@ -34,13 +34,35 @@ from lim_jax.probes import rademacher_probes
 from lim_jax.tasks.prompts import Example, record_weights
 from lim_jax.training.balancing import Penalty, influence_penalty, risk_and_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
-from lim_jax.training.estimators import balanced_density, example_density
+from lim_jax.training.estimators import (
+    Energies,
+    Estimator,
+    Places,
+    balanced_density,
+    over_total,
+)
 from lim_jax.training.observing import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions
 
 Scalar = Float[Array, ""]
 Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
 UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
+
+
+def _mean_profile(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
+    return over_total(energies, (energies @ weights)[:, None], epsilon).mean(axis=0)
+
+
+@partial(Estimator, _mean_profile)
+def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -> Places:
+    r"""The mean of the examples' own profiles, :math:`E_b/(Z_b + \epsilon_{inf})`.
+
+    Every example counts alike, however large its gradient, and the estimate has no bias. But it is
+    of *another density* than that of `balanced_density`: a mean of ratios, not the paper's ratio of
+    means, which examples with large gradients govern. They agree where all profiles, or all totals,
+    are the same. Its statistic is that mean.
+    """
+    return profile
 
 
 class Batches(NamedTuple):

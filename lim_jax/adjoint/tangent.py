@@ -30,7 +30,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import described, require, require_callable
-from lim_jax._errors import filter_jit
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -245,16 +244,6 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
         slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
     query, gates = query / math.sqrt(query.shape[-1]), attention.gates(x)
     return KernelFactors(attention, x, rope, kernel, query, value, output, slope, gates)
-
-
-@filter_jit
-def kernel_blocks(
-    attention: CausalAttention, x: State, grid: Grid
-) -> Float[Array, "length length width width"]:
-    r"""Form every block :math:`\hat K_{ij} = W_{ij}K(p_i, p_j)` of the context slot's Jacobian."""
-    factors = kernel_factors(attention, x, grid)
-    blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
-    return grid.prefix_weights()[:, :, None, None] * blocks
 
 
 def causal_by_construction(field: Any) -> bool:

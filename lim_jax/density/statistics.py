@@ -23,8 +23,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from lim_jax._checks import (
     ARRAYS,
     all_finite,
-    as_finite,
-    as_nonnegative,
+    as_finite_nonnegative,
     error_if,
     in_a_line,
     require,
@@ -93,7 +92,7 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     (1.0, 0.6667, True)
     """
     require_floats(averages, "averages", "regions", regions=3)
-    epsilon = as_nonnegative(as_finite(epsilon, "epsilon"), "epsilon")
+    epsilon = as_finite_nonnegative(epsilon, "epsilon")
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
     as_finite,
-    as_nonnegative,
+    as_finite_nonnegative,
     described,
     error_if_not_finite,
     require,
@@ -125,7 +125,7 @@ class Penalty(eqx.Module):
             axes = "examples " * (jnp.ndim(self.target) == 2) + "".join(places)
             cure = "Pass one number for each position or pool, or a row of them for each example."
             require_floats(self.target, "target", axes, cure, **places)
-        epsilon = as_nonnegative(as_finite(self.epsilon, "epsilon"), "epsilon")
+        epsilon = as_finite_nonnegative(self.epsilon, "epsilon")
         return error_if_not_finite(replace(self, epsilon=epsilon), "target, pools")
 
     def _of_energies(
@@ -274,7 +274,7 @@ def risk_and_penalty(
     >>> average.tolist(), float(values.penalty)  # uniform
     ([8.0, 8.0], 0.0)
     """
-    memory = as_nonnegative(as_finite(memory, "memory"), "memory", below=1.0)
+    memory = as_finite_nonnegative(memory, "memory", below=1.0)
     options = _options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows

@@ -96,23 +96,7 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     >>> balanced_density(energies, weights, epsilon=0.0).round(3).tolist()
     [0.2, 1.8]
     """
-    return _over(mean, weights @ mean, epsilon)
-
-
-def _mean_profile(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
-    return _over(energies, (energies @ weights)[:, None], epsilon).mean(axis=0)
-
-
-@partial(Estimator, _mean_profile)
-def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""The mean of the examples' own profiles, :math:`E_b/(Z_b + \epsilon_{inf})`.
-
-    Every example counts alike, however large its gradient, and the estimate has no bias. But it is
-    of *another density* than that of `balanced_density`: a mean of ratios, not the paper's ratio of
-    means, which examples with large gradients govern. They agree where all profiles, or all totals,
-    are the same. Its statistic is that mean.
-    """
-    return profile
+    return over_total(mean, weights @ mean, epsilon)
 
 
 def pooled_energies(
@@ -130,7 +114,7 @@ def pooled_energies(
     return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
 
 
-def _over(
+def over_total(
     energy: Float[Array, "*groups places"], total: Float[Array, "..."], epsilon: Scalar | float
 ) -> Float[Array, "*groups places"]:
     """Divide by a total; one that is infinite, or epsilon, gives NaN, not a density of zero."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
     as_finite,
-    as_nonnegative,
+    as_finite_nonnegative,
     error_if_not_finite,
     require,
     require_callable,
@@ -85,8 +85,8 @@ def sampled_trace_penalty(
 ) -> Scalar:
     r"""The trace penalty over some positions, each weighted for all that it stands for.
 
-    With inclusion probabilities :math:`\pi_i` and weights :math:`\Delta p_i/\pi_i`, each sum of the
-    penalty is estimated without bias, and its mean is normalised by the weights' own sum.
+    With weights over the inclusion probabilities each sum is without bias, and the mean is over the
+    weights' own sum.
     """
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
@@ -250,7 +250,7 @@ def _options(
     observations: Any, strength: Scalar | float, memory: Scalar | float
 ) -> tuple[Scalar | float, Scalar | float]:
     require_callable(observations, "observations", "observations(params, x)")
-    memory = as_nonnegative(as_finite(memory, "memory"), "memory", below=1.0)
+    memory = as_finite_nonnegative(memory, "memory", below=1.0)
     return as_finite(strength, "strength"), memory
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import ARCHITECTURES, architecture_flow
-from reference.dense import jacobian_blocks, prefix_weights, transposed
+from reference.dense import formed_blocks, jacobian_blocks, prefix_weights, transposed
 from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
@@ -47,7 +47,7 @@ def linearised(field, x, covector, grid):
 
     heads = attention.output.shape[0]
     found = {
-        "kernel": tangent.kernel_blocks(attention, x, grid),
+        "kernel": formed_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
         "heads": stages.pull_back_heads(attention, x, covector, grid),
         "operator": lim.adjoint.cone_mass(attention, x, grid),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from reference.as_users import DEFAULTS
-from reference.dense import kernel_blocks, prefix_weights
+from reference.dense import formed_blocks, kernel_blocks, prefix_weights
 from reference.differences import central_difference
 from reference.networks import (
     GRIDS,
@@ -21,7 +21,6 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax import probes
-from lim_jax.adjoint import tangent
 from lim_jax.adjoint.sites import attention_sites
 
 
@@ -33,7 +32,7 @@ def attention():
 def test_blocks_are_the_jacobian_of_the_context(grid_name):
     # `eq:attention-nonlocal-kernel`, `eq:one-head-attention-mean-value`.
     grid, x = GRIDS[grid_name](LENGTH), random_states()
-    blocks = jax.jit(tangent.kernel_blocks)(attention(), x, grid)
+    blocks = formed_blocks(attention(), x, grid)
     np.testing.assert_allclose(blocks, kernel_blocks(attention(), x, grid), rtol=0, atol=1e-13)
 
 

@@ -25,7 +25,7 @@ from reference.networks import (
 import lim_jax as lim
 from lim_jax.adjoint.ledger import RegionalChannels, boundary_strengths, relative_energies
 from lim_jax.adjoint.sites import attention_sites
-from lim_jax.adjoint.tangent import causal_by_construction, kernel_blocks
+from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)
@@ -393,7 +393,7 @@ def test_only_the_librarys_own_fields_are_causal_as_written():
     )
     assert written(layer) and written(layer.attention)
     with pytest.raises(ValueError, match="attention: got CausalAttention that attends by function"):
-        kernel_blocks(attend.attention, random_states(), GRID)
+        lim.adjoint.kernel_factors(attend.attention, random_states(), GRID)
     with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
         jax.block_until_ready(
             lim.adjoint.cone_mass(attend.attention, random_states(), GRID, "frobenius")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import architecture_flow
-from reference.dense import jacobian_blocks
+from reference.dense import formed_blocks, jacobian_blocks
 from reference.networks import (
     GRIDS,
     LENGTH,
@@ -43,7 +43,7 @@ def transposed(blocks, covector, grid):
 def linearised(field, x, vector, grid):
     """What `tangent` makes of a field at x, and the field's dense Jacobians in each slot."""
     return {
-        "kernel blocks": tangent.kernel_blocks(field.attention, x, grid),
+        "kernel blocks": formed_blocks(field.attention, x, grid),
         "local blocks": tangent.local_blocks(field, x, grid),
         "pushed": tangent.push_forward(field, x, vector, grid),
         "pulled": tangent.pull_back(field, x, vector, grid),

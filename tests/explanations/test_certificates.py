@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.dense import formed_blocks
 
 import lim_jax as lim
 from lim_jax import explanations, models
 from lim_jax.adjoint.ledger import channels
-from lim_jax.adjoint.tangent import kernel_blocks
 from lim_jax.explanations import certificates, explanation
 from lim_jax.explanations.account import asked_of_windows, parts_of_ids
 from lim_jax.explanations.explanation import average_cone_mass
@@ -49,7 +49,7 @@ def dense():
         ledger = channels(network.flow, network.terminal_loss, example, grid)
         layer = jax.tree.map(lambda leaf: leaf[DEPTH], network.flow.layers)
         state = ledger.states[DEPTH]
-        blocks = LENGTH * kernel_blocks(layer.attention, state, grid)
+        blocks = LENGTH * formed_blocks(layer.attention, state, grid)
         after = state + network.flow.horizon / LAYERS * layer.attention(state, state, grid)
         _, pull = jax.vjp(lambda x: layer.sublayers[1](x, x, grid), after)
         met = ledger.covectors[DEPTH + 1]

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lim_jax.adjoint import kernel_factors
+
 
 def jacobian_blocks(function, x):
     """The Jacobian of a map of states, as (length, length, width, width)."""
@@ -14,6 +16,14 @@ def jacobian_blocks(function, x):
 def kernel_blocks(field, x, grid):
     """K_ij of a field: its Jacobian in the context slot."""
     return jacobian_blocks(lambda context: field(x, context, grid), x)
+
+
+@jax.jit
+def formed_blocks(attention, x, grid):
+    """K^_ij of attention from the library's factors, a column at a time."""
+    factors = kernel_factors(attention, x, grid)
+    blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
+    return grid.prefix_weights()[:, :, None, None] * blocks
 
 
 def transposed(matrix, grid):

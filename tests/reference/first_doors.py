@@ -41,7 +41,6 @@ from lim_jax import (
 )
 from lim_jax.loss.readouts import hat
 from lim_jax.network.flow import unit_profile
-from lim_jax.training.estimators import example_density
 
 WIDTH, VOCABULARY, EXAMPLES = 2, 4, 2
 TOKENS = lim.token_grid(LENGTH)
@@ -428,7 +427,7 @@ FIRST = {
         ),
         {
             "pools": optional(Rows(ENERGIES)), "target": Real(1.0),
-            "estimate": Thing(example_density),
+            "estimate": Thing(training.balanced_density),
         },
     ),
     "risk_and_penalty": (

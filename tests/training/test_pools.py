@@ -14,6 +14,7 @@ from reference.differences import difference_by_calls
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
+from benchmarks.validation.remedies import example_density
 from lim_jax.cost.job import job_cost
 from lim_jax.density import LossOfIds
 from lim_jax.loss import margin_loss
@@ -23,7 +24,7 @@ from lim_jax.training.balancing import (
     influence_penalty,
     risk_and_penalty,
 )
-from lim_jax.training.estimators import balanced_density, example_density
+from lim_jax.training.estimators import balanced_density
 
 LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
 GRID = lim.graded_grid(LENGTH)

@@ -14,6 +14,7 @@ from reference.differences import difference_by_calls
 from reference.networks import byte_network, random_states
 
 import lim_jax as lim
+from benchmarks.validation.remedies import example_density
 from lim_jax.loss import margin_loss, own_margin_loss
 from lim_jax.models import Targets, causal
 from lim_jax.training import (
@@ -25,7 +26,6 @@ from lim_jax.training import (
 from lim_jax.training.discrepancy import cross_entropy_discrepancy, squared_discrepancy
 from lim_jax.training.estimators import (
     balanced_density,
-    example_density,
     pooled_energies,
 )
 
