@@ -264,6 +264,13 @@ def require_key(key: Any) -> None:
     )
 
 
+def require_known(tree: PyTree, name: str, expected: str = "numbers that are there") -> None:
+    """Raise where some array is traced."""
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+    cure = "Call it outside jax.jit, jax.vmap and jax.grad."
+    require(not traced, name, got="traced arrays", expected=expected, cure=cure)
+
+
 def error_if(tree: Tree, fails: Flags, message: str) -> Tree:
     """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
     return error_if_first(tree, (fails, message))

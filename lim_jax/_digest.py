@@ -118,8 +118,8 @@ def _state(value: Any) -> dict[str, Any]:
     """An object's fields by name, without the name and the module that wrappers copy."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
-    found: Any = object.__getstate__(value)
-    parts = found if isinstance(found, tuple) else (found,)
+    state: Any = object.__getstate__(value)
+    parts = state if isinstance(state, tuple) else (state,)
     named = {name: part for some in parts if some for name, part in some.items()}
     return {name: part for name, part in named.items() if not name.startswith("__")}
 
@@ -133,13 +133,13 @@ def _closed_over(function: FunctionType) -> dict[str, Any]:
 def _found_beside(function: FunctionType) -> dict[str, Any]:
     """What a function finds by name: data, functions of its module, and the others' names."""
     space = function.__globals__
-    found = {name: space[name] for name in _names(function.__code__) if name in space}
+    used = {name: space[name] for name in _names(function.__code__) if name in space}
     beside = {
         name: value
-        for name, value in found.items()
+        for name, value in used.items()
         if getattr(unwrap(value), "__globals__", None) is space
     }
-    return {name: _name(value) for name, value in found.items()} | _data(found) | beside
+    return {name: _name(value) for name, value in used.items()} | _data(used) | beside
 
 
 def _names(code: CodeType) -> set[str]:

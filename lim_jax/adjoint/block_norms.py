@@ -43,25 +43,19 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     .. math:: \langle O_{hg}, V^hV^{g*}\rangle + 2\,u^{h*}O_{hg}V^gK^{h*}q^h
               + u^{h*}O_{hg}u^g\; q^{h*}K^hK^{g*}q^g.
 
-    Multiplied out, every term is a product of a matrix of rows with one of columns; columns go
-    tile by tile. Where heads are so sharp that scores change by 60 in one unit of x, float32 keeps
-    four digits, here as in the operator norm.
+    Columns go tile by tile. Where scores change by 60 in one unit of x, float32 keeps four digits.
     """
     length = factors.query.shape[1]
     if factors.attention.output_norm is not None or factors.gates is not None:
-        return _formed_squares(factors)
+        # From the blocks, a column at a time: gates and norms differ by row.
+        of_column = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
+        return jax.lax.map(of_column, jnp.arange(length)).T
     size = min(COLUMNS, length)
     tiles = -(-length // size)
     # The last column fills the last tile.
     columns = jnp.minimum(jnp.arange(tiles * size), length - 1).reshape(tiles, size)
     squares = jax.lax.map(jax.checkpoint(lambda tile: _column_squares(factors, tile)), columns)
     return jnp.swapaxes(squares, 0, 1).reshape(length, -1)[:, :length]
-
-
-def _formed_squares(factors: KernelFactors) -> Float[Array, "length length"]:
-    """Compute the same from the blocks, a column at a time: gates and norms differ by row."""
-    of_column = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
-    return jax.lax.map(of_column, jnp.arange(factors.query.shape[1])).T
 
 
 def _column_squares(
@@ -139,8 +133,7 @@ def column_mass(
 class Blocks(NamedTuple):
     r"""The factors of one column's blocks in some rows.
 
-    The rows come last: sums over features then run along whole vectors of rows, which on a CPU is
-    several times as fast as summing along the features.
+    The rows come last: on a CPU sums along vectors of rows are several times as fast.
     """
 
     kernel: Float[Array, "heads rows"]  # A^h_{ij}
@@ -227,8 +220,7 @@ class _Eigenvectors(NamedTuple):
 def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     r"""Find the leading eigenvectors of :math:`K^*K` by conjugate gradients (Polak and Ribière).
 
-    They stop where residuals are below the root of the rounding unit (the error of the value is of
-    the order of the residual squared over the gap), or after ten steps for each feature.
+    They stop where residuals are below the root of the rounding unit, or after ten steps a feature.
     """
     width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
     dtype = blocks.kernel.dtype

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import PyTree
 
-from lim_jax._checks import require, require_kind
+from lim_jax._checks import require, require_known, require_several
 
 
 class Premise(NamedTuple):
@@ -27,10 +26,8 @@ class Premise(NamedTuple):
 class Inequality(NamedTuple):
     r"""A strict inequality of computed numbers, greater above lesser.
 
-    `rounding` is how far rounding may have moved them apart: half of the digits of what was added
-    up to make them, :math:`\sqrt{\epsilon}` times its size. That covers sums of
-    :math:`2/\sqrt\epsilon` terms in any order (10^8 in float64, 5,800 in float32); longer ones err
-    by less than the worst case. It does not cover errors of the data themselves.
+    `rounding` is how far rounding may have moved them apart: :math:`\sqrt{\epsilon}` times the size
+    of what was added up to make them, which covers sums of :math:`2/\sqrt\epsilon` terms.
     """
 
     statement: str
@@ -119,16 +116,9 @@ def compare(
 
 def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
     """Raise ValueError for traced arrays and NaN, and for infinity except in bounds."""
-    leaves = jax.tree.leaves(tree)
-    require(
-        not any(isinstance(leaf, Tracer) for leaf in leaves),
-        name,
-        got="traced arrays",
-        expected="concrete numbers, as a certificate compares them",
-        cure="Call it outside jax.jit, jax.vmap and jax.grad.",
-    )
+    require_known(tree, name, "concrete numbers, as a certificate compares them")
     unfit = np.isnan if bounds else lambda leaf: ~np.isfinite(leaf)
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
     require(
         not any(unfit(array).any() for array in floats),
@@ -141,9 +131,7 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:
     """Write certificates as text, a paragraph for each, with the margins of their inequalities."""
-    require_kind(certificates, Sequence, "certificates", "Pass a list of them.")
-    for certificate in certificates:
-        require_kind(certificate, Certificate, "certificates", "Pass a list of them.")
+    require_several(certificates, Certificate, "certificates", "Pass a list of them.")
     lines = []
     for certificate in certificates:
         verdict = "HOLDS" if certificate.holds else "does not hold"

@@ -12,23 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import (
-    error_if,
-    require,
-    require_callable,
-    require_floats,
-    require_name,
-)
+from lim_jax._checks import error_if, require, require_callable, require_floats, require_name
 from lim_jax._errors import filter_jit
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, require_sites
-from lim_jax.adjoint.tangent import (
-    KernelFactors,
-    causal_by_construction,
-    kernel_factors,
-    pull_back,
-)
+from lim_jax.adjoint.tangent import KernelFactors, causal_by_construction, kernel_factors, pull_back
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
@@ -57,13 +46,12 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    No block is formed (`block_norms`) unless a norm follows attention's output, and operator norms
-    are streamed over columns: no array is larger than the attention matrices, or than a matrix of
-    the width for each position. Operator norms are exact to rounding where the largest singular
-    value is isolated, and to the gap where it is not; in float32 the iteration may stop at the
-    second singular value (seen once, 7 % lower), in float64 it does not. They are differentiated
-    once; for second derivatives take the Frobenius norm. For the average over depth and data,
-    `jax.lax.map` it over `attention_sites` and `vmap` over examples.
+    No block is formed (`block_norms`) unless a norm follows attention's output, and no array is
+    larger than the attention matrices, or than a matrix of the width for each position. Operator
+    norms are exact to rounding where the largest singular value is isolated, to the gap where it is
+    not; in float32 they may stop at the second one (seen once, 7 % lower), not in float64. They are
+    differentiated once; for second derivatives take the Frobenius norm. For the average over depth
+    and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
 
     Parameters
     ----------
@@ -115,11 +103,7 @@ def cone_mass(
 
 @filter_jit
 def probed_cone_mass(
-    attention: Field,
-    x: State,
-    grid: Grid,
-    probes: Probes,
-    normalisation: Normalisation = "density",
+    attention: Field, x: State, grid: Grid, probes: Probes, normalisation: Normalisation = "density"
 ) -> Estimate:
     r"""Estimate the Frobenius cone mass with probes supported at one token each.
 
@@ -283,23 +267,21 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
     return weights[:, None] * prefix / weights[None, :]
 
 
-def _weights_of_blocks(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
-    r"""The same weights of the Jacobian's blocks :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`."""
-    weights, prefix = promote((_cone_weights(grid, normalisation), grid.prefix_weights()))
-    return jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
-
-
 def _columns_of(
     field: Field, x: State, grid: Grid, normalisation: Normalisation
 ) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
-    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i, and the blocks' weights."""
+    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i, and the blocks' weights.
+
+    The Jacobian's blocks are :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`.
+    """
     require_callable(field, "attention", "field(x, context, grid)")
 
     def push(j: Array, vector: Float[Array, " width"]) -> State:
         along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
         return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
 
-    return push, _weights_of_blocks(grid, normalisation)
+    weights, prefix = promote((_cone_weights(grid, normalisation), grid.prefix_weights()))
+    return push, jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
 
 
 def _of_the_future(

@@ -86,6 +86,7 @@ class ChannelBounds(NamedTuple):
     correlations: Float[Array, "3 3"]
 
 
+@filter_jit
 def bootstrap_bounds(
     regional: RegionalChannels,
     *,
@@ -98,13 +99,6 @@ def bootstrap_bounds(
     One-sided quantiles of the resampled energies and correlations, and never inside the data's
     own values, so that the criterion's conclusion is true of the data themselves too.
     """
-    return _bootstrap(regional, key, confidence, resamples)
-
-
-@filter_jit
-def _bootstrap(
-    regional: RegionalChannels, key: Key[Array, ""], confidence: float, resamples: int
-) -> ChannelBounds:
     examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 

@@ -35,11 +35,7 @@ Covectors = Float[Array, "covectors length width"]
 
 @filter_jit
 def attention_hops(
-    flow: ResidualFlow,
-    terminal_loss: TerminalLoss,
-    example: Example,
-    grid: Grid,
-    highest: int,
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid, highest: int
 ) -> Float[Array, "times hops length width"]:
     r"""Split the adjoint at every depth by attention hops, in one reverse sweep.
 
@@ -124,11 +120,7 @@ def pull_back_hops(
 
 @filter_jit
 def one_hop_by_head(
-    flow: ResidualFlow,
-    terminal_loss: TerminalLoss,
-    example: Example,
-    grid: Grid,
-    depth: int = 0,
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid, depth: int = 0
 ) -> Float[Array, "layers heads length width"]:
     r"""Split the covector of exactly one hop, row 1 of `attention_hops`, by layer and head.
 

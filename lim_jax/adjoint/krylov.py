@@ -47,10 +47,9 @@ def norm_bounds(
 ) -> NormBounds:
     r"""Bound :math:`\|B\|_2` from both sides by k = `steps` applications of B and :math:`B^*`.
 
-    Stores 2k vectors. A Krylov space of all n dimensions leaves nothing out: both bounds are the
-    norm. Differentiable once in `arguments`: the derivative is that of :math:`\|Bv\|` at the
-    maximising v, held still. ``operator(arguments)`` is the linear map; `start` is standard normal,
-    independent of it; `failure` is the probability that the upper bound is too small.
+    Stores 2k vectors. Differentiable once in `arguments`: that of :math:`\|Bv\|` at the maximising
+    v, held still. ``operator(arguments)`` is the linear map, `start` standard normal, `failure` the
+    probability that the upper bound is too small.
     """
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
@@ -86,8 +85,7 @@ def _attained_jvp(operator, steps, primals, tangents):
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
     r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest.
 
-    The basis is reorthogonalised at every step, twice. Where only rounding remains, the space is
-    full, and zeros follow.
+    The basis is reorthogonalised twice a step. Zeros follow where only rounding remains.
     """
     transpose = jax.linear_transpose(push, start)
     steps = min(steps, math.prod(start.shape))

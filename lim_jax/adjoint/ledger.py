@@ -180,9 +180,8 @@ def relative_energies(
 ) -> Float[Array, "parts length"]:
     r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2` of covectors of one depth.
 
-    To first order, moving the state at p by the fraction :math:`\eta` of its root mean square
-    changes the loss by at most :math:`\eta` times the root of this, a density in p. It is in the
-    loss's units squared: layers that only rescale the state leave it as it is.
+    Moving the state at p by the fraction :math:`\eta` of its root mean square changes the loss by
+    at most :math:`\eta` times its root; layers that only rescale the state leave it as it is.
     """
     return inner(state, state, grid) * (vectors**2).sum(axis=-1)
 

@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import (
-    ARRAYS,
-    as_int,
-    error_if,
-    error_if_not_finite,
-    require,
-    require_floats,
-)
+from lim_jax._checks import ARRAYS, as_int, error_if, error_if_not_finite, require, require_floats
 from lim_jax.adjoint.certificate import half_digits
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, require_regions

@@ -30,11 +30,7 @@ Scalar = Float[Array, ""]
 
 @filter_jit
 def interaction_orders(
-    flow: ResidualFlow,
-    terminal_loss: TerminalLoss,
-    example: Example,
-    grid: Grid,
-    highest: int,
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid, highest: int
 ) -> Float[Array, "orders length width"]:
     r"""Expand the input adjoint by the number of layers that interact.
 

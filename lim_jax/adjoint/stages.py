@@ -66,9 +66,9 @@ def pull_back_stages(
 ) -> list[Stage]:
     r"""Carry a covector back through the residual stages of one layer, the last stage first.
 
-    `euler` has one stage, its field. `split` has its sublayers: attention pulls back
+    `split` has its sublayers: attention pulls back
     :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
-    :math:`P_{k+1}` itself. The sum of what the stages add is :math:`P_k - P_{k+1}`.
+    :math:`P_{k+1}` itself. The stages add :math:`P_k - P_{k+1}`.
     """
     fields, increment = _stages(flow, layer), layer[1]
     states = [x]
@@ -88,8 +88,8 @@ def linearised_stages(
 ) -> list[tuple[Any, State, Pull]]:
     """Linearise the residual stages of one layer, the last first, each once for all covectors.
 
-    Returns a field, its state and its `Pull` for each. The sparse covector takes attention of its
-    own rows alone: for networks that keep keys and values (`has_kv_cache`), on a token grid.
+    A field, its state and its `Pull` for each. A sparse covector needs a network that keeps keys
+    and values (`has_kv_cache`), on a token grid.
     """
     fields, increment = _stages(flow, layer), layer[1]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import AnyPath, in_a_line, require
+from lim_jax._checks import AnyPath, in_a_line
 from lim_jax._digest import digest
 from lim_jax._errors import filter_jit
 from lim_jax._refusal import Refusal
@@ -162,14 +162,7 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
     """Regions of this grid; by default those of the paper's simulations."""
     require_grid(grid)
     regions = boundary_regions(grid, 0.2) if regions is None else regions
-    require_regions(regions)
-    require(
-        bool(regions.grid == grid),
-        "regions",
-        got=f"regions of {regions.grid}",
-        expected=f"regions of {grid}",
-        cure="Make them with boundary_regions(grid, delta).",
-    )
+    require_regions(regions, grid)
     return regions
 
 

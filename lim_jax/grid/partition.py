@@ -208,12 +208,14 @@ def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
     return jnp.tensordot(weights, values, axes=1) / sizes
 
 
-def require_regions(regions: Any, name: str = "regions") -> None:
-    """Raise ValueError unless `regions` are Regions: a number or an array of weights is none."""
-    expected, cure = "Regions of a grid", "Make them with boundary_regions(grid, delta)."
-    require(
-        isinstance(regions, Regions), name, got=described(regions), expected=expected, cure=cure
-    )
+def require_regions(regions: Any, grid: Grid | None = None) -> None:
+    """Raise ValueError unless these are Regions, of `grid` where it is given."""
+    cure = "Make them with boundary_regions(grid, delta)."
+    known = isinstance(regions, Regions)
+    require(known, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
+    got, expected = f"regions of {regions.grid}", f"regions of {grid}"
+    require(grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected,
+            cure=cure)  # fmt: skip
 
 
 def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:

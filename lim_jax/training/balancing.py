@@ -174,10 +174,7 @@ def influence_penalty(
         Target, discrepancy, estimator and pools; by default towards even influence.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
-    options = _options(penalty, grid, share=0.0, strength=1.0)
-    return functional_of_adjoints(
-        _RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True
-    )[0]
+    return _objective(loss, params, batch, grid, _options(penalty, grid, share=0.0, strength=1.0))
 
 
 def balanced_objective(
@@ -216,9 +213,7 @@ def balanced_objective(
     True
     """
     options = _options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
-    return functional_of_adjoints(
-        _RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True
-    )[0]
+    return _objective(loss, params, batch, grid, options)
 
 
 def risk_and_penalty(
@@ -294,6 +289,13 @@ def _options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[st
     return {"penalty": penalty._on(grid), "average": None} | weights
 
 
+def _objective(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: dict[str, Any]
+) -> Scalar:
+    functional = _RiskAndPenalty(grid)
+    return functional_of_adjoints(functional, loss, params, batch, grid, options, has_aux=True)[0]
+
+
 class _RiskAndPenalty(eqx.Module):
     """Losses and adjoints to the weighted sum of risk and discrepancy, and its statistic."""
 
@@ -303,11 +305,8 @@ class _RiskAndPenalty(eqx.Module):
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
         options = jax.tree.map(lambda leaf: jnp.asarray(leaf, adjoints.dtype), options)
-        penalty, energies, weights = (
-            options["penalty"],
-            (adjoints**2).sum(axis=2),
-            self.grid.weights,
-        )
+        penalty, weights = options["penalty"], self.grid.weights
+        energies = (adjoints**2).sum(axis=2)
         if penalty.pools is not None:
             energies, weights = pooled_energies(energies, penalty.pools)
         value, statistic = penalty._of_energies(energies, weights, options["average"])

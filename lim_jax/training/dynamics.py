@@ -17,25 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import (
-    AnyPath,
-    as_numbers,
-    described,
-    require,
-    require_optional,
-)
+from lim_jax._checks import AnyPath, as_numbers, described, require, require_optional
 from lim_jax._errors import filter_jit
-from lim_jax.density.adjoints import (
-    Batch,
-    Loss,
-    adjoint_energies,
-    embedded,
-    embedded_on,
-)
+from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded, embedded_on
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import Regions, regional_averages
+from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
 
 Scalar = Float[Array, ""]
@@ -207,13 +195,7 @@ class TrainingPath(NamedTuple):
         `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Of regions that leave positions out
         they are those of the density of the others, as in `density.Influence`.
         """
-        require(
-            regions.grid == self.grid,
-            "regions",
-            got=f"regions of {regions.grid}",
-            expected=f"regions of {self.grid}",
-            cure="Make them with boundary_regions(path.grid, delta).",
-        )
+        require_regions(regions, self.grid)
         total = (self.energy @ regions.kept_weights)[None]
         averages = regional_averages(self.energy.T, regions) / jnp.where(total == 0, 1, total)
         return jax.vmap(indices, in_axes=(1, None))(averages, epsilon)

@@ -215,9 +215,8 @@ def _mixed_gradient(
 ) -> tuple[PyTree, PyTree]:
     r"""The gradients of the losses' sum, and of :math:`\sum_b a_b\,loss_b + D_x loss_b\cdot c_b`.
 
-    In what is moving. With a factor :math:`\sigma_b` on each loss the second is the derivative, at
-    :math:`\sigma = 1` and along (c, a), of the first as a function of a shift of x and
-    :math:`\sigma`.
+    In what is moving. The second is the derivative of the first in a shift of x and in factors of
+    the losses, along (c, a).
     """
     # Inside `jax.shard_map` a gradient in what all devices hold would be the sum over them.
     moving = varying_as(moving, (direction, weights))

@@ -93,22 +93,17 @@ def penalty_premises(
       (`eq:adjoint-l4-sensitivity-assumption`, of `prop:influence-l2-differentiability`);
     - :math:`Z \ge z_0 > 0` (`eq:influence-normalization-away-from-zero`).
 
-    A sample's moments are always finite: of the law's it can show no more than that they are not
-    refuted. The value of the first three is the tail index of the sizes (`probes.tail_index` of
-    their fourth powers, four times), and they hold where it is above 4 by two of its standard
-    errors and no example carries half of the sum. That is never so of fewer than 25 examples, and
-    Gaussian ones take some 1,000. With 10,000 of Pareto tails of 3.5, 3 or 2.5, which have no
-    fourth moment, none of 200 samples passed, and 2 in 100 with tails of 4. Where a premise does
-    not hold the moment may be finite all the same, and is not resolved; its value says how near it
-    is. :math:`Z` is its mean, and holds where that is more than two standard errors above zero. A
-    premise that does not hold says to read the squared penalty at this length and on these data
-    only.
+    A sample's moments are always finite, so the first three are at best not refuted: their value is
+    the tail index of the sizes (`probes.tail_index` of their fourth powers, four times), and they
+    hold where it is above 4 by two of its standard errors and no example carries half of the sum.
+    That is never so of fewer than 25 examples, and Gaussian ones take some 1,000. With 10,000 of
+    Pareto tails of 3.5, 3 or 2.5, which have no fourth moment, none of 200 samples passed, and 2 in
+    100 with tails of 4. :math:`Z` is its mean, and holds where that is more than two standard
+    errors above zero. Where a premise does not hold, read the squared penalty at this length and on
+    these data only.
 
-    Beside the penalties, not in what they return. A penalty is one number, traced under
-    ``jax.grad`` and jit at every training step; a premise is a verdict on concrete numbers, along a
-    direction that no penalty is given, at the price of a second derivative of every adjoint. So
-    this reads numbers, and does not work under jit: ask it before a training and after, or now and
-    then.
+    It reads numbers and takes a second derivative of every adjoint, so it does not work under jit:
+    ask it before a training and after, or now and then.
 
     Parameters
     ----------
