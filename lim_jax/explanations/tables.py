@@ -7,7 +7,7 @@ from lim_jax.adjoint.deficits import REGIONS
 from lim_jax.density.statistics import Influence
 
 
-def influence_table(found: Influence, rest: Influence | None = None) -> str:
+def influence_table(influence: Influence, rest: Influence | None = None) -> str:
     """Lay out a density's regional averages and indices, and those without the queried tokens.
 
     `rest` is None where the loss asks everywhere.
@@ -17,15 +17,15 @@ def influence_table(found: Influence, rest: Influence | None = None) -> str:
     >>> import jax
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> influence_table(found).splitlines()[-1][20:]
+    >>> influence = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> influence_table(influence).splitlines()[-1][20:]
     'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
     """
-    rows = density_rows(found, rest)
-    return "\n".join([*regional_lines("", rows), *index_lines(found, rest)])
+    rows = density_rows(influence, rest)
+    return "\n".join([*regional_lines("", rows), *index_lines(influence, rest)])
 
 
-def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
+def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
     r"""How many contexts make LIM known to `width` to either side, as two standard errors.
 
     Where LIM is beyond one of zero, `width` is a part of it. The error of these contexts falls like
@@ -36,27 +36,27 @@ def contexts_needed(found: Influence, width: float = 0.1) -> int | None:
     >>> import jax
     >>> from lim_jax.grid import boundary_regions, token_grid
     >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> found = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> round(float(found.index_errors().lim), 3), contexts_needed(found)
+    >>> influence = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
+    >>> round(float(influence.index_errors().lim), 3), contexts_needed(influence)
     (0.1, 8)
     """
-    error, lim = float(found.index_errors().lim), float(found.indices().lim)
+    error, lim = float(influence.index_errors().lim), float(influence.indices().lim)
     if not math.isfinite(error):
         return None
     share = 2 * error / (width * max(1.0, abs(lim)))
     # A ratio that is whole but for rounding is whole.
-    return max(2, math.ceil(float(found.count) * share**2 * (1 - 1e-9)))
+    return max(2, math.ceil(float(influence.count) * share**2 * (1 - 1e-9)))
 
 
-def density_rows(found: Influence, rest: Influence | None) -> dict[str, Any]:
+def density_rows(influence: Influence, rest: Influence | None) -> dict[str, Any]:
     """The regional averages of a density and their errors, and those without the queried tokens."""
     without = {} if rest is None else _averages("  queries left out", rest)
-    return {**_averages("influence density", found), **without}
+    return {**_averages("influence density", influence), **without}
 
 
-def _averages(name: str, found: Influence) -> dict[str, Any]:
+def _averages(name: str, influence: Influence) -> dict[str, Any]:
     """The regional averages of a density, and their standard errors where there are some."""
-    averages, errors = found.indices()[:3], found.index_errors()[:3]
+    averages, errors = influence.indices()[:3], influence.index_errors()[:3]
     return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
 
 
@@ -68,26 +68,26 @@ def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
     return lines
 
 
-def index_lines(found: Influence, rest: Influence | None) -> list[str]:
+def index_lines(influence: Influence, rest: Influence | None) -> list[str]:
     """The indices in lines: of all positions, and without those that are asked."""
     if rest is None:
-        return [_index_line(found)]
-    share = 1 - float(rest.total / found.total)
+        return [_index_line(influence)]
+    share = 1 - float(rest.total / influence.total)
     return [
-        _index_line(found),
+        _index_line(influence),
         f"The queried tokens hold {share:.1%} of the influence.",
         f"Without: {_index_line(rest)}",
     ]
 
 
-def _index_line(found: Influence) -> str:
-    indices, errors, count = found.indices(), found.index_errors(), int(found.count)
-    needed = contexts_needed(found)
+def _index_line(influence: Influence) -> str:
+    indices, errors, count = influence.indices(), influence.index_errors(), int(influence.count)
+    needed = contexts_needed(influence)
     enough = needed is not None and needed <= count
     more = "" if enough or needed is None else (
         f": two errors within 10 % would take some {needed - count} more contexts"
     )  # fmt: skip
-    alike = ", of contexts that all have one profile" * bool(found.alike)
+    alike = ", of contexts that all have one profile" * bool(influence.alike)
     error = "" if needed is None else f" ± {float(errors.lim):.3f}{alike}"
     return (
         f"LIM {float(indices.lim):+.3f}{error}, "

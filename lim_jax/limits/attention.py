@@ -165,20 +165,17 @@ def attention_constant(
 ) -> float:
     r"""Measure the constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
-    The proof's own steps with the field's numbers
+    The proof's steps with the field's numbers
     (`eq:score-bounded-lipschitz-from-bounded-assumption`): a right-endpoint sum errs by at most
-    :math:`p_i/2L` times the integrand's largest slope (`eq:riemann-attention-error`), and both
+    :math:`p_i/2L` times the integrand's largest slope (`eq:riemann-attention-error`), both
     denominators are at least :math:`p_i \min_q e^{S}`
-    (`eq:attention-two-denominator-lower-bounds`),
-    so cell i errs by at most :math:`C_R/L`, which is at most the stated
-    :math:`C_R/i`, with
+    (`eq:attention-two-denominator-lower-bounds`), so cell i errs by at most :math:`C_R/L`, with
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
 
-    Extremes are taken over `points` positions, and may be larger between them, so this is a sample
-    and not a bound. Raises ValueError if scores depend on more than the states, such as positions
-    or a window.
+    Extremes over `points` positions are samples, no bound. Raises ValueError if scores depend on
+    more than the states, such as positions or a window.
     """
     beyond = _beyond_the_theorem(attention)
     cure = "The constant is of keys that know their position by the states alone."

@@ -57,8 +57,8 @@ def printed_cone_mass_study(
 ) -> Study:
     r"""Measure the cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
 
-    The study's errors are the largest values at the given positions: Jacobian blocks are
-    :math:`\hat K \approx K/L`, so they tend to zero like :math:`L^{-2}`.
+    The errors are the largest values at the positions: blocks are K/L, so they fall like
+    :math:`L^{-2}`.
     """
 
     @filter_jit

@@ -64,15 +64,7 @@ class DepthProfile(NamedTuple):
 
 
 def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[float, float]:
-    r"""Return the largest value and the steepest slope of a depth profile at 4,097 times on [0, T].
-
-    They are samples of the constants of `ass:depth-profile`, which `DepthProfile` states.
-
-    Examples
-    --------
-    >>> sampled_profile(lambda time: 3 - 2 * time, horizon=2.0)
-    (3.0, 2.0)
-    """
+    """The largest value and steepest slope of a profile at 4,097 times (`ass:depth-profile`)."""
     times = np.linspace(0, horizon, 4097)
     values = np.asarray(jax.vmap(profile)(jnp.asarray(times)))
     slopes = np.abs(np.diff(values)) / np.diff(times)
@@ -218,8 +210,7 @@ def largest_control_distances(
     r"""Each layer's :math:`\int_{t_k}^{t_{k+1}}\|\theta_k - \theta(t)\|\,dt` for a linear control.
 
     `eq:control-l1-convergence`, never too small: between knots, ends and middles of layers the
-    integrand is convex, so trapezoids are above it. `control_distance` is of any control, by
-    quadrature.
+    integrand is convex, so trapezoids are above it.
     """
     joined = linear_knots(control)
     assert joined is not None

@@ -396,8 +396,7 @@ def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     """Errors of the three regional averages of influence against the number of positions.
 
-    One example through two layers, whose input adjoint is singular at 0. Richardson costs the
-    nodes of both its grids.
+    One example, two layers, an adjoint singular at 0. Richardson costs both grids' nodes.
     """
     sizes = tuple(sizes)
     flow = ResidualFlow(gaussian_attention(seed, 2))

@@ -51,8 +51,8 @@ def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
 
 def averaging_attention() -> CausalAttention:
     """Causal averaging of one feature: no norm, no scores."""
-    one = jnp.ones((1, 1, 1))
-    return CausalAttention(eqx.nn.Identity(), 0 * one, 0 * one, one, one)
+    matrix = jnp.ones((1, 1, 1))
+    return CausalAttention(eqx.nn.Identity(), 0 * matrix, 0 * matrix, matrix, matrix)
 
 
 def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:

@@ -407,10 +407,8 @@ def _reference_runs(
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
-    mapping, cure = (
-        isinstance(quantities, Mapping),
-        'Pass for example {"state": lambda x, grid: x}.',
-    )
+    mapping = isinstance(quantities, Mapping)
+    cure = 'Pass for example {"state": lambda x, grid: x}.'
     got, expected = "none" if mapping else described(quantities), "quantities by name, at least one"
     require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
     measured = {

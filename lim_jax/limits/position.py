@@ -83,14 +83,13 @@ def loss_study(
     *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
-    return refine(
+    return _of_first_order(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
-        1.0 if premises and chi is None else None,
         sizes,
         [abs(value - expected) for value in losses],
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
-        sampled=True,
+        claims=chi is None,
     )
 
 
@@ -174,15 +173,9 @@ def terminal_adjoint_study(
     (*gaps, own), slope = jax.tree.map(float, measured())
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
-    return refine(
-        "eq:continuum-ar-terminal-adjoint" if chi else plain,
-        1.0 if premises and chi is None else None,
-        sizes,
-        gaps,
-        own,
-        (lambda size: slope / size) if premises else None,
-        sampled=True,
-    )
+    source = "eq:continuum-ar-terminal-adjoint" if chi else plain
+    bound = (lambda size: slope / size) if premises else None
+    return _of_first_order(source, sizes, gaps, own, bound, claims=chi is None)
 
 
 def readout_consistency_study(
@@ -246,15 +239,21 @@ def readout_consistency_study(
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
-    return refine(
-        "eq:readout-adjoint-consistency",
-        1.0 if premises else None,
-        sizes,
-        gaps,
-        own,
-        (lambda size: float(norm) * steepest / size) if premises else None,
-        sampled=True,
-    )
+    bound = (lambda size: float(norm) * steepest / size) if premises else None
+    return _of_first_order("eq:readout-adjoint-consistency", sizes, gaps, own, bound)
+
+
+def _of_first_order(
+    source: str,
+    sizes: Sequence[int],
+    errors: Sequence[float],
+    own: float,
+    bound: Callable[[int], float] | None,
+    claims: bool = True,
+) -> Study:
+    """A study whose bound is measured, and whose order is claimed, where the premises hold."""
+    claimed = 1.0 if claims and bound is not None else None
+    return refine(source, claimed, sizes, errors, own, bound, sampled=True)
 
 
 def _gaps(
@@ -279,10 +278,8 @@ def singularity_study(
 ) -> Study:
     r"""Measure how the continuum's input adjoint grows at position 0.
 
-    The study's errors are :math:`\|P_0(q)\|` itself against :math:`\log(1/q)`, at
-    :math:`q = \frac34 2^{-k}` for k in `halvings`: the kernel 1/p makes it a polynomial of degree M
-    in the logarithm, for M layers, so the fitted order is about -M. For causal averaging and a
-    terminal covector of one it is :math:`\sum_m \binom Mm \log^m(1/q)/m!`.
+    The errors are :math:`\|P_0(q)\|` against :math:`\log(1/q)`, :math:`q = \frac34 2^{-k}` for k in
+    `halvings`: a polynomial of degree M in the logarithm, so the order is about -M.
     """
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
@@ -315,11 +312,10 @@ def input_adjoint_studies(
     - ``density``: the error of the embedded density m in :math:`L^1`;
     - ``regional averages``: the largest error of the three.
 
-    The paper states no order for these. Causal averaging has the kernel 1/p, so the continuum's
-    :math:`P_0` grows like :math:`\log^M(1/q)` at 0 and equal cells lose the rate there: ½ in
-    global :math:`L^2` and 1 in the averages, both up to powers of log L, which make the slopes
-    smaller at attainable L (0.3 and 0.6 after two layers). The graded grid gives order 2 to the
-    averages. In ``terminal_loss(x, grid)`` the grid takes the place of the labels.
+    The paper states none. Causal averaging has the kernel 1/p, so :math:`P_0` grows like
+    :math:`\log^M(1/q)` at 0 and equal cells have order ½ in global :math:`L^2`, 1 in averages, up
+    to powers of log L; the graded grid 2 in averages. In ``terminal_loss(x, grid)`` the grid takes
+    the place of the labels.
     """
     check, reference = references
     quadrature = _fine_quadrature(reference)

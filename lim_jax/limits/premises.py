@@ -21,11 +21,9 @@ INTERVALS = 100  # each is compared with itself: roughness in one hides nothing 
 def require_smooth(states: FieldOfOne) -> None:
     r"""Raise ValueError if 25,600 points do not resolve a field of position as smooth.
 
-    The unevenness of its slopes (fourth differences, and what they miss of secants) must fall by a
-    fifth everywhere from 1,600 points to 25,600. For :math:`|p-a|^\beta` it changes by the factor
-    :math:`16^{1-\beta}`: it stays for a kink and grows for a jump. This proves nothing: roughness
-    between the points passes, such as a jump of 1e-5 beside :math:`\sin 400p`, and smooth fields
-    that are finer than the points are refused, such as :math:`\sin 10^5p`.
+    The unevenness of its slopes must fall by a fifth everywhere from 1,600 points to 25,600. For
+    :math:`|p-a|^\beta` it changes by the factor :math:`16^{1-\beta}`: it stays for a kink and grows
+    for a jump. Roughness between the points passes, and what is finer than they are is refused.
     """
     _require_resolved(states, "states", "smooth", 0.8, "four fifths of that at most")
 
@@ -33,9 +31,8 @@ def require_smooth(states: FieldOfOne) -> None:
 def require_lipschitz(field: FieldOfOne, name: str = "field") -> None:
     r"""Raise ValueError if 25,600 points do not resolve a field of position as Lipschitz.
 
-    The unevenness of `require_smooth` may grow by a quarter at most. It stays for a kink (unless
-    within four of the 1,600 points of an end); it grows for a jump, and for :math:`|p-a|^\beta`
-    with :math:`\beta < 0.9`.
+    The unevenness of `require_smooth` may grow by a quarter: it grows for a jump, and for
+    :math:`|p-a|^\beta` with :math:`\beta < 0.9`.
     """
     _require_resolved(field, name, "Lipschitz", 1.25, "a quarter more at most")
 
@@ -94,10 +91,9 @@ def require_resnet_premises(
 ) -> None:
     r"""Raise ValueError if constants of `thm:resnet-ode` are not finite, or defects too large.
 
-    :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`) for a
-    Lipschitz field and a step that is Euler's up to this. `defects` are the largest
-    :math:`\|d_k\|/\varepsilon^2` at each depth: from the last but one to the last, if it doubles,
-    they may grow by a fifth. `rounding` is that of :math:`\|d_k\|`, times :math:`T^{-2}`.
+    `defects` are the largest :math:`\|d_k\|/\varepsilon^2` at each depth
+    (`eq:discrete-residual-with-defect`), which may grow by a fifth where the depth doubles;
+    `rounding` is that of :math:`\|d_k\|`, times :math:`T^{-2}`.
     """
     *_, coarse, fine = sorted(defects)
     grown = defects[fine] / max(defects[coarse], rounding * fine**2, np.finfo(float).tiny)

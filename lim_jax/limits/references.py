@@ -31,8 +31,8 @@ def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[P
     """Replace a network's results on two panel grids by one polynomial field on both.
 
     Every array with an axis of positions becomes Bernstein's cubic with four of the second grid's
-    rows: it is smooth, and its values are means of those rows, so positive where they are. Empty if
-    the grids are not panels of two sizes, or the results differ in more than axes of positions.
+    rows, smooth and positive where they are. Empty if the grids are not panels of two sizes, or
+    results differ in more than axes of positions.
     """
     panels = all(isinstance(grid, PanelGrid) for grid in grids)
     if not panels or grids[0].size == grids[1].size:

@@ -35,14 +35,7 @@ class Order(NamedTuple):
 
 
 def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Order:
-    """Fit a convergence order by least squares on logarithms of four positive errors or more.
-
-    Examples
-    --------
-    >>> order = fit_order([10, 20, 40, 80], [0.3 / n**2 for n in (10, 20, 40, 80)])
-    >>> round(order.value, 9), round(order.constant, 9)
-    (2.0, 0.3)
-    """
+    """Fit a convergence order by least squares on logarithms of four positive errors or more."""
     numbers = np.array([refinements, errors], float)
     # Every study's order comes through here, so this holds for them all.
     require(
@@ -63,32 +56,17 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
 class Study(NamedTuple):
     """Errors of one quantity under refinement.
 
-    Attributes
-    ----------
-    source
-        The paper's label.
-    claimed
-        The order that it states, up to powers of logarithms; None if it states none, or a premise
-        of it does not hold.
-    refinements, errors
-        Numbers of tokens or layers, and the error at each.
-    bounds
-        A bound with an explicit constant at each refinement; None if there is none, or a premise of
-        it does not hold.
-    reference_error
-        The distance between the reference and itself at another resolution.
-    sampled
-        Whether a constant in the bounds is the largest of samples. It may be too small, so an error
-        beyond such a bound refutes nothing.
+    `bounds` and `claimed`, the paper's order up to powers of logarithms, are None where it states
+    none or a premise does not hold.
     """
 
-    source: str
+    source: str  # the paper's label
     claimed: float | None
-    refinements: tuple[float, ...]
+    refinements: tuple[float, ...]  # numbers of tokens or layers
     errors: tuple[float, ...]
-    bounds: tuple[float, ...] | None
-    reference_error: float
-    sampled: bool = False
+    bounds: tuple[float, ...] | None  # with an explicit constant
+    reference_error: float  # of the reference against itself at another resolution
+    sampled: bool = False  # a constant is the largest of samples: beyond it nothing is refuted
 
     @property
     def order(self) -> Order:
@@ -104,12 +82,6 @@ class Study(NamedTuple):
         - ``"holds"``: every error plus the reference's error is within its bound;
         - ``"BROKEN"``: some error less the reference's error exceeds its bound;
         - ``"unresolved"``: neither; use a finer reference.
-
-        Examples
-        --------
-        >>> study = Study("eq:mine", 1.0, (1.0, 2.0), (1.0, 0.5), (1.01, 0.6), 0.0)
-        >>> study.verdict, study._replace(reference_error=0.05).verdict
-        ('holds', 'unresolved')
         """
         if self.bounds is None:
             return "no bound"

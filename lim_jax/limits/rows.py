@@ -1,6 +1,6 @@
 """Rows of measured limits, and their table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lim_jax.limits.refinement import Study
@@ -9,28 +9,13 @@ TOLERANCE = 0.15
 
 
 class Row(NamedTuple):
-    """One measured limit.
-
-    Attributes
-    ----------
-    name
-        What is refined and where.
-    study
-        Errors, bounds and the reference's own error.
-    expected
-        The order that this field should show; None if none is known.
-    reason
-        Why `expected` differs from the order that the paper states, or if it states none, from that
-        of smooth fields on tokens; else empty.
-    reliability_warning
-        Why the reference is unreliable, with the cure; else empty.
-    """
+    """One measured limit: what is refined and where, its study, and what is known of it."""
 
     name: str
     study: Study
-    expected: float | None
-    reason: str = ""
-    reliability_warning: str = ""
+    expected: float | None  # the order that this field should show
+    reason: str = ""  # why that is not the paper's, or where it states none, that of smooth fields
+    reliability_warning: str = ""  # why the reference is unreliable, with the cure
 
     @property
     def topic(self) -> str:
@@ -62,8 +47,7 @@ class Curve(NamedTuple):
 def rates_table(rows: Sequence[Row]) -> str:
     """Lay out rows with claimed, expected and measured orders, the bounds' verdicts and reasons.
 
-    A dash stands for an order that is not known and for a bound that is not explicit. Errors below
-    ten times the reference's own are marked, and so are unreliable references.
+    Errors below ten times the reference's own are marked, and so are unreliable references.
     """
     lines = [
         f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
@@ -95,8 +79,13 @@ def rates_table(rows: Sequence[Row]) -> str:
 
 def names_by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
     """Return every nonempty remark once, with the names of the rows that it is on."""
-    names: dict[str, list[str]] = {}
-    for name, remark in remarks.items():
-        if remark:
-            names.setdefault(remark, []).append(name)
-    return names
+    groups = grouped(remarks, lambda name: remarks[name])
+    return {remark: names for remark, names in groups.items() if remark}
+
+
+def grouped(values: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return values by their keys, in the order in which these come."""
+    groups: dict[Any, list[Any]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups

@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from lim_jax._checks import require_several, require_text
-from lim_jax.limits.rows import Curve, Row
+from lim_jax.limits.rows import Curve, Row, grouped
 from lim_jax.plots.drawing import End, ShownFigure, label_ends, legend_below, line_style, new_figure
 
 AT_MOST = 5  # series in a panel
@@ -63,24 +63,17 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
 
 def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     """Rows by topic, and by the last part of their names where a topic has more than five."""
-    topics = _grouped(rows, lambda row: row.topic)
+    topics = grouped(rows, lambda row: row.topic)
     if all(len(members) == 1 for members in topics.values()):
         topics = {"": list(rows)}
     for topic, members in topics.items():
-        parts = _grouped(members, lambda row: re.split(", |: ", row.name)[-1])
+        parts = grouped(members, lambda row: re.split(", |: ", row.name)[-1])
         if len(members) <= AT_MOST or len(parts) == len(members):
             parts = {"": members}
         for part, series in parts.items():
             name = ", ".join(filter(None, (topic, part)))
             for start in range(0, len(series), AT_MOST):
                 yield name, series[start : start + AT_MOST]
-
-
-def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
@@ -94,8 +87,9 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
         text = f"{_short(row.name, name)}: {order.value:.2f} ± {order.error:.2f}"
         text = textwrap.fill(text.replace(" ± ", NARROW), 30).replace(NARROW, " ± ")
         ends.append(End(study.refinements[-1], study.errors[-1], text, style["color"]))
-    for order, members in _by_order(rows).items():
-        _draw_slope(axes, order, members)
+    for order, members in grouped(rows, _slope_of).items():
+        if order:
+            _draw_slope(axes, order, members)
     low, high = axes.get_ylim()
     axes.set_ylim(low / (high / low) ** 0.08, high)
     ticks = sorted({n for row in rows for n in row.study.refinements})
@@ -114,14 +108,9 @@ def _short(name: str, panel: str) -> str:
     return re.sub(f"(, |: ){re.escape(last)}$", "", kept) if last else kept
 
 
-def _by_order(rows: Sequence[Row]) -> dict[float, list[Row]]:
-    """Rows by the order that is claimed for them, or else expected; an order of 0 has no slope."""
-    by_order: dict[float, list[Row]] = {}
-    for row in rows:
-        order = row.expected if row.study.claimed is None else row.study.claimed
-        if order:
-            by_order.setdefault(float(order), []).append(row)
-    return by_order
+def _slope_of(row: Row) -> float:
+    """The order that is claimed, or else expected; of order 0, or of none, no slope is drawn."""
+    return float((row.expected if row.study.claimed is None else row.study.claimed) or 0)
 
 
 def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:

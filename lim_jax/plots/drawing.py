@@ -140,6 +140,18 @@ def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.n
     return value / factor, value * factor
 
 
+def draw_with_errors(
+    axes: Axes, x: np.ndarray, value: Any, error: Any, name: str, style: dict[str, Any], log: bool
+) -> None:
+    """Draw a line, and two standard errors to either side where there are such."""
+    value, error = np.asarray(value), np.asarray(error)
+    if np.isfinite(error).all():
+        band = error_band(value, error, log=log)
+        axes.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
+        name = f"{name} ± 2 standard errors"
+    axes.plot(x, positive_part(value) if log else value, **style, label=name)
+
+
 def positive_part(values: np.ndarray) -> np.ndarray:
     """Values that a logarithmic axis can show; NaN, which is not drawn, in place of the others."""
     return np.where(values > 0, values, np.nan)

@@ -18,7 +18,7 @@ from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,
-    error_band,
+    draw_with_errors,
     fit_scale,
     headed,
     legend_below,
@@ -99,13 +99,8 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
-    require(
-        len(masses) > 0,
-        "masses",
-        got="none",
-        expected="one or more",
-        cure="Pass at least one by name.",
-    )
+    cure = "Pass at least one by name."
+    require(len(masses) > 0, "masses", got="none", expected="one or more", cure=cure)
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")
@@ -113,13 +108,7 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     figure, axes = new_figure("cone mass C(p) (a density over p)", title=heading)
     positions = np.asarray(regions.grid.nodes)
     for index, (name, mass) in enumerate(masses.items()):
-        value, error, style = np.asarray(mass.value), np.asarray(mass.error), line_style(index)
-        label = name
-        if np.isfinite(error).all():
-            low, high = error_band(value, error, log=True)
-            axes.fill_between(positions, low, high, color=style["color"], alpha=0.2, linewidth=0)
-            label = f"{name} ± 2 standard errors"
-        axes.plot(positions, positive_part(value), **style, label=label)
+        draw_with_errors(axes, positions, mass.value, mass.error, name, line_style(index), log=True)
     axes.set_yscale("log")
     shade_boundaries(axes, float(regions.delta))
     legend_below(figure, columns=2)

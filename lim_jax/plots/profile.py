@@ -12,13 +12,13 @@ from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,
     draw_averages,
+    draw_with_errors,
     error_band,
     fit_scale,
     headed,
     legend_below,
     line_style,
     new_figure,
-    positive_part,
     require_drawable,
     shade_boundaries,
     spans_decades,
@@ -117,14 +117,10 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     require_drawable(np.concatenate(list(density.values())), "results")
     log = spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
-        style, shown = line_style(index), kept[name]
-        positions, values = np.asarray(result.grid.nodes)[shown], density[name]
-        error, label = np.asarray(result.density_error)[shown], name
-        if np.isfinite(error).all():
-            low, high = error_band(values, error, log=log)
-            axes.fill_between(positions, low, high, color=style["color"], alpha=0.2, linewidth=0)
-            label = f"{name} ± 2 standard errors"
-        axes.plot(positions, positive_part(values) if log else values, **style, label=label)
+        positions, error = (
+            np.asarray(of)[kept[name]] for of in (result.grid.nodes, result.density_error)
+        )
+        draw_with_errors(axes, positions, density[name], error, name, line_style(index), log=log)
     fit_scale(axes, log=log)
     for delta in {float(result.regions.delta) for result in results.values()}:
         shade_boundaries(axes, delta)

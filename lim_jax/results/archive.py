@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require
+from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require, require_known
 from lim_jax._npz import Arrays, Format, put_array, read_arrays, take_array, write_arrays
 from lim_jax._refusal import refusal
 from lim_jax._resuming import checkpoint_file
@@ -208,11 +207,5 @@ def _parts(kind: type) -> tuple[str, ...]:
 
 def known(array: Any) -> np.ndarray:
     """Return an array as NumPy's; raise ValueError for a traced one."""
-    require(
-        not isinstance(array, Tracer),
-        "result",
-        got="traced arrays",
-        expected="numbers that are there",
-        cure="Call it outside jax.jit, jax.vmap and jax.grad.",
-    )
+    require_known(array, "result")
     return np.asarray(array)

@@ -37,27 +37,11 @@ Results = tuple[Any, Any, Indices]  # density, total, indices, or such a number 
 
 
 class Comparison(NamedTuple):
-    r"""The second of two influences minus the first.
-
-    Attributes
-    ----------
-    regions
-        Of both.
-    paired
-        Whether errors are of differences example by example, as far as examples are in both. Else
-        errors of the two add in squares, which is right of independent examples, and too much of
-        equal ones that move both alike.
-    density, density_error
-        :math:`m_2(p_i) - m_1(p_i)` and its standard error.
-    total, total_error
-        :math:`Z_2 - Z_1`.
-    indices, index_errors
-        Of the regional averages, the gap, LIM and the contrast.
-    pairs
-        How many examples are in both; None in results of before this was kept.
-    """
+    """The second of two influences minus the first, with standard errors."""
 
     regions: Regions
+    # Whether errors are of differences example by example, as far as examples are in both. Else
+    # those of the two add in squares, right of independent examples and too much of equal ones.
     paired: bool
     density: Float[Array, " length"]
     density_error: Float[Array, " length"]
@@ -65,7 +49,7 @@ class Comparison(NamedTuple):
     total_error: Scalar
     indices: Indices
     index_errors: Indices
-    pairs: int | None = None
+    pairs: int | None = None  # how many examples are in both
 
     def __str__(self) -> str:
         """The numbers in a few lines of text."""
@@ -139,13 +123,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 def compare_means(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Pairs
 ) -> Estimate:
-    """The second mean minus the first, with its standard error, in pairs where there are some.
-
-    >>> first, second = jnp.array([1.0, 5.0, 3.0]), jnp.array([2.0, 6.0, 4.0])
-    >>> same, none = np.array([[0, 0], [1, 1], [2, 2]]), np.zeros((0, 2), int)
-    >>> [float(compare_means(first, second, pairs).error.round(3)) for pairs in (same, none)]
-    [0.0, 1.633]
-    """
+    """The second mean minus the first, with its standard error, in pairs where there are some."""
     means = first.mean(axis=0), second.mean(axis=0)
     return Estimate(means[1] - means[0], _error(first - means[0], second - means[1], pairs))
 
@@ -168,8 +146,11 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
     if pairs is None:
         errors = _independent_errors(first, second)
     else:
-        deviations = _deviations(first), _deviations(second)
-        errors = jax.tree.map(lambda one, two: _error(one, two, pairs), *deviations)
+        errors = jax.tree.map(
+            lambda ours, theirs: _error(ours, theirs, pairs),
+            _deviations(first),
+            _deviations(second),
+        )
     return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors
 
 
@@ -178,16 +159,14 @@ def _results(influence: Influence) -> Results:
 
 
 def _error(
-    one: Float[Array, "examples *shape"], two: Float[Array, "others *shape"], pairs: Any
+    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Float[Array, "*shape"]:
     """The standard error of a difference of means, of the deviations from either."""
-    one, two = (
-        jnp.asarray(part) / max(len(part) * (len(part) - 1), 1) ** 0.5 for part in (one, two)
-    )
-    together = two[pairs[:, 1]] - one[pairs[:, 0]]
-    alone = one.at[pairs[:, 0]].set(0), two.at[pairs[:, 1]].set(0)
+    a, b = (jnp.asarray(of) / max(len(of) * (len(of) - 1), 1) ** 0.5 for of in (first, second))
+    together = b[pairs[:, 1]] - a[pairs[:, 0]]
+    alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
     error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
-    return error if min(len(one), len(two)) > 1 else jnp.full_like(error, jnp.inf)
+    return error if min(len(a), len(b)) > 1 else jnp.full_like(error, jnp.inf)
 
 
 def _deviations(influence: Influence) -> Results:

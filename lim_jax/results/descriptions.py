@@ -144,10 +144,8 @@ def _certificates(certificates: Sequence[Certificate]) -> Description:
             roles += [role] * len(inequalities)
             sides += inequalities
     premises = [(claim.name, premise) for claim in certificates for premise in claim.premises]
-    numbers, words = (
-        ("greater", "lesser", "margin", "rounding"),
-        ("vacuous", "conclusion", "source"),
-    )
+    numbers = "greater", "lesser", "margin", "rounding"
+    words = "vacuous", "conclusion", "source"
     variables = _along("certificate", {
         "holds": [claim.holds for claim in certificates],
         "concluded": [claim.concluded for claim in certificates],

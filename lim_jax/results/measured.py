@@ -25,27 +25,13 @@ CELLS = 100  # at most, where contexts are of several lengths
 
 
 class MeasuredContexts(NamedTuple):
-    r"""Contexts as they were measured, one by one.
+    """Contexts as they were measured, one by one."""
 
-    Attributes
-    ----------
-    names
-        What tells contexts apart: of two results, those of one name are one context.
-    energies
-        :math:`\|P_0(p_i)\|^2` of each, on its own `grid.token_grid`.
-    asked
-        Of each the first place where the loss asks.
-    shares
-        By record, what it holds of each context's total Z; NaN where a context has no such record.
-    delta
-        The width of each boundary region.
-    """
-
-    names: Sequence[str]
-    energies: Sequence[Any]
-    asked: Sequence[int]
-    shares: Mapping[str, Sequence[float]]
-    delta: float
+    names: Sequence[str]  # of two results, contexts of one name are one context
+    energies: Sequence[Any]  # |P_0(p_i)|^2 of each, on its own token grid
+    asked: Sequence[int]  # of each the first place where the loss asks
+    shares: Mapping[str, Sequence[float]]  # of Z, by record; NaN where a context has none such
+    delta: float  # the width of each boundary region
 
 
 class ComparedInfluences(NamedTuple):
@@ -125,10 +111,10 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
         cure="Measure both with one delta.",
     )
     pairs = paired_names(first.names, second.names)
-    one, two = energies_before_queries(first), energies_before_queries(second)
+    ours, theirs = energies_before_queries(first), energies_before_queries(second)
     rest = None
-    if one is not None and two is not None:
-        rest = _compared_influences(one, two, first.delta, pairs)
+    if ours is not None and theirs is not None:
+        rest = _compared_influences(ours, theirs, first.delta, pairs)
     names = [name for name in first.shares if name in second.shares]
     return ComparedContexts(
         len(pairs),
@@ -142,12 +128,6 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
     """Say what the middle gained or lost, in points of a hundred of the influence.
 
     What is within two standard errors is not told from nothing.
-
-    >>> regions = common_regions([4], 0.25)
-    >>> rows = np.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
-    >>> one, two = (influence_of_contexts(list(rows + more), regions) for more in (0.0, 4.0))
-    >>> middle_in_words(compare(one, two), ("A", "B"))
-    'B uses the middle 8.3 ± 8.3 points less than A, which is within two errors.'
     """
     size = float(np.asarray(change.regions.weights)[1].sum())
     moved = points_in_words(
@@ -159,12 +139,7 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
 def record_in_words(
     shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
 ) -> str:
-    """Say which record's share has changed most, in its errors.
-
-    >>> made = [Estimate(np.array(value), np.array(0.01)) for value in (0.5, 0.25, -0.25)]
-    >>> record_in_words({"key": ComparedShares(*made, (9, 9), 9)}, ("A", "B"))
-    'Of the records, “key” changed most: B gives it 25.0 ± 1.0 points less than A.'
-    """
+    """Say which record's share has changed most, in its errors."""
 
     def in_errors(name: str) -> float:
         change = shares[name].change
@@ -214,8 +189,8 @@ def _compared_influences(
     both = [*first, *second]
     dtype = np.result_type(*{energy.dtype for energy in both})
     regions = common_regions([len(energy) for energy in both], delta, dtype)
-    one, two = (influence_of_contexts(energies, regions) for energies in (first, second))
-    return ComparedInfluences(one, two, compare(one, two, pairs=pairs))
+    ours, theirs = (influence_of_contexts(energies, regions) for energies in (first, second))
+    return ComparedInfluences(ours, theirs, compare(ours, theirs, pairs=pairs))
 
 
 def _compared_shares(
@@ -270,11 +245,6 @@ def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influenc
 
     Every context counts alike, and its energies :math:`\|P_0(p_i)\|^2`, on its own token grid, are
     kept (`Influence.example_energies`).
-
-    >>> energies = [np.array([1.0, 3.0]), np.array([2.0, 2.0, 2.0, 6.0])]
-    >>> influence = influence_of_contexts(energies, common_regions([2, 4, 2], 0.25))
-    >>> influence.energy.tolist(), float(influence.count)
-    ([1.5, 3.5], 2.0)
     """
     arrays = [np.asarray(energy) for energy in energies]
     lengths = {array.size for array in arrays}

@@ -37,45 +37,25 @@ Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
 
 
 class TwoWayShares(NamedTuple):
-    """Shares by document and by place.
+    """Shares by document and by place, of so many contexts and orders."""
 
-    Attributes
-    ----------
-    table
-        Of each document, a row, at each place. NaN where no order has it there.
-    by_place
-        With the documents averaged out: what a document at this place holds, whichever it is.
-    by_document
-        With the places averaged out: what a document holds, wherever it stands.
-    gap
-        The mean of the first and the last place minus that of those between: positive where the
-        middle is lost. None of two places.
-    contexts, orders
-        How many.
-    """
-
-    table: Estimate
-    by_place: Estimate
-    by_document: Estimate
-    gap: Estimate | None
+    table: Estimate  # of each document, a row, at each place; NaN where no order has it there
+    by_place: Estimate  # what a document at this place holds, whichever it is
+    by_document: Estimate  # what a document holds, wherever it stands
+    gap: Estimate | None  # the ends' mean less that of those between; None of two places
     contexts: int
     orders: int
 
 
 class _Fit(NamedTuple):
-    r"""Of one context: levels of places and then of documents, and what one alone tells of errors.
+    """Of one context: levels of places, then of documents, and what one alone tells of errors."""
 
-    `levels` are :math:`\mu + \beta_p` and :math:`\mu + \alpha_d`, `inverse` their effects'
-    covariance over that of the noise; `noise` and `of_orders` the variances of the noise and of the
-    orders' means; `sums` and `counts` are of the shares of each document at each place.
-    """
-
-    levels: np.ndarray
-    inverse: np.ndarray
-    noise: float
-    of_orders: float
-    sums: np.ndarray
-    counts: np.ndarray
+    levels: np.ndarray  # mu + beta_p and mu + alpha_d
+    inverse: np.ndarray  # the effects' covariance over that of the noise
+    noise: float  # its variance
+    of_orders: float  # the variance of the orders' means
+    sums: np.ndarray  # of the shares of each document at each place
+    counts: np.ndarray  # of them
 
 
 def two_way_shares(
@@ -132,17 +112,7 @@ def _estimate(value: Any, error: Any) -> Estimate:
 
 
 def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
-    """Say which document holds most, which place, and whether the middle is lost.
-
-    >>> documents = np.array([[[0, 1, 2], [1, 2, 0], [2, 0, 1]]] * 2)
-    >>> shares = 0.1 + 0.3 * (documents == 1) + np.array([0.1, 0.0, 0.02])
-    >>> print(two_way_in_words(two_way_shares(shares, documents), ["a", "b", "c"]))
-    Wherever it stands, “b” holds most: 44.0 (error 0) % of the influence.
-    Whichever document stands there, place 1 holds most, 30.0 (error 0) %; place 2 least, \
-20.0 (error 0) %.
-    The places between hold 6.0 (error 0) points less than the first and the last, the same in \
-every context, so that the error says nothing.
-    """
+    """Say which document holds most, which place, and whether the middle is lost."""
     document, place = (int(np.argmax(of.value)) for of in (result.by_document, result.by_place))
     least = int(np.argmin(result.by_place.value))
     lines = [
