@@ -8,19 +8,7 @@ from lim_jax.density.statistics import Influence
 
 
 def influence_table(influence: Influence, rest: Influence | None = None) -> str:
-    """Lay out a density's regional averages and indices, and those without the queried tokens.
-
-    `rest` is None where the loss asks everywhere.
-
-    Examples
-    --------
-    >>> import jax
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> influence = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> influence_table(influence).splitlines()[-1][20:]
-    'symmetric contrast +0.250: two errors within 10 % would take some 6 more contexts'
-    """
+    """Lay out a density's regional averages and indices, and without the queried tokens if any."""
     rows = density_rows(influence, rest)
     return "\n".join([*regional_lines("", rows), *index_lines(influence, rest)])
 
@@ -30,15 +18,6 @@ def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
 
     Where LIM is beyond one of zero, `width` is a part of it. The error of these contexts falls like
     the root of their number. None of one context, which has no error; else at least two.
-
-    Examples
-    --------
-    >>> import jax
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> energies = jax.numpy.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
-    >>> influence = Influence.from_energies(energies, boundary_regions(token_grid(3), "1/3"))
-    >>> round(float(influence.index_errors().lim), 3), contexts_needed(influence)
-    (0.1, 8)
     """
     error, lim = float(influence.index_errors().lim), float(influence.indices().lim)
     if not math.isfinite(error):

@@ -55,8 +55,8 @@ def masking_without_primacy() -> Counterexample:
 def residual_without_recency() -> Counterexample:
     """The identity network under uniform teacher forcing: nothing prefers the right.
 
-    The paper's example takes equal residual energies for granted, and so does this one: states and
-    labels are alike at all positions. Where residuals differ, even queries have no even profile.
+    States and labels are alike at all positions: where residuals differ, even queries have no even
+    profile.
     """
     grid, readout = token_grid(4), LinearReadout(jnp.eye(2))
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))

@@ -42,14 +42,11 @@ REGION_NAMES = ("left", "middle", "right")
 
 
 class Row(NamedTuple):
-    r"""One row of the paper's table (`tab:simulation-remedy-results`), with its profile.
-
-    `Z` is Euclidean, :math:`\sum_i \|E_i^* p_0\|^2`, which is the density's total over L.
-    """
+    """One row of the paper's table (`tab:simulation-remedy-results`), with its profile."""
 
     indices: Indices
     imbalance: Scalar
-    Z: Scalar
+    Z: Scalar  # Euclidean: the density's total over L
     density: Profile
 
 
@@ -98,8 +95,7 @@ class ProbeStudy(NamedTuple):
 def probe_study() -> ProbeStudy:
     """Estimate the baseline penalty with common Gaussian probes, 1000 times for each count.
 
-    Beside the sampled figures stand the exact ones, which the paper does not give: a sample of
-    1000 of so heavy a tail is off by several per cent.
+    Beside them stand the exact ones: a sample of so heavy a tail is off by several per cent.
     """
     gramians = gate_gramians(jnp.zeros(LENGTH))
     penalty = trace_penalty(gramian_traces(gramians), GRID)
@@ -122,15 +118,11 @@ def probe_study() -> ProbeStudy:
 
 
 class Section4(NamedTuple):
-    """All results of section 4.
-
-    `minimiser` and `objectives` are of ``algorithm1`` and ``algorithm3`` at the minimum of their
-    objectives, where the paper's 400 steps of Adam do not arrive.
-    """
+    """All results of section 4."""
 
     table: dict[str, Row]  # "baseline" and "algorithm1" to "algorithm3"
-    minimiser: dict[str, Row]
-    objectives: dict[str, Scalar]
+    minimiser: dict[str, Row]  # of "algorithm1" and "algorithm3", beyond the 400 steps of Adam
+    objectives: dict[str, Scalar]  # there
     runs: dict[str, GateRun]
     trace_densities: dict[str, Profile]  # "before" and "after" Algorithm 3
     condition_numbers: Summary

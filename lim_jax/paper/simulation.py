@@ -63,10 +63,7 @@ def gated(gates: Profile, x: State) -> State:
 
 
 def terminal_covector(weights: Profile) -> State:
-    r"""The covector r of `eq:simulation-terminal-covector`, with weights on its uniform part.
-
-    Unit weights give the paper's covector; Algorithm 2 moves them.
-    """
+    r"""The covector r of `eq:simulation-terminal-covector`, with weights (one) on its even part."""
     final_share = 0.85
     queries = (1 - final_share) / LENGTH * weights
     return jnp.outer(queries.at[-1].add(final_share), jnp.array([1, 0.5, -0.3, 0.2]))

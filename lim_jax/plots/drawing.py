@@ -124,8 +124,7 @@ def fit_scale(axes: Axes, *, log: bool) -> None:
 def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.ndarray, np.ndarray]:
     r"""Two standard errors to either side; on a logarithmic axis as a factor.
 
-    There the logarithm's own error is :math:`\sigma/v`, so that the band is
-    :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
+    There it is :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
 
     >>> value, error = np.array([4.0]), np.array([2.0])
     >>> [end.tolist() for end in error_band(value, error, log=False)]

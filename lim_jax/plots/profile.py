@@ -69,8 +69,7 @@ def influence_difference(
 ) -> Figure:
     r"""Draw two influence densities, and below them the second minus the first.
 
-    Bands are two standard errors to either side; that of the difference is of the same contexts
-    where these are in both. Positions left out are not drawn.
+    Bands are two standard errors to either side. Positions left out are not drawn.
     """
     figure = ShownFigure(7, 6)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
@@ -142,12 +141,6 @@ def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "")
 
     The band is two standard errors to either side; a document is not drawn at places where no order
     has it.
-
-    >>> from lim_jax.results import two_way_shares
-    >>> shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
-    >>> result = two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
-    >>> [line.get_label() for line in shares_by_place(result, ["a", "b"]).axes[0].lines]
-    ['“a”', '“b”', 'any document ± 2 standard errors']
     """
     figure, axes = new_figure("share of the influence", "place of the document", title)
     places = np.arange(1, len(names) + 1)

@@ -129,11 +129,7 @@ def compare_means(
 
 
 def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
-    """The numbers of those that have one name; of several of a name the first with the first.
-
-    >>> paired_names(["a", "b", "a", "c"], ["a", "c", "d"]).tolist()
-    [[0, 0], [3, 1]]
-    """
+    """The numbers of those that have one name; of several of a name the first with the first."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, name in reversed(list(enumerate(second))):
         places[name].append(place)

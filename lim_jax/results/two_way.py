@@ -131,8 +131,7 @@ def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
 def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
     """The rows of a table of shares in per cent with their errors; the first names the columns.
 
-    Documents stand below one another in quotation marks, which the words of the table have not,
-    and places beside one another.
+    Documents stand below one another, in quotation marks, and places beside one another.
     """
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
