@@ -36,7 +36,7 @@ from lim_jax.adjoint.sites import attention_of, require_attention
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
@@ -211,7 +211,8 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    _heads(flow)
+    heads, (x, y) = _heads(flow), require_loss(terminal_loss, example)
+    require_grid(grid)
     require(
         isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,),
         "chosen",
@@ -228,15 +229,15 @@ def mask_path(
 
     def add(by_head, node):
         log_weight, share = node
-        gradient = mask_gradient(flow, terminal_loss, example, at(log_weight))
+        gradient = mask_gradient(flow, terminal_loss, (x, y), at(log_weight))
         return by_head + share * jnp.where(chosen[None, None, :], gradient.by_head, 0), None
 
     def loss(log_weight):
-        return terminal_loss(flow(example[0], at(log_weight)), example[1])
+        return terminal_loss(flow(x, at(log_weight)), y)
 
     path = jnp.asarray([first * (1 - points) / 2, -first * shares / 2], log_weights.dtype).T
-    by_head = jnp.zeros((flow.depth, _heads(flow), grid.size), log_weights.dtype)
-    by_head, _ = jax.lax.scan(add, by_head, path)
+    nothing = jnp.zeros((flow.depth, heads, grid.size), log_weights.dtype)
+    by_head, _ = jax.lax.scan(add, nothing, path)
     whole, without = jax.lax.map(loss, jnp.asarray([0, first], log_weights.dtype))
     remainder = whole - without - integral(by_head.sum(axis=(0, 1)), grid)
     return MaskPath(whole, without, by_head, remainder)

@@ -183,7 +183,7 @@ def test_a_path_is_complete_and_says_how_far_it_is_not():
     flow, chosen = random_flow(step=lim.split), PATH["chosen"]
 
     def on(weight):
-        return TOKENS.weighted(LOG_WEIGHTS + jnp.where(chosen, jnp.log(weight), 0.0))
+        return TOKENS.weighted(jnp.where(chosen, jnp.log(weight), 0.0) + LOG_WEIGHTS)
 
     fine = mask_path(flow, loss, EXAMPLE, **PATH, nodes=24)
     whole, without = (mask_gradient(flow, loss, EXAMPLE, on(w)).loss for w in (1.0, 1e-3))
