@@ -11,6 +11,7 @@ Layers are attention, where positions meet; ``notebooks/devices.py`` spreads lay
 
 import pickle
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -193,11 +194,18 @@ def dense(query, key, value, grid):
 
 
 def of_attention(attend, grid, *names):
-    """Values and derivatives of two heads, each of which is attended by itself, or some of them."""
+    """Values and derivatives of two heads, each of which is attended by itself, or some of them.
+
+    Where prefixes are whole there are log weights, which are among the keys' features and move.
+    """
     at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
 
+    def head(query, key, value):
+        weighted = replace(grid, log_weights=key[:, 0], parts=jnp.arange(grid.size) // 5)
+        return attend(query, key, value, weighted if grid.starts is None else grid)
+
     def attended(*at):
-        return jax.vmap(attend, in_axes=(0, 0, 0, None))(*at, grid)
+        return jax.vmap(head)(*at)
 
     def gradient(*at):
         return jax.grad(lambda *at: jnp.sum(jnp.sin(attended(*at))), argnums=(0, 1, 2))(*at)
