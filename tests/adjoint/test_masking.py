@@ -25,6 +25,7 @@ from lim_jax.limits.own import Quantity
 from lim_jax.loss import last_token
 from lim_jax.models import CausalLM, Targets
 from lim_jax.network import attention, tiles
+from lim_jax.network.kv_cache import decode_step, prefill
 
 TOKENS = lim.token_grid(LENGTH)
 PARTS = np.array([-1, 0, 0, 0, 1, 1, 1, 1, 2, 2, -1, -1])
@@ -221,6 +222,19 @@ def test_a_language_models_loss_may_be_differentiated_in_log_weights():
     np.testing.assert_allclose(packed[5:], alone, rtol=1e-10, atol=1e-13)
     np.testing.assert_array_equal(packed[:5], 0)
     assert np.abs(packed).max() > 1e-4
+
+
+def test_a_token_more_reads_keys_by_their_log_weights_too():
+    flow, (x, _) = random_flow(step=lim.split), EXAMPLE
+    grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.arange(LENGTH) // 4)
+
+    @jax.jit
+    def both_ways(flow, x):
+        _, cache = prefill(flow, x.at[-1].set(0), grid)
+        last, _ = decode_step(flow, x[-1:], jnp.array(LENGTH - 1), cache, grid)
+        return last, flow(x, grid)[-1:]
+
+    np.testing.assert_allclose(*both_ways(flow, x), rtol=1e-12, atol=1e-13)
 
 
 REFUSED = {

@@ -60,6 +60,7 @@ OTHERWISE = {
     "grid": {"grid": lim.midpoint_grid(LENGTH)},
     "graded": {"grid": lim.graded_grid(LENGTH)},
     "window": {"grid": TOKENS.windowed(5)},
+    "log weights": {"grid": TOKENS.weighted(random_states(4, LENGTH))},
     "cap": {"shaping": Shaping(2.0)},
 }
 
