@@ -60,20 +60,20 @@ def complex_steps(flow, log_weights, parts):
     return losses[0].real, numpy_network.derivative(losses).reshape(shape)
 
 
-# Windows, groups and turns; caps, gates and layers that differ; sinks and chunks; latent vectors.
-ARCHITECTURES = {
-    "everything": NO_PARTS,
-    "normed outputs": PARTS,
-    "sinks": PARTS,
-    "latent, experts": NO_PARTS,
-}
+# Windows, groups and turns; latent vectors; caps, gates and layers that differ; sinks and chunks.
+ARCHITECTURES = [
+    ("everything", NO_PARTS, False),
+    ("latent, experts", PARTS, False),
+    ("normed outputs", NO_PARTS, True),
+    ("sinks", PARTS, True),
+]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_by_layer_and_head_it_is_the_reference_networks_derivative(name, monkeypatch):
-    """By whole matrices, and in tiles where there are parts."""
-    parts = ARCHITECTURES[name]
-    if parts is PARTS:
+@pytest.mark.parametrize("name, parts, by_tiles", ARCHITECTURES)
+def test_by_layer_and_head_it_is_the_reference_networks_derivative(
+    name, parts, by_tiles, monkeypatch
+):
+    if by_tiles:
         small_tiles(monkeypatch)
     flow = architecture_flow(name)
     grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.asarray(parts))
