@@ -1,5 +1,5 @@
 from . import ablations as ablations
-from . import answers as answers
+from . import asking as asking
 from . import files as files
 from . import gradients as gradients
 from . import measuring as measuring

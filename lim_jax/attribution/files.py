@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lim_jax._checks import require
+from lim_jax.attribution.asking import Answer
 from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares
@@ -14,7 +15,7 @@ from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
 from lim_jax.results.measured import MeasuredContexts
-from lim_jax.results.tables import FILES, write_table
+from lim_jax.results.tables import FILES, write_json, write_table
 
 CONTEXTS = "contexts.npz"
 
@@ -111,3 +112,22 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
     for (line, order, place), share in np.ndenumerate(result.shares):
         name = result.names[int(result.documents[line, order, place])]
         yield line * orders + order, line, order, ids[line], place + 1, name, float(share)
+
+
+def write_answer(answered: Answer, folder: Path) -> None:
+    """Write answer.json, and scores.csv where tokens have scores."""
+    parts = [
+        {name: getattr(part, name) for name in FILES["answer.json, parts"]}
+        for part in answered.parts
+    ]
+    document = {
+        "question": answered.question, "answer": answered.text, "cut": answered.cut,
+        "foil": answered.foil, "method": answered.method, "finding": answered.finding,
+        "given": answered.given, "parts": parts,
+    }  # fmt: skip
+    write_json(folder / "answer.json", document)
+    if answered.tokens is not None:
+        pieces, weights = _pieces(answered.context.tokens), answered.context.weights.tolist()
+        rows = zip(pieces, weights, answered.tokens.tolist(), strict=True)
+        table = ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
+        write_table(folder / "scores.csv", FILES["scores.csv"], table)

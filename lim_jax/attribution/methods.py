@@ -5,11 +5,13 @@ positive where the part speaks for the answer, in units of the loss; that of inf
 sign, is a share of the context's whole.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -23,8 +25,11 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Scores, energies_of_ids, scores_of_ids
 from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.documents import MESSAGES, RESERVED_NAMES
 
 STEPS = 8  # of integrated gradients
+WEIGHT = 0.2  # of parts where a mask gradient is taken
+NODES, LEAST = 4, 1e-3  # gradients of a mask path, and the weight at which it begins
 
 
 class Cost(NamedTuple):
@@ -38,18 +43,26 @@ class Cost(NamedTuple):
         """In passes forward, of which a gradient counts for two more."""
         return self.passes + 2 * self.gradients
 
+    def __str__(self) -> str:
+        """As a command says it before it runs."""
+        of = f"{self.gradients} gradient" if self.gradients else f"{self.passes} pass"
+        several = max(self.gradients, self.passes) > 1
+        return of + ("s" if self.gradients else "es") * several
+
 
 class Method(NamedTuple):
     """A way to score the parts of a context.
 
     `of_tokens` scores the tokens of one context in a program; where there is none, `of_parts`
-    scores all its parts. `cost` is that of so many parts, `words` say what a score is.
+    scores all its parts. `cost` is that of so many parts, `words` say what a score is. With
+    `signed` it is positive where a part speaks for the answer, in units of the loss.
     """
 
     words: str
     cost: Callable[[int], Cost]
     of_tokens: Scores | None = None
     of_parts: Callable[..., Float[np.ndarray, " parts"]] | None = None
+    signed: bool = True
 
 
 class Scored(NamedTuple):
@@ -86,6 +99,60 @@ def integrated_gradients(
     return -path
 
 
+def mask_gradient(
+    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
+) -> Float[Array, " length"]:
+    r"""Minus the loss's derivative in the log weight of each token in what attention reads.
+
+    Taken where all parts weigh `WEIGHT`, since at one a softmax is often saturated; see
+    `adjoint.masking`, which has it by layer and head.
+    """
+    return _mask_gradient(loss, model, ids, y, parts, jnp.log(WEIGHT))
+
+
+def mask_path(
+    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
+) -> Float[Array, " length"]:
+    """The integral of the mask gradient as all parts come in: they add up to what all gave."""
+    points, shares = np.polynomial.legendre.leggauss(NODES)
+    first = math.log(LEAST)
+
+    def at(point: Float[Array, ""]) -> Float[Array, " length"]:
+        return _mask_gradient(loss, model, ids, y, parts, point)
+
+    rows = jax.lax.map(at, jnp.asarray(first * (1 - points) / 2, model.embedding.dtype))
+    return jnp.where(parts >= 0, jnp.asarray(-first * shares / 2, rows.dtype) @ rows, 0)
+
+
+def _mask_gradient(
+    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any, log_weight: Any
+) -> Float[Array, " length"]:
+    x = loss.embed(model, ids, y)
+    chosen = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
+    return -jax.grad(lambda u: loss.loss(model, x, y._replace(log_weights=u)))(chosen)
+
+
+def given_by_parts(
+    model: CausalLM, contexts: Sequence[Context], loss: Loss
+) -> Float[np.ndarray, " contexts"]:
+    """By how much the loss falls as the parts come in, all together, from next to nothing.
+
+    Two passes for each context; the scores of a mask path add up to it, but for the quadrature.
+    """
+
+    def ends(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Float[Array, "2"]:
+        x = loss.embed(model, ids, y)
+
+        def at(log_weight: Float[Array, ""]) -> Float[Array, ""]:
+            chosen = jnp.where(parts >= 0, log_weight, 0)
+            return loss.loss(model, x, y._replace(log_weights=chosen))
+
+        return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
+
+    rows = _rows(ends, model, contexts, loss)
+    return np.array([without - whole for without, whole in rows])
+
+
 def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " length"]:
     """What attention hands on from each token to the places that ask; it knows no answer."""
     x = loss.embed(model, ids, y)
@@ -93,8 +160,19 @@ def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float
     return y.weights @ matrix[y.places]
 
 
+MethodName = Literal[
+    "influence", "mask-gradient", "mask-path", "gradient-times-input", "integrated-gradients",
+    "rollout", "leave-one-out", "ablations",
+]  # fmt: skip
 METHODS: Mapping[str, Method] = {
-    "influence": Method("its share of the squared gradient", _one_gradient),
+    "influence": Method("its share of the squared gradient", _one_gradient, signed=False),
+    "mask-gradient": Method(
+        "by how much the answer gains as attention reads more of it", _one_gradient, mask_gradient
+    ),
+    "mask-path": Method(
+        "the same from next to nothing on, so that scores add up",
+        lambda _: Cost(NODES, NODES), mask_path,
+    ),
     "gradient-times-input": Method(
         "its states times the gradient", _one_gradient, gradient_times_input
     ),
@@ -102,7 +180,7 @@ METHODS: Mapping[str, Method] = {
         "the gradient's integral from average words", lambda _: Cost(STEPS, STEPS),
         integrated_gradients,
     ),
-    "rollout": Method("what attention hands on", lambda _: Cost(1), rollout),
+    "rollout": Method("what attention hands on", lambda _: Cost(1), rollout, signed=False),
     "leave-one-out": Method(
         "the loss's rise without it", lambda parts: Cost(parts + 1), None, leave_one_out
     ),
@@ -135,10 +213,13 @@ def scores_of_parts(
         ]
         return [Scored(_by_name(named, row), None) for named, row in zip(parts, rows, strict=True)]
     tokens = _scores_of_tokens(model, contexts, loss, method, checkpoint, bar)
-    return [
-        Scored(_by_name(named, [float(row[where].sum()) for _, where in named]), row)
-        for named, row in zip(parts, tokens, strict=True)
-    ]
+    return [scored_by_tokens(*pair) for pair in zip(contexts, tokens, strict=True)]
+
+
+def scored_by_tokens(context: Context, tokens: Float[np.ndarray, " length"]) -> Scored:
+    """Parts with the sums of their tokens' scores."""
+    named = list(parts_of(context))
+    return Scored(_by_name(named, [tokens[places].sum() for _, places in named]), tokens)
 
 
 def _by_name(named: Sequence[tuple[Any, Any]], scores: Any) -> dict[Any, float]:
@@ -160,17 +241,22 @@ def _scores_of_tokens(
             model, windows, ask=asked, loss=loss, checkpoint=checkpoint, progress=progress
         )
         return [energy / (energy.sum() or 1) for energy in energies]
+    return _rows(of, model, contexts, loss, checkpoint=checkpoint, progress=progress)
+
+
+def _rows(
+    of: Scores, model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
+) -> list[Float[np.ndarray, " _"]]:
+    windows, asked = [one.window for one in contexts], [one.asked for one in contexts]
     numbers = [_numbers(context) for context in contexts]
-    return scores_of_ids(
-        of, model, windows, ask=asked, loss=loss, parts=numbers, checkpoint=checkpoint,
-        progress=progress,
-    )  # fmt: skip
+    return scores_of_ids(of, model, windows, ask=asked, loss=loss, parts=numbers, **run)
 
 
 def _numbers(context: Context) -> np.ndarray:
     """The number of each token's part, -1 in none."""
     numbers = np.full(context.length, -1, np.int32)
-    for number, ((_, kind), places) in enumerate(parts_of(context)):
-        if kind == "part":
+    for number, ((name, kind), places) in enumerate(parts_of(context)):
+        # Those of the documents alone: what asks counts whole wherever a gradient is taken.
+        if kind == "part" and name not in RESERVED_NAMES and not MESSAGES.fullmatch(name):
             numbers[places] = number
     return numbers

@@ -16,6 +16,7 @@ from lim_jax.results.measured import MeasuredContexts
 
 Energy = Float[np.ndarray, " _"]
 REST = "rest"  # the kind of what is in no part
+IN_NO_PART = "the rest, in no part"
 
 
 class PartShares(NamedTuple):

@@ -96,16 +96,17 @@ def _too_wide(influence: Influence) -> bool:
 
 
 def measuring_seconds(
-    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0
+    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> float:
     """How long contexts are likely to take, by their operations and the rate of a product.
 
-    The first `shown` are measured by what a page shows of them; `answered` are answered first.
+    The first `shown` are measured by what a page shows of them; `answered` are answered first. The
+    others take `cost` passes each, of which a gradient is three.
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
     twice = isinstance(network.flow.layers, FetchedLayers)
-    measured = ENERGIES * sum(passes if twice else passes[shown:])
+    measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
     operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
     width = network.embedding.shape[1]
     return COMPILING + operations / (PASS_RATE * _product_rate(width))

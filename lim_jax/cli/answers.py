@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 from tqdm import tqdm
 
-from lim_jax.attribution.answers import answer_text
+from lim_jax.attribution.asking import answer_text
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LOSSES, LossName
 from lim_jax.prompts import self_answered

@@ -29,6 +29,7 @@ class Contrast(NamedTuple):
     answer_weights: Float[Array | np.ndarray, " _"]
     foil_weights: Float[Array | np.ndarray, " _"]
     length: Int[Array | np.ndarray, ""]
+    log_weights: Float[Array, " _"] | None = None  # of the row, as in `Targets`
 
 
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
@@ -80,16 +81,17 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     True
     """
     require_kind(y, Contrast, "y", MADE)
-    answer = _continued(model, x, y.answer, y.answer_weights, y.length)
-    return answer - _continued(model, x, y.foil, y.foil_weights, y.length)
+    answer = _continued(model, x, y, y.answer, y.answer_weights)
+    return answer - _continued(model, x, y, y.foil, y.foil_weights)
 
 
-def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -> Scalar:
+def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
     got, expected = f"shape {weights.shape}", f"{ids.shape}, one for each id"
     require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
     more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
+    length = jnp.asarray(y.length)
     if more:
         # They stand right after the prompt, in place of whatever pads the row.
         starts = jnp.full(more, -length, ids.dtype)
@@ -97,5 +99,8 @@ def _continued(model: CausalLM, x: State, ids: Any, weights: Any, length: Any) -
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
     places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
-    state = model.flow(x, token_grid(x.shape[0], x.dtype))
+    grid = token_grid(x.shape[0], x.dtype)
+    if y.log_weights is not None:
+        grid = grid.weighted(jnp.pad(y.log_weights, (0, more)))
+    state = model.flow(x, grid)
     return total * model.terminal_loss(state, Targets(ids, weights / total, places))

@@ -380,7 +380,7 @@ def _padded(
 
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
     """Continuations padded to powers of two, with weight zero, if the prompt may be padded too."""
-    *parts, prompt = (np.asarray(part) for part in asked)
+    *parts, prompt = (np.asarray(part) for part in asked[:5])
     require(
         int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
         expected=f"after {length}", cure="Its window is the prompt, and any id.",

@@ -8,13 +8,11 @@ from jaxtyping import Float
 
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.parts import REST
+from lim_jax.attribution.parts import IN_NO_PART, REST
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
 from lim_jax.results.measured import error_words, percent
-
-IN_NO_PART = "the rest, in no part"
 
 ANSWERS = {True: "Yes, so it follows.", False: "No, so nothing follows."}
 CHANNELS_SAY = (

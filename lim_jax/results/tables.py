@@ -23,7 +23,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "document": (TEXT, "the document's title, or its number in the line"),
     "place": (NUMBER, "where a document stands among the others, from 1"),
     "share": (SHARE, "of a context's whole influence, on average"),
-    "of_documents": (SHARE, "the document's share of what all documents hold"),
+    "score": ("of the method", "the part's by the method: of influence its share, else signed"),
+    "of_documents": ("-1 to 1", "the document's score over the sizes of all documents' scores"),
     "of_tokens": (SHARE, "of a context's tokens, on average"),
     "tokens": ("tokens", "how many, on average"),
     "contexts": ("contexts", "how many have it; of lines in several orders, how many lines"),
@@ -55,13 +56,14 @@ COLUMNS: dict[str, tuple[str, str]] = {
 PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "texts", "most")
 CHANGE = ("first", "first_error", "second", "second_error", "difference", "error")
 FILES: dict[str, tuple[str, ...]] = {
-    "answer.json, parts": ("name", "kind", "share", "of_documents", "tokens", "of_tokens", "most"),
+    "answer.json, parts": ("name", "kind", "score", "of_documents", "tokens", "of_tokens", "most"),
     "profile.json, records": PART,
     "records.csv": PART,
     "profile.csv": ("position", "density", "error"),
     "tokens.csv": (
         "context", "index", "token", "piece", "position", "weight", "energy", "density"
     ),
+    "scores.csv": ("index", "token", "piece", "weight", "score"),
     "contexts.csv": ("context", "id", "tokens", "asked", "total", "left", "middle", "right"),
     "records_by_context.csv": ("context", "id", "name", "kind", "share", "tokens", "of_tokens"),
     "by_place.csv": ("place", "share", "error"),

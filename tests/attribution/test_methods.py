@@ -1,6 +1,7 @@
 """Every method against its formula on one unpadded context, or on the text without a part."""
 
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -163,8 +164,12 @@ def test_a_method_is_one_entry(model, monkeypatch):
 
 
 def test_methods_say_their_cost():
+    assert set(get_args(methods.MethodName)) == methods.METHODS.keys()
+    assert [str(methods.METHODS[name].cost(10)) for name in ("rollout", "leave-one-out")] == [
+        "1 pass", "11 passes"
+    ]  # fmt: skip
     totals = {name: method.cost(10).total for name, method in methods.METHODS.items()}
     assert totals == {
-        "influence": 3, "gradient-times-input": 3, "integrated-gradients": 24, "rollout": 1,
-        "leave-one-out": 11, "ablations": 64,
+        "influence": 3, "mask-gradient": 3, "mask-path": 12, "gradient-times-input": 3,
+        "integrated-gradients": 24, "rollout": 1, "leave-one-out": 11, "ablations": 64,
     }  # fmt: skip

@@ -178,7 +178,7 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     # One of our own words gets its number.
     named = {f"{title} (document 1)" if title == "the rest" else title for title in DOCUMENTS}
     assert {one["name"] for one in parts[:4]} == named
-    assert sum(one["share"] for one in parts) == pytest.approx(1, rel=1e-5)
+    assert sum(one["score"] for one in parts) == pytest.approx(1, rel=1e-5)
     assert sum(one["of_documents"] or 0 for one in parts) == pytest.approx(1, rel=1e-5)
     assert sum(one["tokens"] for one in parts) == len(found.table("tokens.csv"))
     shares, most = found.texts("span", "share"), found.texts("span", "most")
@@ -187,13 +187,13 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
         assert tuple(part) == FILES["answer.json, parts"]
         rest = part["kind"] == "rest"
         record = records[part["name"], "rest" if rest else "part"]
-        for name in ("share", "tokens", "of_tokens"):
-            assert float(record[name]) == pytest.approx(part[name], rel=1e-6)
+        for name, column in (("score", "share"), ("tokens",) * 2, ("of_tokens",) * 2):
+            assert float(record[column]) == pytest.approx(part[name], rel=1e-6)
         words = "the rest, in no part" if rest else f"“{part['name']}”"
         told = found.line(words).removeprefix(words).split()
-        assert told[0] == f"{part['share']:.1%}" and str(part["tokens"]) in told
+        assert told[0] == f"{part['score']:.1%}" and str(part["tokens"]) in told
         at = names.index("the rest, in no part" if rest else part["name"])
-        assert shares[at] == percent(part["share"])
+        assert shares[at] == percent(part["score"])
         assert most[at].endswith(f"most in {' '.join(part['most'].split())}")
         assert part["most"] == record["most"] and part["most"] in found.line(words)
     # The first sentence is one, and the page begins with the question and the answer.

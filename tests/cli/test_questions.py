@@ -1,5 +1,6 @@
 """The command ask: the model's own answer, and what each document holds of its influence."""
 
+import csv
 import json
 
 import jax
@@ -12,10 +13,10 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import models
-from lim_jax.attribution.parts import Record
+from lim_jax.attribution import methods
+from lim_jax.attribution.asking import AnswerPart, ask, finding_of
 from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
-from lim_jax.cli.questions import finding_of
 from lim_jax.prompts import answering, context_of, self_answered, unanswered
 from lim_jax.prompts.documents import RenderedPrompt
 
@@ -87,7 +88,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     assert found["question"] == "bc" and found["foil"] == ""
     assert found["answer"] == " ".join(LETTERS[one] for one in answer)
     assert found["cut"] is True  # no id of this model ends an answer
-    held = {part["name"]: part["share"] for part in found["parts"]}
+    held = {part["name"]: part["score"] for part in found["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     tokens = {name: end - start for name, (start, end) in PARTS.items()}
     tokens[""] = len(row) - 1 - sum(tokens.values())
@@ -131,10 +132,72 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
     found = json.loads((out / "answer.json").read_text())
     assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
-    held = {part["name"]: part["share"] for part in found["parts"]}
+    held = {part["name"]: part["score"] for part in found["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
     assert not (out / "profile.html").exists()
+
+
+def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, capsys):
+    """The command writes what `ask` gives; by a mask gradient, against a central difference."""
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert main([*arguments, "--answer", "ab", "--method", "mask-gradient"]) == 0
+    printed = capsys.readouterr()
+    assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, method="mask-gradient", answer="ab")
+    found = json.loads((out / "answer.json").read_text())
+    assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
+    names = [part["name"] for part in found["parts"]]
+    assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
+    x, network = jax.device_put(answer.context.window), model.network
+    weights = jax.device_put(answer.context.weights)
+    inside = np.zeros(len(weights), bool)
+    for name in ("first", "second"):
+        inside[slice(*PARTS[name])] = True
+
+    def odds(first):
+        """Minus the loss where the first document's log weight is another."""
+        u = np.where(inside, np.log(0.2), 0)
+        u[slice(*PARTS["first"])] += first
+        y = models.Targets(x[1:], weights, log_weights=jax.device_put(u))
+        return -float(network.margin_loss(network.embed(x[:-1]), y))
+
+    slope = (odds(1e-4) - odds(-1e-4)) / 2e-4
+    (part,) = (part for part in answer.parts if part.name == "first")
+    np.testing.assert_allclose(part.score, slope, rtol=1e-6)
+    other = next(one for one in answer.parts if one.name == "second")
+    assert part.of_documents == part.score / (abs(part.score) + abs(other.score))
+    with (out / "scores.csv").open(newline="") as file:
+        scores = [float(row["score"]) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(scores, answer.tokens, rtol=2e-3, atol=1e-6)
+    assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
+
+
+def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
+    """To the odds with them less the odds with next to nothing of them, a foil's too."""
+    monkeypatch.setattr(methods, "NODES", 16)
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    for foil in ("", "f"):
+        answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil=foil)
+        given = sum(part.score for part in answer.parts)
+        asked, network = answer.context.asked, model.network
+        u = np.zeros(answer.context.length)
+        for name in ("first", "second"):
+            u[slice(*PARTS[name])] = np.log(1e-3)
+        x = network.embed(jax.device_put(answer.context.window[:-1]))
+        if foil:
+            loss, y = models.contrast_loss, asked
+        else:
+            loss = models.CausalLM.margin_loss
+            y = models.Targets(jax.device_put(answer.context.window[1:]), jax.device_put(asked))
+        ends = [
+            float(loss(network, x, y._replace(log_weights=u)))
+            for u in map(jax.device_put, (u, 0 * u))
+        ]
+        np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-2)
+        assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
 
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
@@ -229,13 +292,19 @@ def test_what_to_know_of_answers_is_said(chatting):
 
 
 def test_the_finding_of_one_document_and_of_none_that_matters():
-    rest = Record("", "rest", 0.75, np.inf, 2, 0.5, 1, 1)
-    alone = [Record("a", "document", 0.25, np.inf, 4, 0.5, 1, 1), rest]
+    rest = AnswerPart("", "rest", 0.75, None, 2, 0.5, "")
+    alone = [AnswerPart("a", "document", 0.25, 1.0, 4, 0.5, ""), rest]
     said = finding_of(alone, "50% of it")
     assert "holds 100 % of what the document holds, with 4 of their 4" in said
     assert "The answer “50% of it” comes" in said, "as it was given"
-    nothing = [Record(name, "document", 0.0, np.inf, 4, 0.5, 1, 1) for name in "ab"]
+    nothing = [AnswerPart(name, "document", 0.0, 0.0, 4, 0.5, "") for name in "ab"]
     assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
+    against = [one._replace(score=-0.5 - at) for at, one in enumerate(nothing)]
+    said = finding_of(against, "b", signed=True)
+    assert said == (
+        "No document speaks for “b”; the least against it, “a”: -0.50, with 4 of 8 tokens of "
+        "documents."
+    )
 
 
 def test_numbers_of_numpy_are_those_of_the_test():

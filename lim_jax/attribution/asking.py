@@ -1,0 +1,297 @@
+"""A question asked of a model and of documents: which of them its answer comes from."""
+
+import html
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._checks import AnyPath, as_int
+from lim_jax._tables import text_table
+from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
+from lim_jax.attribution.methods import METHODS, Scored, given_by_parts, scores_of_parts
+from lim_jax.attribution.parts import IN_NO_PART, REST, parts_of
+from lim_jax.attribution.tokens import held_by_text, most_in_words
+from lim_jax.models.language_model import LanguageModel
+from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.text import texts_of_ids
+from lim_jax.prompts.answering import self_answered
+from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
+from lim_jax.prompts.reading import Line, context_of_line, read_documents, spaced
+from lim_jax.results.measured import percent
+
+DOTS = "..."  # behind an answer that was cut
+
+
+class AnswerPart(NamedTuple):
+    """A part of a question's context, and its score by the method that was chosen.
+
+    `of_documents` is a document's score as a share of the sizes of all documents' scores, None of
+    other parts. `most` are the tokens that give most.
+    """
+
+    name: str
+    kind: str  # document, question, message or rest
+    score: float
+    of_documents: float | None
+    tokens: int
+    of_tokens: float
+    most: str
+
+
+class Answer(NamedTuple):
+    """An answer, and what each part of the context gave it; a notebook shows it as a table.
+
+    Attributes
+    ----------
+    question, text, foil
+        As asked, and as the model, or you, answered; the foil is empty where none was asked.
+    cut
+        Whether the model's own answer did not end within its tokens.
+    method
+        One of `METHODS`.
+    parts
+        Documents, those of the largest scores first, then other parts, and the rest.
+    context
+        What the model read.
+    tokens
+        The score of each token, None where the method scores parts alone.
+    given
+        What all documents together gave: the log odds with them less those with next to nothing
+        of them. None of methods that do not say.
+    """
+
+    question: str
+    text: str
+    foil: str
+    cut: bool
+    method: str
+    parts: tuple[AnswerPart, ...]
+    context: Context
+    tokens: Float[np.ndarray, " length"] | None
+    given: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The answer in one line, with dots where it was cut."""
+        return " ".join(self.text.split()) + DOTS * self.cut
+
+    @property
+    def finding(self) -> str:
+        """Which document gave most, in a sentence."""
+        signed = METHODS[self.method].signed
+        said = finding_of(self.parts, self.shown, self.foil, signed=signed)
+        if self.given is None:
+            return said
+        return f"{said} All documents together give {self.given:+.2f} of log odds."
+
+    @property
+    def table(self) -> str:
+        """The parts, a line each: whole names in quotation marks, which the rest has not."""
+        signed = METHODS[self.method].signed
+        rows = [_head(signed), *(_row(part, signed) for part in self.parts)]
+        return text_table(rows, left=(0, 4))
+
+    def __str__(self) -> str:
+        """What a terminal shows."""
+        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
+
+    def _repr_html_(self) -> str:
+        signed, said = METHODS[self.method].signed, map(html.escape, (self.question, self.shown))
+        rows = [[html.escape(cell) for cell in _row(part, signed)] for part in self.parts]
+        table = "".join(
+            f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in [_head(signed), *rows]
+        )
+        return (
+            "<p><b>{}</b><br>{}</p>".format(*said)
+            + f"<p>{html.escape(self.finding)}</p><table>{table}</table>"
+        )
+
+
+def ask(
+    model: LanguageModel,
+    question: str,
+    documents: AnyPath | Sequence[str | Document],
+    *,
+    method: str = "influence",
+    answer: str | None = None,
+    foil: str = "",
+    chat: bool = True,
+    answer_tokens: int = 32,
+    max_length: int = 4096,
+    progress: Bar = no_bar,
+) -> Answer:
+    """Ask a model a question about documents, and say which of them its answer comes from.
+
+    Parameters
+    ----------
+    model
+        From `models.LanguageModel.from_pretrained`.
+    question
+        As the model is asked.
+    documents
+        A folder of texts, a file of texts, or a list of texts or of `Document`.
+    method
+        How parts are scored: one of `attribution.methods.METHODS`.
+    answer
+        What is explained; None for what the model answers itself, of `answer_tokens` at most.
+    foil
+        What might have been answered instead; then scores are of the odds of the two, else of the
+        log odds of the answer's tokens, on average.
+    chat
+        Whether the model's chat template lays question and documents out, where it has one.
+    max_length
+        The most tokens of question and documents; more are refused.
+    progress
+        Shows what is done, as ``tqdm.tqdm`` does.
+
+    Raises
+    ------
+    ValueError
+        Where the question or all documents are empty, the text is too long, the model ends at once,
+        or the method is not known.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from lim_jax.models import byte_model
+    >>> network = byte_model(96, width=8, heads=2, depth=1, key=jax.random.key(0))
+    >>> answered = ask(LanguageModel(network), "Who?", ["Wren.", "Owl."], answer="She")
+    >>> [part.kind for part in answered.parts], answered.shown
+    (['document', 'document', 'question', 'rest'], 'She')
+    """
+    as_int(max_length, "max_length")
+    line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
+    loss: LossName = "contrast" if foil else "margin"
+    read = context_of_line(line, model.tokenizer, loss, max_length)
+    context = answered_context(model, read, loss, answer_tokens, progress)
+    (scored,) = scores_of_parts(
+        model.network, [context], loss_kind(loss).loss, method, bar=progress
+    )  # fmt: skip
+    answered = answer_of(line, context, scored, model, method, question)
+    return with_given(answered, model, loss)
+
+
+def question_line(
+    model: LanguageModel,
+    question: str,
+    documents: AnyPath | Sequence[str | Document],
+    *,
+    answer: str | None = None,
+    foil: str = "",
+    chat: bool = True,
+) -> Line:
+    """The question as a line of a file would ask it."""
+    require_question(question)
+    if isinstance(documents, str | Path):
+        read = read_documents(documents)
+    else:
+        texts = [Document("", one) if isinstance(one, str) else one for one in documents]
+        read = named_documents(texts)
+    line = Line("question", documents=read, answer=answer, foil=foil)
+    if chat and model.chat_template is not None:
+        message = {"role": "user", "content": question}
+        return line._replace(messages=(message,), template=model.chat_template)
+    answer, foil = answer and spaced(answer), foil and spaced(foil)
+    return line._replace(question=question, answer=answer, foil=foil)
+
+
+def answered_context(
+    model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
+) -> Context:
+    """The context with its answer, which the model gives itself where there is none."""
+    bar = partial(progress, desc="answering", unit="context")
+    (context,) = self_answered([read], model, loss, tokens=tokens, progress=bar)
+    require_fitting(model.network, [context])
+    return context
+
+
+def answer_of(
+    line: Line, context: Context, scored: Scored, model: LanguageModel, method: str, question: str
+) -> Answer:
+    """An answer with its parts, of their scores."""
+    names = {document.name for document in line.documents}
+    kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
+    whole = sum(abs(score) for (name, _), score in scored.parts.items() if name in names) or 1
+
+    def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
+        score, most = scored.parts[name, kind], ""
+        kind = kind if kind == REST else kinds.get(name, "message")
+        if scored.tokens is not None:
+            for_it = np.maximum(scored.tokens, 0)
+            most = most_in_words(held_by_text(context.tokens, for_it, places.tolist()))
+        of_documents = score / whole if kind == "document" else None
+        share = places.size / context.length
+        return AnswerPart(name, kind, score, of_documents, places.size, share, most)
+
+    parts = [part(*named, places) for named, places in parts_of(context)]
+    parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
+    said = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
+    return Answer(question, *said, method, tuple(parts), context, scored.tokens)
+
+
+def with_given(answered: Answer, model: LanguageModel, loss: LossName) -> Answer:
+    """The same answer with what all documents gave, of methods that go by log weights."""
+    if not answered.method.startswith("mask"):
+        return answered
+    (given,) = given_by_parts(model.network, [answered.context], loss_kind(loss).loss)
+    return answered._replace(given=float(given))
+
+
+def answer_text(context: Context, tokenizer: Any) -> str:
+    """The text of a context's answer."""
+    asked = np.flatnonzero(context.weights) + 1
+    ids = context.window[asked] if context.contrast is None else context.contrast.answer
+    return "".join(texts_of_ids(ids, tokenizer)).strip()
+
+
+def finding_of(
+    parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
+) -> str:
+    """Which document gave most, in a sentence.
+
+    >>> parts = [AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
+    ...          AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, "")]
+    >>> print(finding_of(parts, "Wren"))
+    The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
+40 of their 100 tokens. They hold 40 % of the whole influence.
+    >>> parts[1] = parts[1]._replace(score=-0.2)
+    >>> print(finding_of(parts, "Wren", signed=True))
+    The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. \
+Against it speaks “b” most: -0.20.
+    """
+    documents = [part for part in parts if part.kind == "document"]
+    top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
+    tokens = sum(part.tokens for part in documents)
+    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
+    if foil:
+        asked = f"“{top.name}” decides most between “{answer}” and “{foil}”"
+    if not signed:
+        all_hold = f"the {len(documents)} documents hold"
+        all_hold = all_hold if len(documents) > 1 else "the document holds"
+        return (
+            f"{asked}: it holds {percent(top.of_documents)} of what {all_hold}, with "
+            f"{top.tokens} of their {tokens} tokens. They hold "
+            f"{percent(sum(part.score for part in documents))} of the whole influence."
+        )
+    if top.score <= 0:
+        asked = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
+    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * (
+        least.score < 0 < top.score
+    )
+    return f"{asked}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
+
+
+def _head(signed: bool) -> tuple[str, ...]:
+    return "part", "  score" if signed else "  share", " of documents", " tokens", "most in"
+
+
+def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
+    score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
+    share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
+    name = IN_NO_PART if part.kind == REST else f"“{part.name}”"
+    return name, score, share, f"{part.tokens}", part.most
