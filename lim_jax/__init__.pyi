@@ -21,8 +21,8 @@ from . import training as training
 from . import weights as weights
 from ._version import __version__ as __version__
 from .adjoint.continuous import continuous_adjoint as continuous_adjoint
-from .adjoint.sweep import AdjointTrajectory as AdjointTrajectory
 from .adjoint.sweep import adjoint_trajectory as adjoint_trajectory
+from .attribution.asking import ask as ask
 from .density.measurement import influence as influence
 from .density.measurement import influence_stream as influence_stream
 from .density.statistics import Influence as Influence

@@ -8,3 +8,5 @@ from . import orders as orders
 from . import parts as parts
 from . import time_budget as time_budget
 from . import tokens as tokens
+from .asking import Answer as Answer
+from .asking import ask as ask

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import AnyPath, as_int
+from lim_jax._checks import AnyPath, as_int, require_kind, require_name, require_text
 from lim_jax._tables import text_table
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
-from lim_jax.attribution.methods import METHODS, Scored, given_by_parts, scores_of_parts
+from lim_jax.attribution.methods import METHODS, MethodName, Scored, given_by_parts, scores_of_parts
 from lim_jax.attribution.parts import IN_NO_PART, REST, parts_of
 from lim_jax.attribution.tokens import held_by_text, most_in_words
 from lim_jax.models.language_model import LanguageModel
@@ -117,7 +117,7 @@ def ask(
     question: str,
     documents: AnyPath | Sequence[str | Document],
     *,
-    method: str = "influence",
+    method: MethodName = "mask-gradient",
     answer: str | None = None,
     foil: str = "",
     chat: bool = True,
@@ -164,7 +164,10 @@ def ask(
     >>> [part.kind for part in answered.parts], answered.shown
     (['document', 'document', 'question', 'rest'], 'She')
     """
+    require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
     as_int(max_length, "max_length")
+    as_int(answer_tokens, "answer_tokens")
+    require_name(method, METHODS, "method", "lim-jax ask --help says what each is.")
     line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
     loss: LossName = "contrast" if foil else "margin"
     read = context_of_line(line, model.tokenizer, loss, max_length)
@@ -187,6 +190,8 @@ def question_line(
 ) -> Line:
     """The question as a line of a file would ask it."""
     require_question(question)
+    for text, name in ((answer or "", "answer"), (foil, "foil")):
+        require_text(text, name)
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
@@ -223,7 +228,8 @@ def answer_of(
         kind = kind if kind == REST else kinds.get(name, "message")
         if scored.tokens is not None:
             for_it = np.maximum(scored.tokens, 0)
-            most = most_in_words(held_by_text(context.tokens, for_it, places.tolist()))
+            held = held_by_text(context.tokens, for_it, places.tolist())
+            most = most_in_words(held) if any(held.values()) else ""
         of_documents = score / whole if kind == "document" else None
         share = places.size / context.length
         return AnswerPart(name, kind, score, of_documents, places.size, share, most)

@@ -194,7 +194,7 @@ def scores_of_parts(
     model: CausalLM,
     contexts: Sequence[Context],
     loss: Loss,
-    method: str = "influence",
+    method: MethodName = "influence",
     *,
     checkpoint: Path | None = None,
     bar: Callable[..., Any] = lambda items, **_: items,

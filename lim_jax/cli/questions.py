@@ -40,7 +40,7 @@ def ask(
     model: tyro.conf.Positional[Named],
     question: tyro.conf.Positional[str],
     documents: Named,
-    method: Method = "influence",
+    method: Method = "mask-gradient",
     chat: bool = True,
     answer: str | None = None,
     answer_tokens: int = 32,

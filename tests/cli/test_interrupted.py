@@ -47,7 +47,16 @@ def arguments(tmp_path):
     of_lines = [weights, "--data", data, "--loss", "answer"]
     return {
         "profile": of_lines,
-        "ask": [weights, "bc", "--documents", documents, "--answer-tokens", "2"],
+        "ask": [
+            weights,
+            "bc",
+            "--documents",
+            documents,
+            "--answer-tokens",
+            "2",
+            "--method",
+            "influence",
+        ],
         "explain": [*of_lines, "--contexts", "2"],
         "rates": ["--quick"],
     }

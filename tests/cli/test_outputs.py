@@ -169,7 +169,7 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     documents = tmp_path / "documents.jsonl"
     entries = [{"title": title, "text": text} for title, text in DOCUMENTS.items()]
     documents.write_text("\n".join(map(json.dumps, entries)))
-    found = run("ask", "bc", "--documents", documents, "--answer", "ad")
+    found = run("ask", "bc", "--documents", documents, "--answer", "ad", "--method", "influence")
     require_columns(found)
     records = {(one["name"], one["kind"]): one for one in require_records(found, over_all=False)}
     document = found.json("answer.json")

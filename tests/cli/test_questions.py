@@ -69,7 +69,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
 ):
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
-    assert main([*arguments, "--answer-tokens", "3", "--no-html"]) == 0
+    assert main([*arguments, "--answer-tokens", "3", "--no-html", "--method", "influence"]) == 0
     answer = own_answer(3)
     row = np.array(ids_of(PROMPT) + answer)
     model = models.load(folder, dtype="float64")
@@ -114,7 +114,7 @@ def jax_grid(x):
 def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
-    assert main([*arguments, "--answer", "ab", "--foil", "f"]) == 0
+    assert main([*arguments, "--answer", "ab", "--foil", "f", "--method", "influence"]) == 0
     model, prompt = models.load(folder, dtype="float64"), ids_of(PROMPT)
     # A space, of which the tokenizer knows no word, stands before both.
     answer, foil = np.array([10, 0, 1]), np.array([10, 5])
@@ -142,11 +142,11 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     """The command writes what `ask` gives; by a mask gradient, against a central difference."""
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
-    assert main([*arguments, "--answer", "ab", "--method", "mask-gradient"]) == 0
+    assert main([*arguments, "--answer", "ab"]) == 0
     printed = capsys.readouterr()
     assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
     model = models.LanguageModel.from_pretrained(folder, "float64")
-    answer = ask(model, "bc", documents, method="mask-gradient", answer="ab")
+    answer = ask(model, "bc", documents, answer="ab")
     found = json.loads((out / "answer.json").read_text())
     assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
     names = [part["name"] for part in found["parts"]]

@@ -32,6 +32,7 @@ from reference.networks import layer_of, random_flow
 import lim_jax as lim
 from lim_jax import (
     adjoint,
+    attribution,
     cost,
     density,
     limits,
@@ -108,6 +109,7 @@ PAIRS = KeyValues((("a", "1"), ("b", "2")), 0)
 PROMPT = Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
 DOCUMENTS = [prompts.Document("a", "b")]
+SAID = models.LanguageModel(models.byte_model(64, width=4, depth=1, key=jax.random.key(0)))
 TEMPLATE = ChatTemplate("{{ messages[0].content }}", {})
 TRACES = {"observations": Thing(observations), "x": Free(STATES)}
 WHOLE = jax.device_put(np.array([0, 2]))
@@ -357,6 +359,10 @@ LATER = {
     "chat_prompt": (
         prompts.chat_prompt,
         {"messages": Several([{"role": "user", "content": "a"}]), "template": Thing(TEMPLATE)},
+    ),
+    "ask": (
+        lambda question, answer, **given: attribution.ask(SAID, question, DOCUMENTS, answer=answer),
+        {"question": Text("Who?"), "answer": Text("She")},
     ),
     "context_of": (prompts.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
     "unanswered": (prompts.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
