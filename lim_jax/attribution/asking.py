@@ -190,7 +190,7 @@ def question_line(
 ) -> Line:
     """The question as a line of a file would ask it."""
     require_question(question)
-    for text, name in ((answer or "", "answer"), (foil, "foil")):
+    for text, name in (("" if answer is None else answer, "answer"), (foil, "foil")):
         require_text(text, name)
     if isinstance(documents, str | Path):
         read = read_documents(documents)
