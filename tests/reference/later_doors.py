@@ -362,7 +362,7 @@ LATER = {
     ),
     "ask": (
         lambda question, answer, **given: attribution.ask(SAID, question, DOCUMENTS, answer=answer),
-        {"question": Text("Who?"), "answer": Text("She")},
+        {"question": Text("Who?"), "answer": but(Text("She"), "none")},
     ),
     "context_of": (prompts.context_of, {"laid": Thing(RenderedPrompt("ab")), "answer": Text("c")}),
     "unanswered": (prompts.unanswered, {"laid": Thing(RenderedPrompt("ab"))}),
