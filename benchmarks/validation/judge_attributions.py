@@ -15,8 +15,8 @@ from benchmarks.validation.faithfulness import (
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import write_findings
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED
 from lim_jax.models import LanguageModel
+from lim_jax.results.run_folder import UNFINISHED
 
 
 def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:

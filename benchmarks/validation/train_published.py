@@ -11,8 +11,8 @@ from benchmarks.validation.findings_page import write_findings
 from benchmarks.validation.tuned import Tuning, tune
 from benchmarks.validation.tuning_page import tuning_page
 from lim_jax._checks import AnyPath, as_path
-from lim_jax.cli.folder import UNFINISHED
 from lim_jax.models import LanguageModel
+from lim_jax.results.run_folder import UNFINISHED
 
 
 def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:

@@ -1,10 +1,10 @@
 from . import answers as answers
+from . import arguments as arguments
 from . import commands as commands
 from . import comparing as comparing
 from . import compiled as compiled
 from . import explain_output as explain_output
 from . import explaining as explaining
-from . import folder as folder
 from . import networks as networks
 from . import profiling as profiling
 from . import questions as questions

@@ -2,25 +2,17 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
 
-import tyro
 from tqdm import tqdm
 
 from lim_jax.attribution.asking import answer_text
 from lim_jax.models import LanguageModel
-from lim_jax.models.losses import LOSSES, LossName
+from lim_jax.models.losses import LossName
 from lim_jax.prompts import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 SHOWN = 5  # answers of the model's own that are printed
 DOTS = "..."  # behind an answer that was cut
-KINDS = "; ".join(f"{name}, {kind.words}" for name, kind in LOSSES.items())
-HELP = (
-    f"What is asked: {KINDS}. The influence on log odds does not fade where the model is sure. "
-    "Where a loss asks for an answer, and a line has none, the model's own is asked."
-)
-Asked = Annotated[LossName, tyro.conf.arg(help=HELP)]
 
 
 def own_answers(

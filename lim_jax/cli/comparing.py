@@ -8,7 +8,8 @@ import tyro
 from lim_jax._checks import as_path, require_extra
 from lim_jax._tables import text_table
 from lim_jax.attribution.files import read_contexts
-from lim_jax.cli.folder import Named, run_folder, save_figure
+from lim_jax.cli.arguments import Named
+from lim_jax.plots.drawing import save_figure
 from lim_jax.plots.profile import influence_difference
 from lim_jax.report.page import write_comparison
 from lim_jax.results.compared import (
@@ -23,6 +24,7 @@ from lim_jax.results.measured import (
     ComparedContexts,
     compare_contexts,
 )
+from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 
 PAGE = "profile.html"

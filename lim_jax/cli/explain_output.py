@@ -8,10 +8,10 @@ import numpy as np
 
 from lim_jax import models, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.measuring import first_accounts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import Case, described_contexts
-from lim_jax.cli.folder import save_figure
 from lim_jax.cli.records import record_lines
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
@@ -19,19 +19,11 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import LanguageModel
+from lim_jax.plots.drawing import save_figure
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
 from lim_jax.results.tables import write_json, write_table
-
-
-def stem(name: str) -> str:
-    """What a case is called in the names of files.
-
-    >>> stem("given network, last token")
-    'given_network_last_token'
-    """
-    return name.replace(", ", "_").replace(" ", "_")
 
 
 def report_explanations(

@@ -1,63 +1,50 @@
 """Which positions a language model uses, and why, from a terminal."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lim_jax import explanations, models
+from lim_jax import models
 from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.explaining import (
+    ReadContexts,
+    cases_of,
+    explained_cases,
+    recorded_contexts,
+    stacked_rows,
+)
 from lim_jax.attribution.measuring import require_fitting
 from lim_jax.attribution.time_budget import (
     FIRST,
-    MASSES,
     Case,
     TimeBudget,
     choose_contexts,
     described_contexts,
     duration,
 )
-from lim_jax.cli.answers import Asked, answered, own_answers
-from lim_jax.cli.explain_output import report_explanations, stem, write_pages
-from lim_jax.cli.folder import UNFINISHED, Named, Unnamed, finished_before, run_folder
+from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.arguments import Asked, Named, Unnamed
+from lim_jax.cli.explain_output import report_explanations, write_pages
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.explanations.certificates import Judged
-from lim_jax.explanations.explanation import average_cone_mass
-from lim_jax.explanations.windows import Windows
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.partition import Regions, boundary_regions
+from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.losses import LossName, loss_kind
-from lim_jax.probes import Estimate
-from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
-from lim_jax.results import load, save
 from lim_jax.results.measured import common_regions
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
 MOST = 1024  # contexts that are read at most
 BYTES, STEPS = 64, 300  # of the demo: bytes of a context, and steps of Adam
 ANSWER = 32  # the most tokens of an answer that the model gives itself
-
-
-class ReadContexts(NamedTuple):
-    """The windows, one array where they have one length, else a list; and what is asked of each.
-
-    Without a model there are no contexts: the byte-level network is asked everywhere.
-    """
-
-    windows: Windows
-    contexts: list[Context]
-
-    @property
-    def lengths(self) -> list[int]:
-        """How many tokens each context has."""
-        return [len(window) - 1 for window in self.windows]
 
 
 def explain(
@@ -136,16 +123,17 @@ def explain(
         networks, losses = {"given": start}, None
         if model is None:
             networks, losses = _trained(start, keys[1], unfinished)
-        cases = _cases(networks, read, loss)
+        cases = cases_of(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        known = contexts or _recorded_contexts(unfinished)
+        known = contexts or recorded_contexts(unfinished)
         budget = choose_contexts(cases, read.windows, regions, known)
         count = budget.contexts
         cases = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
         read = ReadContexts(read.windows[:count], read.contexts[:count])
         print(announced(cases, read.lengths, budget, certificates), flush=True)
-        results, masses = _explanations(cases, read.windows, regions, keys[3], depth, certificates,
-                                        unfinished)  # fmt: skip
+        results, masses = explained_cases(
+            cases, read.windows, regions, keys[3], depth, certificates, unfinished, tqdm
+        )
         report_explanations(results, masses, losses, regions, read.contexts, folder)
         if html:
             write_pages(results, cases, read.windows, read.contexts, asked, folder)
@@ -157,12 +145,6 @@ def _require_explained(loss: LossName, html: bool) -> None:
         require_page_packages()
     cure = "An explanation takes one pass apart, and this loss has others."
     require(loss_kind(loss).one_pass, "loss", got=loss, expected="a loss of one pass", cure=cure)
-
-
-def _recorded_contexts(unfinished: Path) -> int | None:
-    """How many contexts an interrupted run explained."""
-    files = sorted(unfinished.glob("*.npz"))
-    return load(files[0])["contexts"] if files else None
 
 
 def _model_and_contexts(
@@ -183,7 +165,7 @@ def _model_and_contexts(
     require_fitting(model.network, read)
     order = np.asarray(jax.random.permutation(key, len(read)))[:most].tolist()
     contexts = [read[at] for at in order]
-    return model, ReadContexts(_stacked([context.window for context in contexts]), contexts)
+    return model, ReadContexts(stacked_rows([context.window for context in contexts]), contexts)
 
 
 def _byte_level(loss: LossName, most: int, keys: jax.Array) -> tuple[LanguageModel, ReadContexts]:
@@ -207,11 +189,6 @@ def _both_or_neither(model: Any, data: Any) -> tuple[Path | None, Path | None]:
     return (None, None) if model is None else (as_path(model, "model"), as_path(data, "data"))
 
 
-def _stacked(rows: list[np.ndarray]) -> Any:
-    """One array of rows of one length; of several, the list."""
-    return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
-
-
 def _trained(
     start: CausalLM, key: jax.Array, unfinished: Path
 ) -> tuple[dict[str, CausalLM], jax.Array]:
@@ -231,68 +208,6 @@ def _require_enough(read: ReadContexts, contexts: int | None) -> None:
         expected=f"at most {len(read.windows)}, those of the data",
         cure="Give more data, or leave --contexts out.",
     )
-
-
-def _cases(networks: Mapping[str, CausalLM], read: ReadContexts, loss: LossName) -> dict[str, Case]:
-    """Each network under what is asked of it, by name."""
-    asked = {loss: (loss_kind(loss), [context.weights for context in read.contexts])}
-    if not read.contexts:
-        no_answers = [np.zeros(length, bool) for length in read.lengths]
-        kinds = {"teacher forcing": loss_kind("next-token"), "last token": loss_kind("last-token")}
-        asked = {how: (kind, [*map(kind.weights, no_answers)]) for how, kind in kinds.items()}
-    return {
-        f"{name} network, {how}": Case(
-            network,
-            _stacked([row.astype(network.embedding.dtype) for row in rows]),
-            kind.loss,
-        )
-        for name, network in networks.items()
-        for how, (kind, rows) in asked.items()
-    }
-
-
-def _explanations(
-    cases: Mapping[str, Case],
-    windows: Windows,
-    regions: Regions,
-    key: jax.Array,
-    depth: int,
-    certificates: Judged,
-    unfinished: Path,
-) -> tuple[dict[str, explanations.Explanation], dict[str, Estimate]]:
-    """Explanations by network and loss, and cone masses by network, each written when computed."""
-
-    def once(name: str, compute: Callable[[], Any]) -> Any:
-        return _once(unfinished / f"{stem(name)}.npz", len(windows), compute)
-
-    results = {}
-    for name, case in cases.items():
-        bar = partial(_bar, name, iter(("context", "criterion")))
-        results[name] = once(name, partial(
-            explanations.explain, case.network, windows, case.weights, regions, key=key,
-            depth=depth, loss=case.loss, certificates=certificates, progress=bar,
-        ))  # fmt: skip
-    networks = {name.split(",")[0]: case.network for name, case in cases.items()}
-    masses = {}
-    for name, network in networks.items() if certificates == "all" else ():
-        tqdm.write(f"Cone mass of the {name}")
-        mass = partial(average_cone_mass, network, windows[:MASSES], regions)
-        masses[name] = once(f"cone mass, {name}", mass)
-    return results, masses
-
-
-def _bar(name: str, units: Iterator[str], numbers: list[int]) -> Iterable[int]:
-    """A bar of the time that is left: first of contexts, then of criteria."""
-    return tqdm(numbers, desc=name, unit=next(units))
-
-
-def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
-    """A result read from its file, or computed and written there with its number of contexts."""
-    if not path.exists():
-        document = {"contexts": contexts, "result": compute()}
-        path.parent.mkdir(exist_ok=True)
-        save(document, path)
-    return load(path)["result"]
 
 
 def announced(

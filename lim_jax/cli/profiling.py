@@ -21,8 +21,8 @@ from lim_jax.attribution.parts import (
     context_names,
 )
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
-from lim_jax.cli.answers import Asked, answered, own_answers
-from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
+from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.arguments import Asked, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.records import record_lines
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
@@ -31,12 +31,14 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LOSSES, LossName, loss_kind
+from lim_jax.plots.drawing import save_figure
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, records_finding
 from lim_jax.results.measured import (
     CELLS,
 )
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 from lim_jax.results.two_way import two_way_cells
 

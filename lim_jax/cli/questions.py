@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from tqdm import tqdm
@@ -18,22 +18,21 @@ from lim_jax.attribution.asking import (
 )
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.measuring import measure
-from lim_jax.attribution.methods import METHODS, MethodName, scored_by_tokens, scores_of_parts
+from lim_jax.attribution.methods import METHODS, scored_by_tokens, scores_of_parts
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes
-from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder
+from lim_jax.cli.arguments import Method, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.reading import context_of_line
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
 NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
     "--shuffle N of the documents in several orders."
 )
-WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
-Method = Annotated[MethodName, tyro.conf.arg(help=f"How parts are scored: {WORDS}.")]
 
 
 def ask(

@@ -12,8 +12,10 @@ from tqdm import tqdm
 
 from lim_jax import limits, plots
 from lim_jax._checks import as_path
-from lim_jax.cli.folder import UNFINISHED, Named, finished_before, run_folder, save_figure
+from lim_jax.cli.arguments import Named
 from lim_jax.limits.rows import Curve, Row, rates_table
+from lim_jax.plots.drawing import save_figure
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import write_json, write_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}

@@ -9,9 +9,11 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import paper, plots
-from lim_jax.cli.folder import Named, Unnamed, run_folder, save_figure
+from lim_jax.cli.arguments import Named, Unnamed
 from lim_jax.paper.outcomes import Section4, summary
 from lim_jax.paper.printed import Comparison, beyond_the_paper, compare, comparison_table
+from lim_jax.plots.drawing import save_figure
+from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import write_json, write_table
 
 

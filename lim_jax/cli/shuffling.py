@@ -5,9 +5,9 @@ from pathlib import Path
 
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.cli.folder import save_figure
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
+from lim_jax.plots.drawing import save_figure
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
 from lim_jax.prompts.reading import read_lines

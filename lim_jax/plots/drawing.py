@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,3 +201,9 @@ def shade_boundaries(axes: Axes, delta: float) -> None:
     for start, stop in ((0, delta), (1 - delta, 1)):
         axes.axvspan(start, stop, color="black", alpha=0.05, linewidth=0)
     axes.set_xlim(0, 1)
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> None:
+    """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"{name}.{kind}")

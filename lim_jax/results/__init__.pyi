@@ -4,6 +4,7 @@ from . import comparison as comparison
 from . import descriptions as descriptions
 from . import labelled as labelled
 from . import measured as measured
+from . import run_folder as run_folder
 from . import tables as tables
 from . import two_way as two_way
 from .archive import load as load

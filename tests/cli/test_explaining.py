@@ -16,6 +16,7 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
 from lim_jax import explanations, models, report
+from lim_jax.attribution import explaining as runs
 from lim_jax.attribution import time_budget
 from lim_jax.cli import explain_output, explaining
 from lim_jax.cli.commands import main
@@ -51,7 +52,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     def save(figure, path, **options):
         draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
 
-    mass = explaining.average_cone_mass
+    mass = runs.average_cone_mass
     paged: list = []
     averaged: list = []
 
@@ -59,7 +60,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
         averaged.append((*given[1:], mass(*given)))
         return averaged[-1][-1]
 
-    monkeypatch.setattr(explaining, "average_cone_mass", average_cone_mass)
+    monkeypatch.setattr(runs, "average_cone_mass", average_cone_mass)
     monkeypatch.setattr(Figure, "savefig", save)
     monkeypatch.setattr(explaining, "write_pages", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
@@ -200,8 +201,8 @@ def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     text = b"a window's \xc3\xa9, others"
     windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
-    read = explaining.ReadContexts(windows, [])
-    cases = explaining._cases({"seeded": network, "trained": network}, read, "next-token")
+    read = runs.ReadContexts(windows, [])
+    cases = runs.cases_of({"seeded": network, "trained": network}, read, "next-token")
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
     for name in cases:
         parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
@@ -296,14 +297,14 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
-    assert explaining._recorded_contexts(unfinished) is None
+    assert runs.recorded_contexts(unfinished) is None
     with pytest.raises(ZeroDivisionError):
-        explaining._once(unfinished / "a.npz", 3, lambda: 1 / 0)
-    assert explaining._recorded_contexts(unfinished) is None
-    explaining._once(unfinished / "a.npz", 3, lambda: measured)
-    found = explaining._once(unfinished / "a.npz", 5, lambda: 1 / 0)
+        runs._once(unfinished / "a.npz", 3, lambda: 1 / 0)
+    assert runs.recorded_contexts(unfinished) is None
+    runs._once(unfinished / "a.npz", 3, lambda: measured)
+    found = runs._once(unfinished / "a.npz", 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
-    assert explaining._recorded_contexts(unfinished) == 3
+    assert runs.recorded_contexts(unfinished) == 3
 
 
 def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monkeypatch, tmp_path):
@@ -318,14 +319,16 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         return Estimate(network, jnp.array(len(windows)))
 
     monkeypatch.setattr(explanations, "explain", explain)
-    monkeypatch.setattr(explaining, "average_cone_mass", mass)
-    monkeypatch.setattr(explaining, "_once", lambda path, _, find: kept.append(path.name) or find())
+    monkeypatch.setattr(runs, "average_cone_mass", mass)
+    monkeypatch.setattr(
+        attribution.explaining, "_once", lambda path, _, find: kept.append(path.name) or find()
+    )
     seeded, trained = byte_network(10), byte_network(10, seed=1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
-    cases = explaining._cases(networks, explaining.ReadContexts(windows, []), "next-token")
+    cases = runs.cases_of(networks, runs.ReadContexts(windows, []), "next-token")
     rest = regions, jax.random.key(1), 0
-    found, masses = explaining._explanations(cases, windows, *rest, "all", tmp_path)
+    found, masses = runs.explained_cases(cases, windows, *rest, "all", tmp_path)
     for name, network in networks.items():
         assert masses[f"{name} network"] == (network, 4)
         for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
@@ -338,7 +341,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
         *(f"{name}_network_{loss}.npz" for name in networks
           for loss in ("last_token", "teacher_forcing")),
     ]  # fmt: skip
-    _, masses = explaining._explanations(cases, windows, *rest, "deciding", tmp_path)
+    _, masses = runs.explained_cases(cases, windows, *rest, "deciding", tmp_path)
     assert masses == {}
 
 

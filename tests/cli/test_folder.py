@@ -9,9 +9,10 @@ from importlib.metadata import version
 import pytest
 from tqdm import tqdm
 
-from lim_jax.cli import explaining, folder, profiling, questions
+from lim_jax.cli import explaining, profiling, questions
 from lim_jax.cli.commands import main
-from lim_jax.cli.folder import finished_before, run_folder
+from lim_jax.results import run_folder as runs
+from lim_jax.results.run_folder import finished_before, run_folder
 from lim_jax.results.tables import write_json
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
@@ -66,7 +67,7 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
 
     Those of folders inside too, and under their names; hidden files and folders are no part of it.
     """
-    monkeypatch.setattr(folder, "READ_WHOLE", 0 if large else 10)
+    monkeypatch.setattr(runs, "READ_WHOLE", 0 if large else 10)
     data, out = tmp_path / "data", tmp_path / "out"
     (data / "inside").mkdir(parents=True)
     (data / ".git").mkdir()
@@ -126,7 +127,7 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     assert (out / "result.txt").exists() and not done(ARGUMENTS), "it was begun anew"
     printed()
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "version", lambda name: "9.9")
+        patch.setattr(runs, "version", lambda name: "9.9")
         assert not done(ARGUMENTS)
     (out / "run.json").write_text("[1, 2]")
     assert not done(ARGUMENTS)

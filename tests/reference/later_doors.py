@@ -25,6 +25,7 @@ from reference.hostile import (
     Unpoisoned,
     Unread,
     Whole,
+    but,
     optional,
 )
 from reference.networks import layer_of, random_flow

@@ -11,9 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._doors import PACKAGE
@@ -22,9 +20,6 @@ from lim_jax._refusal import Refusal
 from lim_jax._resuming import write_whole
 from lim_jax.results.tables import finite
 
-# On the command line either is a path.
-Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
-Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 UNFINISHED, FINISHED = "unfinished", "finished"
 READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
@@ -186,9 +181,3 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         elif old != new:
             differences.append(f"{name}: {old} there, {new} here")
     return differences
-
-
-def save_figure(figure: Any, folder: Path, name: str) -> None:
-    """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
-    for kind in ("png", "svg"):
-        figure.savefig(folder / f"{name}.{kind}")
