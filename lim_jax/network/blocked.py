@@ -222,10 +222,11 @@ def _pulled_sums(points, vectors, tiling):
             g, g_transposed, h = covector
             slopes = matmul(g, value.mT) + h[..., None]
             e = (moving * slopes).astype(key.dtype)
-            of_masks = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
+            of_row = matmul(e, key)
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
-            of_column = matmul(query_transposed, e), matmul(g_transposed, kept), *of_masks
-            return matmul(e, key), of_column
+            of_column = matmul(query_transposed, e), matmul(g_transposed, kept)
+            of_masks = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
+            return of_row, (*of_column, *of_masks)
 
         return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
 
