@@ -105,7 +105,8 @@ def each_once(
 
     Groups give plain values, numbers and strings in lists and dictionaries: what JSON reads back,
     whether from a file or not. The file grows by a line for each; a line that was cut short, where
-    the process died that wrote it, is left out and that group run again.
+    the process died that wrote it, is left out and that group run again. Groups that `progress`
+    leaves out are neither run nor given.
     """
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     begun = file is not None and file.exists()
@@ -120,7 +121,7 @@ def each_once(
                 begun = True
             with file.open("ab") as grown:
                 grown.write(_line({"name": name, "found": done[name]}))
-    return {name: done[name] for name in groups}
+    return {name: done[name] for name in groups if name in done}
 
 
 def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Array | np.ndarray:

@@ -15,14 +15,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from benchmarks.validation.intervals import rank_correlation
+from benchmarks.validation.stopwatch import Stopwatch
+from lim_jax._checks import require
 from lim_jax._errors import filter_jit
 from lim_jax.attribution import ablations
+from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Prompt, encode_text
 
 Kept = Bool[Array | np.ndarray, "ablations _"]
 Values = Float[Array | np.ndarray, " _"]
-AT_ONCE = 8  # contexts in a program's call
+TOKENS = (2**15, 2**11)  # in a program's call: of an accelerator, of a CPU
 STEP = 8  # of the sizes that they are padded to
 
 
@@ -34,9 +37,9 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
     Parameters
     ----------
     records
-        How many there are, at most 20.
+        How many there are.
     count
-        How many sets.
+        How many sets, of all ``2**records``.
     seed
         For `numpy.random.default_rng`.
 
@@ -45,10 +48,15 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
     >>> random_ablations(2, 4, seed=0).sum(axis=0).tolist()
     [2, 2]
     """
-    sets = 2**records
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(sets, count, replace=False)
-    return (drawn[:, None] >> np.arange(records)) % 2 == 1
+    require(
+        0 < count <= 2**records, "count", got=f"{count} sets of {records} records",
+        expected=f"1 to {2**records}", cure="There are no more that differ.",
+    )  # fmt: skip
+    rng, drawn = np.random.default_rng(seed), {}
+    while len(drawn) < count:
+        rows = rng.integers(2, size=(count, records)).astype(bool)
+        drawn |= {row.tobytes(): row for row in rows if row.tobytes() not in drawn}
+    return np.stack(list(drawn.values())[:count])
 
 
 def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> str:
@@ -85,17 +93,20 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
     return before + "".join(parts) + after
 
 
-def answer_log_probabilities(
+def read_answers(
     model: CausalLM,
     contexts: Sequence[Integer[Array | np.ndarray, " _"]],
-    answer: Integer[Array | np.ndarray, " answer"],
+    answers: Sequence[Integer[Array | np.ndarray, " _"]],
     *,
+    sizes: Sequence[int] = (),
     queries: int | None = None,
-) -> Float[np.ndarray, " contexts"]:
-    r"""The log-probability of one answer after each of some contexts, :math:`\sum_t\log p(y_t)`.
+    watch: Stopwatch | None = None,
+    name: str = "contexts",
+) -> tuple[Float[np.ndarray, " contexts"], Int[np.ndarray, " contexts"]]:
+    r"""Of an answer after each of some contexts, :math:`\sum_t\log p(y_t)`; and its likeliest start.
 
-    Contexts of similar lengths go together, padded on the right to a multiple of 8, some at a time;
-    logits are those of the answer's places alone.
+    Contexts of similar lengths go together, padded on the right, some at a time; logits are those
+    of the answers' places alone.
 
     Parameters
     ----------
@@ -103,63 +114,93 @@ def answer_log_probabilities(
         Any.
     contexts
         The ids of each, at least one.
-    answer
-        Ids, at least one.
+    answers
+        The ids of each, at least one.
+    sizes
+        To pad contexts and answers to, so that few programs serve many; none for the longest.
     queries
-        To pad the answer to, so that one program serves answers of several lengths.
+        To pad answers to, so that one program serves answers of several lengths.
+    watch, name
+        Counts the seconds of contexts, under a name.
 
     Examples
     --------
     >>> from lim_jax.models import byte_model
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
-    >>> contexts, answer = [jnp.array([3, 1, 4]), jnp.array([1])], jnp.array([5, 9])
-    >>> answer_log_probabilities(model, contexts, answer).shape
-    (2,)
+    >>> contexts, answers = [jnp.array([3, 1, 4]), jnp.array([1])], 2 * [jnp.array([5, 9])]
+    >>> logs, likeliest = read_answers(model, contexts, answers)
+    >>> logs.shape, likeliest.shape
+    ((2,), (2,))
     """
-    asked = len(answer)
-    more = 0 if queries is None else queries - asked
+    queries = max(map(len, answers)) if queries is None else queries
+    watch = Stopwatch() if watch is None else watch
+    rows = [np.concatenate([ids, answer[:-1]]) for ids, answer in zip(contexts, answers, strict=True)]
+    found = np.zeros(len(rows), np.dtype(model.embedding.dtype))
+    likeliest = np.zeros(len(rows), np.int32)
+    for numbers, size in _together(model, [len(row) for row in rows], sizes):
+        ids = np.stack([_padded(rows[number], size) for number in numbers])
+        y = targets_of(model, [contexts[n] for n in numbers], [answers[n] for n in numbers], queries)
+        # What fills a chunk up is no work of any method.
+        logs, first = watch(name, len(set(numbers)), _read, model, *jax.device_put((ids, y)))
+        found[numbers], likeliest[numbers] = logs, first
+    return found, likeliest
+
+
+def targets_of(
+    model: CausalLM,
+    contexts: Sequence[Integer[Array | np.ndarray, " _"]],
+    answers: Sequence[Integer[Array | np.ndarray, " _"]],
+    queries: int,
+) -> Targets:
+    """The targets of answers after contexts, with a leading axis of these."""
     dtype = np.dtype(model.embedding.dtype)
-    targets = np.pad(np.asarray(answer, np.int32), (0, more))
-    weights = np.pad(np.full(asked, 1 / asked, dtype), (0, more))
-    rows = [np.concatenate([ids, answer[:-1]]).astype(np.int32) for ids in contexts]
-    found = np.zeros(len(rows), dtype)
-    for numbers, size in _together(model, [len(row) for row in rows]):
-        # The last chunk is filled with its own first row, so that the program is that of the rest.
-        filled = [*numbers, *numbers[:1] * (AT_ONCE - len(numbers))]
-        ids = np.stack([np.pad(rows[number], (0, size - len(rows[number]))) for number in filled])
-        first = np.array([len(contexts[number]) - 1 for number in filled], np.int32)
-        losses = _losses(model, *jax.device_put((ids, first, targets, weights)))
-        found[numbers] = -asked * np.asarray(losses)[: len(numbers)]
-    return found
+    weights = [_padded(np.full(len(answer), 1 / len(answer), dtype), queries) for answer in answers]
+    places = [
+        _padded(np.arange(len(answer), dtype=np.int32) + len(ids) - 1, queries)
+        for ids, answer in zip(contexts, answers, strict=True)
+    ]
+    targets = [_padded(np.asarray(answer, np.int32), queries) for answer in answers]
+    return Targets(np.stack(targets), np.stack(weights), np.stack(places))
+
+
+def _padded(row: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(row, (0, size - len(row)))
 
 
 @filter_jit
-def _losses(
-    model: CausalLM,
-    ids: Int[Array, "rows size"],
-    first: Int[Array, " rows"],
-    targets: Int[Array, " queries"],
-    weights: Float[Array, " queries"],
-) -> Float[Array, " rows"]:
-    """The answer's mean cross-entropy after each context; `first` is the place before it."""
-    steps = jnp.where(weights > 0, jnp.arange(targets.shape[0]), 0)
+def _read(
+    model: CausalLM, ids: Int[Array, "rows size"], y: Targets
+) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
+    """The answers' log-probabilities, and the likeliest id at the first place that is asked."""
 
-    def of_row(ids: Int[Array, " size"], first: Int[Array, ""]) -> Float[Array, ""]:
-        places = first + steps.astype(first.dtype)
-        return model.loss(model.embed(ids), Targets(targets, weights, places))
+    def of_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        x = model.embed(ids)
+        grid = token_grid(ids.shape[0], x.dtype)
+        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[:, None], axis=1)[:, 0]
+        return jnp.sum(jnp.where(y.weights > 0, logs, 0)), jnp.argmax(logits[0])
 
-    return jax.vmap(of_row)(ids, first)
+    return jax.vmap(of_row)(ids, y)
 
 
-def _together(model: CausalLM, lengths: Sequence[int]) -> list[tuple[list[int], int]]:
+def _together(
+    model: CausalLM, lengths: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[list[int], int]]:
     """Which rows go together, and the size that they are padded to."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    chunks = [order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE)]
-    sizes = [context_size(model, lengths[chunk[-1]]) for chunk in chunks]
-    pairs = list(zip(chunks, sizes, strict=True))
-    if all(model.same_rope(size, lengths[row]) for chunk, size in pairs for row in chunk):
-        return pairs
-    return [([row], lengths[row]) for row in order]
+    known = sorted({*sizes, context_size(model, max(lengths))})
+    if not all(model.same_rope(size, length) for size in known for length in lengths):
+        known = sorted(set(lengths))
+    groups: dict[int, list[int]] = {size: [] for size in known}
+    for row, length in enumerate(lengths):
+        groups[next(size for size in known if size >= length)].append(row)
+    chunks = []
+    for size, rows in groups.items():
+        count = max(1, TOKENS[jax.default_backend() == "cpu"] // size)
+        for start in range(0, len(rows), count):
+            chunk = rows[start : start + count]
+            # Filled up with its own first row, so that the program is that of the rest.
+            chunks.append((chunk + chunk[:1] * (count - len(chunk)), size))
+    return chunks
 
 
 def context_size(model: CausalLM, length: int) -> int:
@@ -181,48 +222,60 @@ def context_size(model: CausalLM, length: int) -> int:
     return size if model.same_rope(size, length) else length
 
 
-def ablating(
-    model: CausalLM,
-    prompt: Prompt,
-    answer: Integer[Array | np.ndarray, " answer"],
-    tokenizer: Any = None,
-    *,
-    queries: int | None = None,
-) -> Callable[[Kept], Float[np.ndarray, " ablations"]]:
-    """A function of ablations to the answer's log-probabilities, that computes each only once.
+def ids_of_texts(texts: Sequence[str], tokenizer: Any = None) -> list[Int[np.ndarray, " _"]]:
+    """The ids of texts, which a tokenizer reads side by side; of None, bytes of UTF-8."""
+    if tokenizer is None:
+        return [encode_text(text).ids for text in texts]
+    return [np.asarray(one.ids, np.int32) for one in tokenizer.encode_batch(list(texts))]
+
+
+class Ablated:
+    """The log-probabilities of some prompts' answers without records, each computed only once.
 
     Parameters
     ----------
-    model, answer, queries
-        As in `answer_log_probabilities`.
-    prompt
+    prompts
         Whose records are taken out.
+    answers
+        Of each, the ids.
     tokenizer
         The model's own, which reads each text anew; None where ids are bytes of UTF-8.
+    read
+        `read_answers` of a model, for contexts and answers.
 
     Examples
     --------
+    >>> from functools import partial
     >>> from lim_jax.models import byte_model
     >>> from lim_jax.tasks.prompts import laid_out
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
     >>> prompt = laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
-    >>> of = ablating(model, prompt, np.array([97]))
-    >>> of(np.array([[True, True], [False, True]])).shape
-    (2,)
+    >>> of = Ablated([prompt], [np.array([97])], None, partial(read_answers, model))
+    >>> [one.shape for one in of([np.array([[True, True], [False, True]])])]
+    [(2,)]
     """
-    known: dict[tuple[bool, ...], float] = {}
 
-    def of(kept: Kept) -> Float[np.ndarray, " ablations"]:
-        rows = [tuple(row) for row in np.asarray(kept).tolist()]
-        new = [row for row in dict.fromkeys(rows) if row not in known]
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Integer[Array | np.ndarray, " _"]],
+        tokenizer: Any,
+        read: Callable[..., tuple[np.ndarray, np.ndarray]],
+    ):
+        self._prompts, self._answers, self._tokenizer = prompts, answers, tokenizer
+        self._read = read
+        self._known: dict[tuple[int, bytes], float] = {}
+
+    def __call__(self, kept: Sequence[Kept], **options: Any) -> list[Float[np.ndarray, " _"]]:
+        """Of each prompt one number for each row of its `kept`; options are of `read`."""
+        rows = [[(n, np.asarray(row).tobytes()) for row in part] for n, part in enumerate(kept)]
+        new = [row for row in dict.fromkeys(sum(rows, [])) if row not in self._known]
         if new:
-            texts = [ablated_text(prompt, np.array(row)) for row in new]
-            contexts = [encode_text(text, tokenizer).ids for text in texts]
-            found = answer_log_probabilities(model, contexts, answer, queries=queries)
-            known.update(zip(new, found.tolist(), strict=True))
-        return np.array([known[row] for row in rows])
-
-    return of
+            texts = [ablated_text(self._prompts[n], np.frombuffer(row, bool)) for n, row in new]
+            contexts = ids_of_texts(texts, self._tokenizer)
+            found, _ = self._read(contexts, [self._answers[n] for n, _ in new], **options)
+            self._known.update(zip(new, found.tolist(), strict=True))
+        return [np.array([self._known[row] for row in part]) for part in rows]
 
 
 def without_the_first(

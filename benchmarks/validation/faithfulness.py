@@ -1,52 +1,52 @@
-r"""Which record did the answer come from? Attributions, judged by taking records out of the text.
+r"""Which part did the answer come from? Attributions, judged by taking parts out of the text.
 
-What is explained is the model's own answer. Prompts are of two kinds in turn, and every place is
-gold in turn: those of a longer run begin with those of a shorter one.
+What is explained is the model's own answer, to prompts of several kinds in turn. They are drawn by
+their number, so that those of a longer run begin with those of a shorter one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from benchmarks.validation.ablations import (
-    ablating,
+    Ablated,
     context_size,
-    datamodeling_score,
+    ids_of_texts,
     random_ablations,
+    read_answers,
     sparse_regression,
+    targets_of,
     without_the_first,
 )
 from benchmarks.validation.documents import question_prompt
 from benchmarks.validation.facts import draw_facts
-from benchmarks.validation.intervals import Interval, bootstrap_interval
-from benchmarks.validation.prompted import answers
+from benchmarks.validation.prose import DOCUMENTS, prose_prompt
+from benchmarks.validation.scored_parts import (
+    Asked,
+    MaskVariant,
+    along_a_path,
+    mask_gradients,
+    mask_variants,
+    rolled_out,
+    word_gradients,
+)
+from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
 from lim_jax._resuming import each_once
-from lim_jax.attribution.gradients import attention_rollout, integrated_gradients
-from lim_jax.attribution.methods import Cost
-from lim_jax.grid.cells import token_grid
-from lim_jax.models.answering import answer
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM
 from lim_jax.models.text import texts_of_ids
 from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
-from lim_jax.tasks.prompts import EncodedText, Example, Prompt, encode_text, record_weights
+from lim_jax.tasks.prompts import EncodedText, Prompt, encode_text
 
-KINDS = ("keys and values", "documents")
-TAKEN_OUT = (1, 3, 5)
-MEASURES = (*(f"top-{count} drop" for count in TAKEN_OUT), "datamodeling score")
-INFLUENCE, MARGIN, ROOT = "influence", "influence, margin", "influence, root"
-RANDOM, LEAVE_ONE_OUT = "random", "leave-one-out"
-WHOLE = (
-    INFLUENCE, MARGIN, ROOT, "gradient times input", "gradient times input, size",
-    "integrated gradients", "attention rollout",
-)  # fmt: skip
+PAIRS, FACTS, SENTENCES = "keys and values", "documents", "sentences"
+INFLUENCE, RANDOM, LEAVE_ONE_OUT = "influence", "random", "leave-one-out"
+IN_WORDS = (INFLUENCE, "influence, margin", "gradient times input", "gradient times input, size")
+PATH, ROLLOUT = "integrated gradients", "attention rollout"
 ENDS = ('"', "\n")
 
 
@@ -55,123 +55,116 @@ class FaithfulnessSetting(NamedTuple):
 
     Attributes
     ----------
+    kinds
+        Of prompts, in turn: some of `PAIRS`, `FACTS` and `SENTENCES`.
     prompts
-        How many, of both kinds together: a multiple of twice the records.
+        How many, of all kinds together.
+    at_once
+        How many of them are taken together, and stored.
     records
-        In each, at most ten.
-    key_length, value_length
-        In hexadecimal digits, as in `tasks.draw_key_values`.
+        In each, of facts at most ten; of sentences, the fewest and the most of a document.
     tokens
         Of the model's answer, at most.
     fitted
         On how many ablations the sparse regressions are fitted, each on the first of the last's.
     held_out
         How many others the datamodeling score is of.
+    taken_out
+        How many parts are taken out together: those that an attribution ranks highest.
+    weights, paths
+        Of the mask gradient: at which weights of all parts, and on paths of how many gradients.
     steps
-        Of integrated gradients.
+        Of integrated gradients; 0 leaves out these and attention rollout.
     """
 
-    prompts: int = 200
-    records: int = 10
-    key_length: int = 2
-    value_length: int = 2
+    kinds: tuple[str, ...]
+    prompts: int
+    at_once: int
+    records: int | tuple[int, int]
     tokens: int = 5
-    fitted: tuple[int, ...] = (32, 64)
-    held_out: int = 16
-    steps: int = 8
+    fitted: tuple[int, ...] = (32, 64, 128)
+    held_out: int = 32
+    taken_out: tuple[int, ...] = (1, 3, 5, 10)
+    weights: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1)
+    paths: tuple[int, ...] = (2, 4, 8)
+    steps: int = 0
+
+
+SETTINGS = {
+    "10 records": FaithfulnessSetting(
+        (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=8
+    ),
+    "40 records": FaithfulnessSetting((PAIRS,), 60, 12, 40),
+    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (11, 22), tokens=8),
+}
+
+
+def _quick(setting: FaithfulnessSetting) -> FaithfulnessSetting:
+    return setting._replace(
+        prompts=8, at_once=8, fitted=(8, 16), held_out=8, weights=(1.0, 0.2), paths=(2,),
+        steps=min(setting.steps, 2), records=(2, 3) if setting.kinds == (SENTENCES,) else 10,
+    )  # fmt: skip
+
+
+QUICK = {name: _quick(setting) for name, setting in SETTINGS.items()}
 
 
 class Explained(NamedTuple):
-    """One prompt: the model's answer, and by each attribution the records it hangs on; or many.
+    """One prompt: the model's answer, and by each attribution the parts that it hangs on.
 
     Attributes
     ----------
     right
         Whether the answer holds what is asked for.
-    tokens
-        How many the answer has.
+    tokens, length
+        How many the answer has, and the whole context.
     log_probability
         Of the answer, after the whole text.
     scores
-        Of every attribution, in the order of `attribution_costs`: the greater, the more does the
-        record speak for the answer.
+        Of every attribution, in the order of `attributions`: the greater, the more does the part
+        speak for the answer.
     drops
-        By how much the answer's log-probability falls where the records that an attribution ranks
-        highest are taken out, for each of `TAKEN_OUT`.
+        By how much the answer's log-probability falls where the parts that an attribution ranks
+        highest are taken out, for each of ``taken_out``.
     kept, values
         The ablations that were held out, and the answer's log-probabilities.
     """
 
-    right: Bool[np.ndarray, "*prompts"]
-    tokens: Int[np.ndarray, "*prompts"]
-    log_probability: Float[np.ndarray, "*prompts"]
-    scores: Float[np.ndarray, "*prompts attributions records"]
-    drops: Float[np.ndarray, "*prompts attributions counts"]
-    kept: Bool[np.ndarray, "*prompts held_out records"]
-    values: Float[np.ndarray, "*prompts held_out"]
-
-
-class Faithfulness(NamedTuple):
-    """How faithful attributions are on prompts of one kind, over prompts.
-
-    Attributes
-    ----------
-    prompts
-        How many.
-    right
-        The share of answers that hold what is asked for.
-    log_probability
-        The mean of the answers'.
-    costs
-        Of each attribution.
-    measures
-        Of each, the mean of `MEASURES` over prompts with the bootstrap's interval.
-    leads
-        By how much influence is above each of the others, paired by prompt.
-    """
-
-    prompts: int
-    right: float
+    right: bool
+    tokens: int
+    length: int
     log_probability: float
-    costs: Mapping[str, Cost]
-    measures: Mapping[str, Interval]
-    leads: Mapping[str, Interval]
+    scores: Float[np.ndarray, "attributions parts"]
+    drops: Float[np.ndarray, "attributions counts"]
+    kept: Bool[np.ndarray, "held_out parts"]
+    values: Float[np.ndarray, " held_out"]
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
-        plain = {
-            part: {
-                name: {end: values.tolist() for end, values in interval._asdict().items()}
-                for name, interval in getattr(self, part).items()
-            }
-            for part in ("measures", "leads")
+        """Plain numbers; of seven digits, more than single precision has."""
+        fields = {name: np.asarray(part) for name, part in self._asdict().items()}
+        fields["scores"] = np.array([[float(f"{x:.7g}") for x in row] for row in self.scores])
+        return {name: part.tolist() for name, part in fields.items()} | {
+            "kept": self.kept.astype(int).tolist()
         }
-        costs = {name: cost._asdict() for name, cost in self.costs.items()}
-        return {**self._asdict(), "costs": costs, **plain}
 
 
-def attribution_costs(setting: FaithfulnessSetting) -> dict[str, Cost]:
-    r"""The attributions that are compared, and what each takes beside the answer itself.
+def explained_of(record: dict[str, Any]) -> Explained:
+    """What `Explained.record` says."""
+    arrays = {name: np.array(record[name]) for name in ("scores", "drops", "values")}
+    return Explained(**record | arrays | {"kept": np.array(record["kept"], bool)})
 
-    Influence is the records' part of the integral of :math:`\|P_0\|^2`, of the answer's mean
-    cross-entropy and of its margin; the root of the first is as large as a gradient. To normalise
-    it by a prompt's total changes neither ranks nor rank correlations. Gradient times input is of
-    the mean log-probability, signed and in absolute value, and so are integrated gradients, whose
-    path begins with the average word at the records' places. Rollout is of the places that ask.
-    Leave-one-out takes a pass for each record, a sparse regression one for each ablation that it
-    is fitted on; the random ranking takes nothing.
 
-    Examples
-    --------
-    >>> found = attribution_costs(FaithfulnessSetting())
-    >>> found["influence"].total, found["leave-one-out"].total, found["integrated gradients"].total
-    (3, 10, 24)
-    """
-    one, steps = Cost(1, 1), setting.steps
-    whole = (one, one, one, one, one, Cost(steps, steps), Cost(1, 0))
-    found = dict(zip(WHOLE, whole, strict=True)) | {LEAVE_ONE_OUT: Cost(setting.records, 0)}
-    found |= {f"ContextCite on {count}": Cost(count, 0) for count in setting.fitted}
-    return found | {RANDOM: Cost(0, 0)}
+def attributions(setting: FaithfulnessSetting) -> list[str]:
+    """The names of all that are made, in the order of `Explained.scores`."""
+    fitted = [f"ContextCite on {count}" for count in setting.fitted]
+    paths = [PATH, ROLLOUT] if setting.steps else []
+    masks = [one.name for one in variants_of(setting)]
+    return [*IN_WORDS, *paths, LEAVE_ONE_OUT, *fitted, RANDOM, *masks]
+
+
+def variants_of(setting: FaithfulnessSetting) -> list[MaskVariant]:
+    """The ways to take the mask gradient that are tried."""
+    return mask_variants(setting.weights, setting.paths)
 
 
 def explain_prompts(
@@ -182,8 +175,8 @@ def explain_prompts(
     end: Iterable[int] = (),
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
-) -> Explained:
-    """Let a model answer prompts, attribute its answers to records, and take records out.
+) -> tuple[list[Explained], dict[str, list[float]]]:
+    """Let a model answer prompts, attribute its answers to their parts, and take parts out.
 
     An answer ends before a quotation mark, the end of a line or an id of `end`, and is explained
     without: the ids before it, or that one alone.
@@ -199,33 +192,24 @@ def explain_prompts(
     end
         The ids that end what the model says, of `LanguageModel.end_ids`.
     checkpoint
-        A file to read, if it exists, which grows by a line with every prompt: a run that was
-        interrupted and is called again goes on after the last of them, for more prompts too.
+        A file to read, if it exists, which grows by a line with every chunk of prompts: a run that
+        was interrupted and is called again goes on after the last of them, for more prompts too.
     progress
-        Wraps the list of prompts, for example ``tqdm.tqdm``.
+        Wraps the list of chunks, for example ``tqdm.tqdm``; those that it leaves out are not made.
 
     Returns
     -------
-    Explained
-        With a leading axis of prompts; the n-th is of kind ``n % 2``, and asks for record
-        ``n // 2 % records``.
+    tuple
+        The prompts, of which the n-th is of kind ``n % kinds``; and by name, of `Stopwatch.found`,
+        seconds and for how many contexts or gradients.
 
     Raises
     ------
     ModuleNotFoundError
         Without scikit-learn, of the extra ``faithfulness``.
     ValueError
-        Where the prompts are no whole number of rounds, or the checkpoint is of another model or
-        setting.
+        Where the checkpoint is of another model or setting.
     """
-    records, count = setting.records, setting.prompts
-    require(
-        count % (2 * records) == 0,
-        "prompts",
-        got=f"{count} prompts of {records} records",
-        expected="a multiple of twice the records",
-        cure="Every place is gold in turn, in prompts of both kinds.",
-    )
     require_extra("sklearn", "faithfulness")
     require(
         isinstance(model.embedding, Array),
@@ -234,37 +218,49 @@ def explain_prompts(
         expected="its embedding as an array",
         cure="Load it by models.load.",
     )
-    ends = _ends(model, tokenizer, end)
-    first = [encode_text(_prompt(setting, number).text, tokenizer).ids for number in range(2)]
+    ends, count = _ends(model, tokenizer, end), setting.prompts
+    prompts = [drawn_prompt(setting, number) for number in range(count)]
+    ids = ids_of_texts([prompt.text for prompt in prompts], tokenizer)
+    whole = context_size(model, max(map(len, ids)) + setting.tokens - 1)
+    job = _Job(
+        model, tokenizer, setting, ends, Stopwatch(), whole,
+        max(len(prompt.spans) for prompt in prompts),
+    )  # fmt: skip
+
+    def explained(first: int) -> dict[str, Any]:
+        numbers = list(range(first, min(first + setting.at_once, count)))
+        job.watch.found.clear()
+        found = _explained(job, [prompts[number] for number in numbers], numbers)
+        return {"prompts": [one.record() for one in found], "seconds": dict(job.watch.found)}
+
     run = {
         "function": "explain_prompts",
         "model": digest(model),
         "setting": {**setting._asdict(), "prompts": "any number"},
-        "ids": digest([*first, np.array(ends)]),
+        "ids": digest([*ids[: setting.at_once], np.array(ends)]),
     }
-
-    def explained(number: int) -> dict[str, Any]:
-        found = _explained(model, tokenizer, setting, ends, number)
-        return {name: np.asarray(part).tolist() for name, part in found._asdict().items()}
-
-    prompts = {str(number): partial(explained, number) for number in range(count)}
-    found = each_once(prompts, checkpoint, run, progress)
-    return Explained(
-        *(np.array([one[name] for one in found.values()]) for name in Explained._fields)
-    )
+    firsts = range(0, count, setting.at_once)
+    chunks = {str(first): partial(explained, first) for first in firsts}
+    found = each_once(chunks, checkpoint, run, progress).values()
+    seconds: dict[str, list[float]] = {}
+    for name, (took, things) in (item for one in found for item in one["seconds"].items()):
+        before = seconds.get(name, [0.0, 0])
+        seconds[name] = [before[0] + took, before[1] + things]
+    return [explained_of(prompt) for one in found for prompt in one["prompts"]], seconds
 
 
-def _prompt(setting: FaithfulnessSetting, number: int) -> Prompt:
-    """One of the prompts, by its number."""
-    seed, kind = divmod(number, len(KINDS))
-    place = seed % setting.records
-    if kind == 0:
-        data = draw_key_values(
-            setting.records, seed,
-            key_length=setting.key_length, value_length=setting.value_length,
-        )  # fmt: skip
-        return key_value_prompt(data, place)
-    return question_prompt(draw_facts(setting.records, seed), place)
+def drawn_prompt(setting: FaithfulnessSetting, number: int) -> Prompt:
+    """One of the prompts, by its number: every place is gold in turn, in both halves of seeds."""
+    seed, kind = divmod(number, len(setting.kinds))
+    turn = 7 * (seed // 2)  # so that also a few prompts of many records ask here and there
+    if setting.kinds[kind] == SENTENCES:
+        return prose_prompt(seed, turn % DOCUMENTS, setting.records)  # pyright: ignore
+    records = setting.records
+    assert isinstance(records, int)
+    if setting.kinds[kind] == PAIRS:
+        data = draw_key_values(records, seed, key_length=2, value_length=2)
+        return key_value_prompt(data, turn % records)
+    return question_prompt(draw_facts(records, seed), turn % records)
 
 
 def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
@@ -277,113 +273,135 @@ def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
     return sorted({*spelt, *end})
 
 
-def _explained(
-    model: CausalLM, tokenizer: Any, setting: FaithfulnessSetting, ends: list[int], number: int
-) -> Explained:
-    """One of the prompts."""
-    prompt, records, fitted = _prompt(setting, number), setting.records, max(setting.fitted)
-    context = encode_text(prompt.text, tokenizer)
-    said = np.asarray(answer(model, context.ids, setting.tokens, ends))
-    said = said[:-1] if len(said) > 1 and int(said[-1]) in ends else said
-    of = ablating(model, prompt, said, tokenizer, queries=setting.tokens)
-    drawn = random_ablations(records, fitted + setting.held_out, number)
-    # All at once, so that contexts of like lengths go together.
-    once = [np.ones((1, records), bool), ~np.eye(records, dtype=bool), drawn]
-    whole, alone, values = np.split(of(np.concatenate(once)), [1, 1 + records])
-    rng = np.random.default_rng([number, 1])
-    scores = np.stack([
-        *_of_the_whole(model, _example(prompt, context, said), setting),
-        whole - alone,
-        *(sparse_regression(drawn[:count], values[:count], len(said)) for count in setting.fitted),
-        rng.uniform(size=records),
-    ])  # fmt: skip
-    # Records whose scores tie, such as those that a regression leaves out, in any order.
-    chance = rng.permutation(records)
-    taken = [without_the_first(np.lexsort((chance, -row)), TAKEN_OUT) for row in scores]
-    drops = whole - of(np.concatenate(taken)).reshape(len(scores), len(TAKEN_OUT))
-    right = prompt.answer.strip() in "".join(texts_of_ids(said, tokenizer))
-    return Explained(
-        np.array(right), np.array(len(said)), whole[0], scores, drops, drawn[fitted:],
-        values[fitted:],
-    )  # fmt: skip
+class _Job(NamedTuple):
+    """What all chunks of prompts have in common: `size` is of whole contexts, `parts` the most."""
+
+    model: CausalLM
+    tokenizer: Any
+    setting: FaithfulnessSetting
+    ends: list[int]
+    watch: Stopwatch
+    size: int
+    parts: int
+
+    def read(self, *rows: Any, name: str = "answers") -> tuple[np.ndarray, np.ndarray]:
+        """`read_answers`, padded to whole contexts, or to two thirds of long ones."""
+        sizes = [self.size, context_size(self.model, self.size * 2 // 3)][: 1 + (self.size > 256)]
+        return read_answers(
+            self.model, *rows, sizes=sizes, queries=self.setting.tokens, watch=self.watch, name=name
+        )
 
 
-def _of_the_whole(
-    model: CausalLM, example: Example, setting: FaithfulnessSetting
-) -> Float[np.ndarray, "attributions records"]:
-    """The attributions that read the whole text only: all of `WHOLE`."""
-    length, asked = len(example.weights), np.flatnonzero(example.weights)
-    size, queries = context_size(model, length), setting.tokens
-    found = answers(model, example, setting.records, size=size, queries=queries)
-    dtype, more = np.dtype(model.embedding.dtype), queries - len(asked)
-    queried = (
-        np.pad(example.window[1:][asked], (0, more)),
-        np.pad(np.full(len(asked), 1 / len(asked), dtype), (0, more)),
-        np.pad(asked.astype(np.int32), (0, more)),
-    )
-    ids = np.pad(example.window[:-1], (0, size - length))
-    places = np.pad(example.records, (0, size - length), constant_values=-1)
-    y = Targets(*map(jax.device_put, queried))
-    ids, places = jax.device_put((ids, places))
-    others = _along_a_path(model, ids, y, places, setting.records, setting.steps)
-    energies, products = np.asarray(found.energies), np.asarray(found.gradient_times_input)
-    influence, product = [*energies, np.sqrt(energies[0])], [-products[0], np.abs(products[0])]
-    return np.stack([*influence, *product, *map(np.asarray, others)]).astype(float)
+def _explained(job: _Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
+    """Some of the prompts together."""
+    setting, fitted = job.setting, max(job.setting.fitted)
+    contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
+    said = _said(job, [context.ids for context in contexts])
+    of = Ablated(prompts, said, job.tokenizer, job.read)
+    counts = [len(prompt.spans) for prompt in prompts]
+    drawn = [
+        random_ablations(count, fitted + setting.held_out, number)
+        for count, number in zip(counts, numbers, strict=True)
+    ]
+    whole = of([np.ones((1, count), bool) for count in counts], name="whole contexts")
+    alone = of([~np.eye(count, dtype=bool) for count in counts], name=LEAVE_ONE_OUT)
+    values = of(drawn, name="ablations")
+    gradients = _of_whole_contexts(job, prompts, contexts, said)
+    rngs = [np.random.default_rng([number, 1]) for number in numbers]
+    scores = [
+        _in_order(setting, gradients[n], whole[n] - alone[n], drawn[n], values[n], len(said[n]),
+                  rngs[n].uniform(size=count))
+        for n, count in enumerate(counts)
+    ]  # fmt: skip
+    # Parts whose scores tie, such as those that a regression leaves out, in any order.
+    chances = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
+    taken = [
+        np.concatenate([
+            without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows
+        ])
+        for chance, rows in zip(chances, scores, strict=True)
+    ]  # fmt: skip
+    left = of(taken, name="drops")
+    return [
+        Explained(
+            prompt.answer.strip() in "".join(texts_of_ids(said[n], job.tokenizer)),
+            len(said[n]), len(contexts[n].ids), float(whole[n][0]), scores[n],
+            whole[n] - left[n].reshape(-1, len(setting.taken_out)),
+            drawn[n][fitted:], values[n][fitted:],
+        )
+        for n, prompt in enumerate(prompts)
+    ]  # fmt: skip
 
 
-@filter_jit
-def _along_a_path(
-    model: CausalLM, ids: Int[Array, " size"], y: Targets, places: Int[Array, " size"],
-    records: int, steps: int,
-) -> tuple[Float[Array, " records"], Float[Array, " records"]]:  # fmt: skip
-    """Integrated gradients of the log-probability, and attention rollout, by record."""
-    x, words = model.embed(ids), model.embedding
-    assert isinstance(words, Array)
-    average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
-    baseline = jnp.where((places >= 0)[:, None], x + average, x)
-    sums = record_weights(places, jnp.ones_like(x[:, 0]), records)
-    path = integrated_gradients(CausalLM.loss, model, x, y, baseline, steps=steps)
-    rollout = attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
-    return -(sums @ path), sums @ (y.weights @ rollout[y.places])
+def _said(job: _Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
+    """What the model answers, id by id, without what ends it."""
+    rows, lengths = contexts, [len(ids) for ids in contexts]
+    going = [True] * len(rows)
+    for _ in range(job.setting.tokens):
+        _, likeliest = job.read(rows, [ids[-1:] for ids in rows], name="answers")
+        rows = [
+            np.append(ids, one).astype(np.int32) if goes else ids
+            for ids, one, goes in zip(rows, likeliest, going, strict=True)
+        ]
+        going = [
+            goes and int(ids[-1]) not in job.ends for ids, goes in zip(rows, going, strict=True)
+        ]
+        if not any(going):
+            break
+    said = [ids[length:] for ids, length in zip(rows, lengths, strict=True)]
+    return [one[:-1] if len(one) > 1 and int(one[-1]) in job.ends else one for one in said]
 
 
-def _example(prompt: Prompt, context: EncodedText, said: Int[np.ndarray, " answer"]) -> Example:
-    """The text's ids with the answer's after them, which belong to no record."""
-    before, after = len(context.ids), len(said)
-    places = np.full(before + after - 1, -1, np.int32)
-    for number, span in enumerate(prompt.spans):
-        places[:before][context.within(*span)] = number
-    weights = np.zeros(len(places), np.float32)
-    weights[before - 1 :] = 1 / after
-    window = np.concatenate([context.ids, said]).astype(np.int32)
-    return Example(window, weights, places, np.array(prompt.gold, np.int32))
+def _of_whole_contexts(
+    job: _Job,
+    prompts: list[Prompt],
+    contexts: list[EncodedText],
+    said: list[Int[np.ndarray, " _"]],
+) -> list[dict[str, Float[np.ndarray, " parts"]]]:
+    """The attributions that read whole contexts only, of each prompt by name."""
+    model, setting, watch, count = job.model, job.setting, job.watch, len(prompts)
+    if not all(model.same_rope(job.size, len(context.ids)) for context in contexts):
+        raise NotImplementedError("rotary frequencies that depend on a context's length")
+    ids, parts = np.zeros((count, job.size), np.int32), np.full((count, job.size), -1, np.int32)
+    for n, (prompt, context) in enumerate(zip(prompts, contexts, strict=True)):
+        row = np.concatenate([context.ids, said[n][:-1]])
+        ids[n, : len(row)] = row
+        for number, span in enumerate(prompt.spans):
+            parts[n, : len(context.ids)][context.within(*span)] = number
+    y = targets_of(model, [context.ids for context in contexts], said, setting.tokens)
+    asked, most = jax.device_put(Asked(ids, y, parts)), job.parts
+    energies, products = watch("word gradients", 2 * count, word_gradients, model, asked, most)
+    rows = [energies[:, 0], energies[:, 1], products[:, 0], np.abs(products[:, 0])]
+    found = dict(zip(IN_WORDS, rows, strict=True))
+    if setting.steps:
+        found[PATH] = watch(PATH, count, along_a_path, model, asked, most, setting.steps)
+        found[ROLLOUT] = watch(ROLLOUT, count, rolled_out, model, asked, most)
+    variants = variants_of(setting)
+    points = list(dict.fromkeys(point for one in variants for point in one.points))
+    array = jax.device_put(np.array(points, model.embedding.dtype))
+    masks = watch("mask gradients", count * len(points), mask_gradients, model, asked, array, most)
+    for one in variants:
+        # A loss is the mean over the answer's tokens: a score is in nats of the whole answer.
+        shares = [share * masks[:, points.index(at)]
+                  for at, share in zip(one.points, one.shares, strict=True)]  # fmt: skip
+        found[one.name] = np.sum(shares, axis=0) * np.array([len(one) for one in said])[:, None]
+    return [
+        {name: rows[n, : len(prompt.spans)].astype(float) for name, rows in found.items()}
+        for n, prompt in enumerate(prompts)
+    ]
 
 
-def faithfulness_study(found: Explained, setting: FaithfulnessSetting) -> dict[str, Faithfulness]:
-    """How faithful each attribution is, by kind of prompt.
-
-    Parameters
-    ----------
-    found
-        Of `explain_prompts`.
-    setting
-        Its own.
-    """
-    known = attribution_costs(setting)
-    parts = [Explained(*(part[kind :: len(KINDS)] for part in found)) for kind in range(len(KINDS))]
-    return {name: _of_kind(part, known) for name, part in zip(KINDS, parts, strict=True)}
-
-
-def _of_kind(found: Explained, known: Mapping[str, Cost]) -> Faithfulness:
-    cases = zip(found.scores, found.kept, found.values, strict=True)
-    scores = np.stack([datamodeling_score(*case) for case in cases])
-    samples = np.concatenate([found.drops, scores[..., None]], axis=2)
-    means, leads = map(bootstrap_interval, (samples, samples[:, :1] - samples[:, 1:]))
-    return Faithfulness(
-        len(samples), float(found.right.mean()), float(found.log_probability.mean()), known,
-        _by_name(known, means), _by_name([*known][1:], leads),
-    )  # fmt: skip
-
-
-def _by_name(names: Iterable[str], found: Interval) -> dict[str, Interval]:
-    return {name: Interval(*(end[row] for end in found)) for row, name in enumerate(names)}
+def _in_order(
+    setting: FaithfulnessSetting,
+    gradients: dict[str, Float[np.ndarray, " parts"]],
+    alone: Float[np.ndarray, " parts"],
+    drawn: Bool[np.ndarray, "ablations parts"],
+    values: Float[np.ndarray, " ablations"],
+    tokens: int,
+    chance: Float[np.ndarray, " parts"],
+) -> Float[np.ndarray, "attributions parts"]:
+    """The scores of one prompt, in the order of `attributions`."""
+    found = gradients | {LEAVE_ONE_OUT: alone, RANDOM: chance}
+    for count in setting.fitted:
+        found[f"ContextCite on {count}"] = sparse_regression(drawn[:count], values[:count], tokens)
+    return np.stack([found[name] for name in attributions(setting)])
