@@ -103,7 +103,7 @@ def read_answers(
     watch: Stopwatch | None = None,
     name: str = "contexts",
 ) -> tuple[Float[np.ndarray, " contexts"], Int[np.ndarray, " contexts"]]:
-    r"""Of an answer after each of some contexts, :math:`\sum_t\log p(y_t)`; and its likeliest start.
+    r"""Of answers after contexts, :math:`\sum_t\log p(y_t)`; and the likeliest first id.
 
     Contexts of similar lengths go together, padded on the right, some at a time; logits are those
     of the answers' places alone.
@@ -134,14 +134,18 @@ def read_answers(
     """
     queries = max(map(len, answers)) if queries is None else queries
     watch = Stopwatch() if watch is None else watch
-    rows = [np.concatenate([ids, answer[:-1]]) for ids, answer in zip(contexts, answers, strict=True)]
+    rows = [
+        np.concatenate([ids, answer[:-1]]) for ids, answer in zip(contexts, answers, strict=True)
+    ]
     found = np.zeros(len(rows), np.dtype(model.embedding.dtype))
     likeliest = np.zeros(len(rows), np.int32)
     for numbers, size in _together(model, [len(row) for row in rows], sizes):
         ids = np.stack([_padded(rows[number], size) for number in numbers])
-        y = targets_of(model, [contexts[n] for n in numbers], [answers[n] for n in numbers], queries)
+        y = targets_of(
+            model, [contexts[n] for n in numbers], [answers[n] for n in numbers], queries
+        )
         # What fills a chunk up is no work of any method.
-        logs, first = watch(name, len(set(numbers)), _read, model, *jax.device_put((ids, y)))
+        logs, first = watch(name, len(set(numbers)), _read, model, jax.device_put(ids), y)
         found[numbers], likeliest[numbers] = logs, first
     return found, likeliest
 
@@ -160,7 +164,7 @@ def targets_of(
         for ids, answer in zip(contexts, answers, strict=True)
     ]
     targets = [_padded(np.asarray(answer, np.int32), queries) for answer in answers]
-    return Targets(np.stack(targets), np.stack(weights), np.stack(places))
+    return Targets(*jax.device_put(tuple(map(np.stack, (targets, weights, places)))))
 
 
 def _padded(row: np.ndarray, size: int) -> np.ndarray:

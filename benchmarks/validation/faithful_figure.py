@@ -6,57 +6,78 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.validation.faithfulness import MEASURES, Cost
+from benchmarks.validation.faithfulness import RANDOM
+from benchmarks.validation.judged_faithfulness import SCORE
+from lim_jax.attribution.methods import Cost
 from lim_jax.plots.drawing import COLOURS, MARKERS, ShownFigure, legend_below
 
 Record = Mapping[str, Any]
-SHOWN = (MEASURES[-1], MEASURES[1])
+SHOWN = (SCORE, "top-3 drop")
+# In the tables, but not drawn: near another, or far below all.
+LEFT_OUT = ("influence, margin", "gradient times input")
 TICKS = (1, 3, 10, 30, 100)
-BESIDE = 1.15
+BESIDE = 1.04
 
 
 def faithfulness_against_cost(kinds: Mapping[str, Record], title: str) -> Figure:
     """Draw faithfulness over cost in forward passes, with 95 % intervals over prompts.
 
     A column of panels for each kind of prompt: the datamodeling score above, the top-3 drop below.
-    What costs nothing, a random ranking, is a line.
+    A method that may cost more or less is a line. What costs nothing, a random ranking, is dotted.
 
     Parameters
     ----------
     kinds
-        By kind of prompt ``faithfulness_study(...)[kind].record()``.
+        By kind of prompt, of ``faithfulness_study(...)["kinds"]``.
     title
         Of the figure.
     """
-    figure = ShownFigure(7, 6.4)
+    figure = ShownFigure(2 + 2.2 * len(kinds), 6.2)
     grid = figure.subplots(len(SHOWN), len(kinds), sharex=True, sharey="row", squeeze=False)
+    names = [name for one in kinds.values() for name in one["costs"] if name not in LEFT_OUT]
+    # The mask gradient has the first colour.
+    names = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("mask-"))
+    series = [_series(name) for name in names if name != RANDOM]
+    styles = {name: number for number, name in enumerate(dict.fromkeys(series))}
     for column, (kind, one) in enumerate(kinds.items()):
-        for row, name in enumerate(SHOWN):
+        for row, measure in enumerate(SHOWN):
             axes = grid[row, column]
-            _draw(axes, one, MEASURES.index(name))
+            _draw(axes, one, measure, styles)
+            floor = one["measures"][RANDOM][measure]["value"]
+            axes.axhline(floor, color="black", linestyle=":", linewidth=1, label=RANDOM)
             if column == 0:
-                axes.set_ylabel(name if row == 0 else f"{name} (nats)", fontsize=8)
-        grid[0, column].set_title(f"{kind}, n = {one['prompts']}", fontsize=8)
+                axes.set_ylabel(measure if row == 0 else f"{measure} (nats)", fontsize=8)
+        where = kind.replace(", ", "\n")
+        grid[0, column].set_title(f"{where}\nn = {one['judged']}", fontsize=8)
         grid[-1, column].set_xlabel("cost in forward passes", fontsize=8)
     figure.suptitle(title, fontsize=10)
-    legend_below(figure, columns=3)
+    legend_below(figure, columns=4)
     return figure
 
 
-def _draw(axes: Axes, one: Record, measure: int) -> None:
-    totals = {name: Cost(**cost).total for name, cost in one["costs"].items()}
-    for index, (name, interval) in enumerate(one["measures"].items()):
-        value, low, high = (interval[end][measure] for end in ("value", "low", "high"))
-        if totals[name] == 0:
-            axes.axhline(value, color="black", linestyle=":", linewidth=1, label=name)
+def _series(name: str) -> str:
+    """What is one method: the mask gradient and its paths, a regression on more or fewer."""
+    return "mask gradient and path" if name.startswith("mask-") else name.partition(" on ")[0]
+
+
+def _draw(axes: Axes, one: Record, measure: str, styles: Mapping[str, int]) -> None:
+    for series, style in styles.items():
+        found = sorted(
+            (Cost(**one["costs"][name]).total, *interval[measure].values())
+            for name, interval in one["measures"].items()
+            if _series(name) == series
+        )
+        if not found:
             continue
+        costs, values, lows, highs = zip(*found, strict=True)
+        below = [value - low for value, low in zip(values, lows, strict=True)]
+        above = [high - value for value, high in zip(values, highs, strict=True)]
         # Those that cost the same stand beside one another.
-        alike = [other for other, total in totals.items() if total == totals[name]]
-        beside = BESIDE ** (alike.index(name) - (len(alike) - 1) / 2)
+        beside = BESIDE ** (style - len(styles) / 2)
         axes.errorbar(
-            totals[name] * beside, value, yerr=[[value - low], [high - value]],
-            fmt=MARKERS[index % len(MARKERS)], color=COLOURS[index % len(COLOURS)], markersize=4,
-            capsize=2, label=name, fillstyle="full" if index < len(COLOURS) else "none",
+            [cost * beside for cost in costs], values, yerr=[below, above], label=series,
+            fmt=f"{MARKERS[style % len(MARKERS)]}-", color=COLOURS[style % len(COLOURS)],
+            markersize=4, linewidth=1, capsize=2,
         )  # fmt: skip
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xscale("log")

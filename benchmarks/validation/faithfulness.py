@@ -4,7 +4,7 @@ What is explained is the model's own answer, to prompts of several kinds in turn
 their number, so that those of a longer run begin with those of a shorter one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,13 +95,13 @@ SETTINGS = {
         (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=8
     ),
     "40 records": FaithfulnessSetting((PAIRS,), 60, 12, 40),
-    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (11, 22), tokens=8),
+    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (9, 20), tokens=8),
 }
 
 
 def _quick(setting: FaithfulnessSetting) -> FaithfulnessSetting:
     return setting._replace(
-        prompts=8, at_once=8, fitted=(8, 16), held_out=8, weights=(1.0, 0.2), paths=(2,),
+        prompts=8, at_once=4, fitted=(8, 16), held_out=8, weights=(1.0, 0.2), paths=(2,),
         steps=min(setting.steps, 2), records=(2, 3) if setting.kinds == (SENTENCES,) else 10,
     )  # fmt: skip
 
@@ -150,8 +150,9 @@ class Explained(NamedTuple):
 
 def explained_of(record: dict[str, Any]) -> Explained:
     """What `Explained.record` says."""
-    arrays = {name: np.array(record[name]) for name in ("scores", "drops", "values")}
-    return Explained(**record | arrays | {"kept": np.array(record["kept"], bool)})
+    fields = {name: np.array(record[name]) for name in ("scores", "drops", "values")}
+    fields["kept"] = np.array(record["kept"], bool)
+    return Explained(**{**record, **fields})
 
 
 def attributions(setting: FaithfulnessSetting) -> list[str]:
@@ -285,8 +286,8 @@ class _Job(NamedTuple):
     parts: int
 
     def read(self, *rows: Any, name: str = "answers") -> tuple[np.ndarray, np.ndarray]:
-        """`read_answers`, padded to whole contexts, or to two thirds of long ones."""
-        sizes = [self.size, context_size(self.model, self.size * 2 // 3)][: 1 + (self.size > 256)]
+        """`read_answers`, padded to whole contexts, or to three fifths of long ones."""
+        sizes = [self.size, context_size(self.model, self.size * 3 // 5)][: 1 + (self.size > 256)]
         return read_answers(
             self.model, *rows, sizes=sizes, queries=self.setting.tokens, watch=self.watch, name=name
         )
@@ -369,10 +370,10 @@ def _of_whole_contexts(
         for number, span in enumerate(prompt.spans):
             parts[n, : len(context.ids)][context.within(*span)] = number
     y = targets_of(model, [context.ids for context in contexts], said, setting.tokens)
-    asked, most = jax.device_put(Asked(ids, y, parts)), job.parts
-    energies, products = watch("word gradients", 2 * count, word_gradients, model, asked, most)
+    asked, most = Asked(*jax.device_put((ids, y, parts))), job.parts
+    energies, products = watch("word gradients", count, word_gradients, model, asked, most)
     rows = [energies[:, 0], energies[:, 1], products[:, 0], np.abs(products[:, 0])]
-    found = dict(zip(IN_WORDS, rows, strict=True))
+    found: dict[str, Any] = dict(zip(IN_WORDS, rows, strict=True))
     if setting.steps:
         found[PATH] = watch(PATH, count, along_a_path, model, asked, most, setting.steps)
         found[ROLLOUT] = watch(ROLLOUT, count, rolled_out, model, asked, most)
@@ -382,7 +383,7 @@ def _of_whole_contexts(
     masks = watch("mask gradients", count * len(points), mask_gradients, model, asked, array, most)
     for one in variants:
         # A loss is the mean over the answer's tokens: a score is in nats of the whole answer.
-        shares = [share * masks[:, points.index(at)]
+        shares = [share * masks[:, points.index(at), int(one.margin)]
                   for at, share in zip(one.points, one.shares, strict=True)]  # fmt: skip
         found[one.name] = np.sum(shares, axis=0) * np.array([len(one) for one in said])[:, None]
     return [

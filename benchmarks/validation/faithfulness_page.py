@@ -1,39 +1,45 @@
-"""Which record did the answer come from? What came of it, as a page of Markdown."""
+"""Which part did the answer come from? What came of it, as a page of Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.validation.faithfulness import (
-    INFLUENCE,
-    LEAVE_ONE_OUT,
-    MEASURES,
-    RANDOM,
-    Cost,
-)
+from benchmarks.validation.faithfulness import INFLUENCE, LEAVE_ONE_OUT, RANDOM
 from benchmarks.validation.findings_page import markdown_table, page_of
+from benchmarks.validation.judged_faithfulness import MASK, SCORE
+from lim_jax.attribution.methods import Cost
 
 Record = Mapping[str, Any]
-SCORE = len(MEASURES) - 1  # the last measure
 HOW = (
-    "Prompts of {records} records, every place gold in turn. The model's own greedy answer is "
-    "explained, of {tokens} tokens at most. An ablation takes records out of the text, each with "
-    "what stands before it, and tokenizes it again. A top-k drop is what the answer's "
-    "log-probability loses without the k records that a method ranks highest. The datamodeling "
-    "score is Spearman's correlation, over {held_out} random ablations that no method has seen, of "
-    "the log-probability with the sum of the scores of the records that are left. In brackets is "
-    "the bootstrap's 95 % interval over prompts."
+    "The model's own greedy answer is explained. An ablation takes parts out of the text, each "
+    "with what stands before it, and tokenizes it again. A top-k drop is what the answer's "
+    "log-probability loses without the k parts that a method ranks highest. The datamodeling score "
+    "is Spearman's correlation, over random ablations that no method has seen, of the "
+    "log-probability with the sum of the scores of the parts that are left. In brackets is the "
+    "bootstrap's 95 % interval over prompts; none is corrected for how many there are."
 )
 METHODS = (
-    "Influence is the energy of the cross-entropy's adjoint over a record's tokens; variants take "
-    "the margin's, or the root. Integrated gradients take {steps} steps from the average word at "
-    "the records' places. ContextCite is the Lasso of Cohen-Wang, Shah, Georgiev and Madry (2024) "
-    "on 32 or 64 ablations. Costs leave out the answer's own pass; a gradient counts for two "
-    "forward passes. Leave-one-out has the largest top-1 drop by construction. Random scores are "
-    "positive, so that their sum tells how many records are left: their datamodeling score is the "
-    "floor, not zero. The second table of each kind has influence minus each method, paired by "
-    "prompt, in bold where the interval is on one side of zero. No interval is corrected for how "
-    "many there are."
+    "The mask gradient is the derivative of the answer's log-probability in the log weights of the "
+    "attention measure, an additive mask, where all parts weigh the same; the mask path integrates "
+    "it along all weights by 2, 4 or 8 gradients. Influence is the energy of the cross-entropy's "
+    "adjoint over a part's tokens; a variant takes the margin's. Integrated gradients take {steps} "
+    "steps from the average word at the parts' places. ContextCite is the Lasso of Cohen-Wang, "
+    "Shah, Georgiev and Madry (2024) on 32, 64 or 128 ablations. Costs leave out the answer's own "
+    "pass; a gradient counts for two forward passes. Leave-one-out has the largest top-1 drop by "
+    "construction. Random scores are positive, so that their sum tells how many parts are left: "
+    "their datamodeling score is the floor, not zero."
 )
+AT2 = (
+    "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns a weight for each attention head from "
+    "ablations, is not compared. It is trained on thousands of examples with 32 ablations each: "
+    "for 2,000 of 400 tokens 64,000 passes, some {hours:.1f} hours at the {each:.2g} seconds that "
+    "one took here, and again for each model. Applied it costs one pass."
+)
+PROMPTS = {
+    "keys and values": "a JSON object of random keys and values of two hexadecimal digits",
+    "documents": "documents of one fact each, about persons, drawn at random",
+    "sentences": "five documents of Python {python}'s help, in sentences, one of which in each "
+    "document says a fact about a person; a title is a part too",
+}
 
 
 def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) -> str:
@@ -42,56 +48,102 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     Parameters
     ----------
     found
-        ``"setting"``, of `FaithfulnessSetting`, and ``"kinds"``: by kind of prompt
-        ``faithfulness_study(...)[kind].record()``.
+        Of `faithfulness_study`.
     model
         Its name.
     figures
         Files of figures, which stand at the end.
     """
-    kinds = found["kinds"]
+    kinds, settings = found["kinds"], found["settings"]
+    steps = max(one["steps"] for one in settings.values())
     parts = [
-        f"# Which record did the answer of {model} come from?",
+        f"# Which part did the answer of {model} come from?",
         _verdict(kinds),
-        HOW.format(**found["setting"]),
-        METHODS.format(**found["setting"]),
+        HOW,
+        METHODS.format(steps=steps),
+        "## The choice of a variant",
+        _choice(found),
+        _variants(found),
+        "## What was aimed at",
+        _targets(found),
     ]
     for kind, one in kinds.items():
-        right = f"{one['right']:.0%} of the answers hold what was asked for"
-        sure = f"their log-probability is {one['log_probability']:.2f} on average"
-        parts += [
-            f"## {kind.capitalize()}, {one['prompts']} prompts",
-            f"{right}; {sure}. {_bought(one)}",
-            _table(one),
-            _leads(one),
-        ]
+        parts += [f"## {kind.capitalize()}", _about(kind, one, found), _table(one)]
+    parts += ["## What is not here", _at2(kinds)]
     return page_of(parts, figures, " --model MODEL --faithfulness")
 
 
 def _verdict(kinds: Mapping[str, Record]) -> str:
-    """The first line: the score of influence, of leave-one-out and of what is best, by kind."""
+    """The first line: the scores of the mask gradient and of what it is compared with."""
     parts = []
     for kind, one in kinds.items():
-        best = _best(one, SCORE)
-        said = [
-            f"{name} {_value(one, name, SCORE):.2f} for {_passes(one, name)}"
-            + " (the highest)" * (name == best)
-            for name in dict.fromkeys((INFLUENCE, LEAVE_ONE_OUT, best))
-        ]
-        parts.append(f"on {kind} {', '.join(said)}")
-    return f"**Datamodeling scores: {'; '.join(parts)}.**"
+        names = dict.fromkeys((MASK, INFLUENCE, LEAVE_ONE_OUT, _best(one)))
+        said = [f"{name} {_value(one, name):.2f} for {_passes(one, name)}" for name in names]
+        parts.append(f"of {kind}: {', '.join(said)}")
+    return f"**Datamodeling scores {'; '.join(parts)}.**"
 
 
-def _bought(one: Record) -> str:
-    """What influence's gradient buys against leave-one-out's passes, and which method is best."""
-    shares = [
-        f"{_value(one, INFLUENCE, number) / _value(one, LEAVE_ONE_OUT, number):.0%} of its {name}"
-        for number, name in enumerate(MEASURES[:SCORE])
-    ]
+def _choice(found: Record) -> str:
+    words = "; ".join(f"{family}: {name}" for family, name in found["chosen"].items())
     return (
-        f"For {_passes(one, INFLUENCE)} in place of leave-one-out's {_total(one, LEAVE_ONE_OUT)} "
-        f"influence has {', '.join(shares[:-1])} and {shares[-1]}. The largest {MEASURES[1]} is "
-        f"that of {_best(one, 1)}, the highest {MEASURES[SCORE]} that of {_best(one, SCORE)}."
+        "The mask gradient can be taken where all parts weigh 1, 0.5, 0.2 or 0.1; a part can read "
+        'itself as before, "own"; it can be of the log-probability or of the margin (the mean log '
+        "odds of the answer's tokens); and the mean over parts can be taken off. Of each family "
+        "the variant with the highest score on the prompts of even numbers, on average over the "
+        f"kinds of prompts, is chosen, and **all else on this page is of the other half**. Chosen "
+        f"are {words}."
+    )
+
+
+def _variants(found: Record) -> str:
+    """What is chosen, and of one gradient what differs from it in one way; on both halves."""
+    kinds, chosen = found["kinds"], found["chosen"]
+    known = list(next(iter(kinds.values()))["variants"])
+    near = [name for name in known if name.startswith(MASK) and _differ(name, chosen[MASK]) == 1]
+    rows = [
+        (
+            f"**{name}**" if name in chosen.values() else name,
+            *("{:.2f}, {:.2f}".format(*one["variants"][name]) for one in kinds.values()),
+        )
+        for name in dict.fromkeys((chosen[MASK], *near, *chosen.values()))
+    ]
+    return markdown_table(("score on the even half, on the other", *kinds), rows)
+
+
+def _differ(name: str, other: str) -> int:
+    """In how many options two variants of one family differ: a weight counts once."""
+    (weight, *options), (of, *others) = (one.split(", ") for one in (name, other))
+    return (weight != of) + len(set(options) ^ set(others))
+
+
+def _targets(found: Record) -> str:
+    rows = []
+    for one in found["targets"]:
+        holds = one["value"] >= -one["allowed"]
+        sure = one["low"] >= -one["allowed"] or one["high"] < -one["allowed"]
+        verdict = ("holds" if holds else "**fails**") + ("" if sure else ", not surely")
+        difference = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**one)
+        aim = f"at least {one['other']}" + f" less {one['allowed']}" * (one["allowed"] > 0)
+        rows.append((one["kind"], f"{one['method']} {aim}", difference, verdict))
+    head = ("prompts", "the score of", "difference of the scores", "")
+    return markdown_table(head, rows)
+
+
+def _about(kind: str, one: Record, found: Record) -> str:
+    setting = found["settings"][one["setting"]]
+    fewest, mean, most = one["parts"]
+    parts = f"{most}" if fewest == most else f"{fewest} to {most}, on average {mean:.0f},"
+    text = PROMPTS[kind.partition(",")[0]].format(python=found["python"].rpartition(".")[0])
+    return (
+        f"{one['prompts']} prompts of {parts} parts and {one['length']:.0f} tokens on average, "
+        f"{text}, and a question, every place gold in turn. An answer has {setting['tokens']} "
+        f"tokens at most. {one['right']:.0%} of the answers hold what was asked for; their "
+        f"log-probability is {one['log_probability']:.2f} on average. Of {one['judged']} prompts, "
+        f"with {setting['held_out']} ablations held out; the seconds of one prompt are "
+        f"{'of all cores of a CPU' if found['device'] == 'cpu' else 'on one ' + found['device']}, "
+        f"many prompts at a time, after compiling; a gradient's are those of two, for it is of "
+        f"the log-probability and the margin at once. The last column has {MASK}'s score minus "
+        "that of each method, paired by prompt, in bold where the interval is on one side of zero."
     )
 
 
@@ -99,39 +151,45 @@ def _table(one: Record) -> str:
     rows = [
         (
             name, str(cost["passes"]), str(cost["gradients"]), str(_total(one, name)),
-            *(_interval(one["measures"][name], measure) for measure in range(len(MEASURES))),
+            _said(one["seconds"][name]), *map(_interval, one["measures"][name].values()),
+            "" if name == MASK else _interval(one["leads"][name], "+"),
         )
         for name, cost in one["costs"].items()
     ]  # fmt: skip
-    return markdown_table(("method", "passes", "gradients", "in passes", *MEASURES), rows)
+    head = ("method", "passes", "gradients", "in passes", "seconds", *one["measures"][MASK])
+    return markdown_table((*head, f"{MASK}'s score over it"), rows)
 
 
-def _leads(one: Record) -> str:
-    rows = []
-    for name, lead in one["leads"].items():
-        sure = [low > 0 or high < 0 for low, high in zip(lead["low"], lead["high"], strict=True)]
-        cells = [_interval(lead, measure, "+") for measure in range(len(MEASURES))]
-        rows.append(
-            (
-                name,
-                *(f"**{cell}**" if bold else cell for cell, bold in zip(cells, sure, strict=True)),
-            )
-        )
-    return markdown_table(("influence over", *MEASURES), rows)
+def _interval(one: Record, sign: str = "") -> str:
+    """In bold where a difference, which has signs, is not zero."""
+    cell = f"{one['value']:{sign}.2f} ({one['low']:{sign}.2f} to {one['high']:{sign}.2f})"
+    return f"**{cell}**" if sign and (one["low"] > 0 or one["high"] < 0) else cell
 
 
-def _interval(one: Record, measure: int, sign: str = "") -> str:
-    value, low, high = (one[end][measure] for end in ("value", "low", "high"))
-    return f"{value:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
+def _at2(kinds: Mapping[str, Record]) -> str:
+    """What it would cost to fit weights of heads, by the seconds of a pass."""
+    each = [
+        one["seconds"][name] / one["costs"][name]["passes"]
+        for one in kinds.values()
+        for name in one["costs"]
+        if name.startswith("ContextCite") and one["seconds"][name]
+    ]
+    if not each:
+        return AT2.partition(", some")[0] + "."
+    longest = sorted(each)[len(each) // 2]
+    return AT2.format(hours=64_000 * longest / 3600, each=longest)
 
 
-def _best(one: Record, measure: int) -> str:
-    names = [name for name in one["measures"] if name != RANDOM]
-    return max(names, key=lambda name: _value(one, name, measure))
+def _said(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2g}"
 
 
-def _value(one: Record, name: str, measure: int) -> float:
-    return one["measures"][name]["value"][measure]
+def _best(one: Record) -> str:
+    return max((name for name in one["measures"] if name != RANDOM), key=lambda n: _value(one, n))
+
+
+def _value(one: Record, name: str) -> float:
+    return one["measures"][name][SCORE]["value"]
 
 
 def _passes(one: Record, name: str) -> str:

@@ -1,45 +1,82 @@
-"""Which record a published model's answers come from, from a terminal."""
+"""Which part a published model's answers come from, from a terminal.
 
-from functools import partial
+``python -m benchmarks.validation.judge_attributions MODEL FOLDER`` does what ``python -m
+benchmarks.validation --model MODEL --faithfulness`` does, in a folder that is taken as it is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jax
+import tyro
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.validation.faithful_figure import faithfulness_against_cost
-from benchmarks.validation.faithfulness import (
-    FaithfulnessSetting,
-    explain_prompts,
-    faithfulness_study,
-)
+from benchmarks.validation.faithfulness import QUICK, SETTINGS, explain_prompts
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import write_findings
-from lim_jax._checks import AnyPath, as_path
-from lim_jax.models import LanguageModel
-from lim_jax.results.run_folder import UNFINISHED
+from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
+from lim_jax import models
 
 
-def judge_attributions(model: AnyPath, prompts: int, folder: AnyPath) -> None:
-    """Let a model answer prompts, and judge attributions of its answers by taking records out."""
-    folder = as_path(folder, "folder")
-    setting = FaithfulnessSetting(prompts=prompts)
-    asked = LanguageModel.from_pretrained(model)
-    found = explain_prompts(
-        asked.network,
-        asked.tokenizer,
-        setting,
-        end=asked.end_ids,
-        checkpoint=folder / UNFINISHED / "faithfulness.jsonl",
-        progress=partial(tqdm, desc="faithfulness", unit="prompt"),
-    )
-    kinds = {kind: one.record() for kind, one in faithfulness_study(found, setting).items()}
-    results = {"setting": setting._asdict(), "kinds": kinds}
-    figures = faithfulness_figures(results, asked.name)
-    page = faithfulness_page(results, asked.name, [f"{name}.png" for name in figures])
+def judge_attributions(
+    model: tyro.conf.Positional[Path],
+    folder: tyro.conf.Positional[Path],
+    quick: bool = False,
+    seconds: tuple[float, ...] = (),
+) -> None:
+    """Let a model answer prompts, and judge attributions of its answers by taking parts out.
+
+    What was found of each prompt is stored in the folder, some prompts at a time: called again it
+    goes on.
+
+    Args:
+        model: A folder of weights as published, or a GGUF file.
+        folder: To write to.
+        quick: Eight small prompts of each setting.
+        seconds: After how many of each setting no more prompts are begun; all of them without.
+    """
+    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    runs = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, setting) in enumerate((QUICK if quick else SETTINGS).items()):
+        with jax.default_matmul_precision("highest"):
+            found, took = explain_prompts(
+                network,
+                tokenizer,
+                setting,
+                end=models.end_ids(model),
+                checkpoint=folder / f"faithfulness_of_{name.replace(' ', '_')}.jsonl",
+                progress=_within(name, seconds[number] if seconds else float("inf")),
+            )
+        runs[name] = Run(setting, found, took)
+    results = faithfulness_study(runs)
+    figures = faithfulness_figures(results, model.stem)
+    page = faithfulness_page(results, model.stem, [f"{name}.png" for name in figures])
     write_findings(folder, "faithfulness", results, figures, page)
+
+
+def _within(name: str, seconds: float) -> Callable[[list], Iterable]:
+    """Chunks until the time is over, at least one, with a bar."""
+
+    def chunks(of: list) -> Iterator:
+        start = time.perf_counter()
+        for chunk in tqdm(of, desc=name, unit="chunk"):
+            if chunk != of[0] and time.perf_counter() - start > seconds:
+                return
+            yield chunk
+
+    return chunks
 
 
 def faithfulness_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:
     """The figure of what `judge_attributions` writes as JSON, by the name of its file."""
     title = f"Attributions of {name}'s answers"
     return {"faithfulness_against_cost": faithfulness_against_cost(results["kinds"], title)}
+
+
+if __name__ == "__main__":
+    tyro.cli(judge_attributions)

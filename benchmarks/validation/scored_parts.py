@@ -3,6 +3,7 @@
 A score is positive where a part speaks for the answer: minus a derivative of the loss.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,16 +18,15 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 from lim_jax.tasks.prompts import record_weights
 
-Scores = Float[Array, "contexts _ parts"]
 LEAST = 1e-3  # where a path begins: all parts weigh next to nothing
 
 
 class Asked(NamedTuple):
-    """Contexts padded to one size, what is asked of each, and the part of each place, -1 in none."""
+    """Contexts padded to one size, what is asked of each, and each place's part, -1 in none."""
 
-    ids: Int[np.ndarray, "contexts size"]
+    ids: Int[Array, "contexts size"]
     y: Targets
-    parts: Int[np.ndarray, "contexts size"]
+    parts: Int[Array, "contexts size"]
 
 
 class MaskVariant(NamedTuple):
@@ -51,9 +51,9 @@ class MaskVariant(NamedTuple):
     margin: bool
 
     @property
-    def points(self) -> list[tuple[float, float, float]]:
+    def points(self) -> list[tuple[float, float]]:
         """What `mask_gradients` takes, of each gradient."""
-        return [(float(np.log(weight)), self.own, self.margin) for weight in self.weights]
+        return [(float(np.log(weight)), float(self.own)) for weight in self.weights]
 
 
 def path_rule(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -86,28 +86,28 @@ def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[Ma
 
 @filter_jit
 def mask_gradients(
-    model: CausalLM, asked: Asked, points: Float[Array, "points 3"], count: int
-) -> Scores:
-    """Minus the loss's derivatives in the parts' log weights, one gradient for each point.
+    model: CausalLM, asked: Asked, points: Float[Array, "points 2"], count: int
+) -> Float[Array, "contexts points 2 parts"]:
+    """Minus the derivatives of both losses in the parts' log weights, for each point.
 
-    A point is the log weight of all parts, whether a part reads itself as before, and whether the
-    loss is the margin's. All are of one program, one after another.
+    A point is the log weight of all parts, and whether a part reads itself as before. All are of
+    one program, one after another.
     """
 
     def of_context(
         ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> Float[Array, "points parts"]:
+    ) -> Float[Array, "points 2 parts"]:
         x = model.embed(ids)
         sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
 
-        def at(point: Float[Array, "3"]) -> Float[Array, " parts"]:
-            log_weight, own, margin = point
+        def at(point: Float[Array, "2"]) -> Float[Array, "2 parts"]:
+            log_weight, own = point
+            labels = jnp.where(own > 0, parts, -1)
 
-            def loss(log_weights: Float[Array, " size"]) -> Float[Array, ""]:
-                labels = jnp.where(own > 0, parts, -1)
-                return _loss(model, x, y._replace(log_weights=log_weights, parts=labels), margin)
+            def losses(log_weights: Float[Array, " size"]) -> Float[Array, "2"]:
+                return _losses(model, x, y._replace(log_weights=log_weights, parts=labels))
 
-            return -(sums @ jax.grad(loss)(jnp.where(parts >= 0, log_weight, 0)))
+            return -_gradients(losses, jnp.where(parts >= 0, log_weight, 0)) @ sums.T
 
         return jax.lax.map(at, points)
 
@@ -115,8 +115,10 @@ def mask_gradients(
 
 
 @filter_jit
-def word_gradients(model: CausalLM, asked: Asked, count: int) -> tuple[Scores, Scores]:
-    """Of the log-probability and of the margin: energies of the gradient, and gradient times input.
+def word_gradients(
+    model: CausalLM, asked: Asked, count: int
+) -> tuple[Float[Array, "contexts 2 parts"], Float[Array, "contexts 2 parts"]]:
+    """Of both losses: energies of the gradient in the words, and minus gradient times input.
 
     Energies are up to a context's length: the parts of the integral of the adjoint's square.
     """
@@ -126,12 +128,9 @@ def word_gradients(model: CausalLM, asked: Asked, count: int) -> tuple[Scores, S
     ) -> tuple[Float[Array, "2 parts"], Float[Array, "2 parts"]]:
         x = model.embed(ids)
         sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
-
-        def of_loss(margin: Float[Array, ""]) -> tuple[Float[Array, " parts"], ...]:
-            gradient = jax.grad(lambda x: _loss(model, x, y, margin))(x)
-            return sums @ jnp.sum(gradient**2, axis=1), -(sums @ jnp.sum(gradient * x, axis=1))
-
-        return jax.lax.map(of_loss, jnp.arange(2, dtype=x.dtype))
+        gradients = _gradients(lambda x: _losses(model, x, y), x)
+        energies, products = (gradients**2).sum(axis=2), (gradients * x[None]).sum(axis=2)
+        return energies @ sums.T, -products @ sums.T
 
     return jax.vmap(of_context)(*asked)
 
@@ -172,8 +171,15 @@ def rolled_out(model: CausalLM, asked: Asked, count: int) -> Float[Array, "conte
     return jax.vmap(of_context)(*asked)
 
 
-def _loss(model: CausalLM, x: State, y: Targets, margin: Float[Array, ""]) -> Float[Array, ""]:
-    """The mean cross-entropy of the answer, or minus its margin."""
-    state = model.last_state(x, y)
-    losses = [loss.terminal(model, state, y) for loss in (CausalLM.loss, CausalLM.margin_loss)]
-    return jnp.where(margin > 0, losses[1], losses[0])
+def _losses(model: CausalLM, x: State, y: Targets) -> Float[Array, "2"]:
+    """The mean cross-entropy of the answer, and minus its margin: of one pass forward."""
+    state, losses = model.last_state(x, y), (CausalLM.loss, CausalLM.margin_loss)
+    return jnp.stack([loss.terminal(model, state, y) for loss in losses])
+
+
+def _gradients(
+    losses: Callable[[Array], Float[Array, "2"]], at: Float[Array, "*shape"]
+) -> Float[Array, "2 *shape"]:
+    """Of both losses, through one pass forward."""
+    _, pull = jax.vjp(losses, at)
+    return jax.vmap(pull)(jnp.eye(2, dtype=at.dtype))[0]

@@ -43,4 +43,3 @@ class Stopwatch:
             self.found[name] = [seconds + clock() - start, before + count]
         self._compiled.add((program, shapes))
         return made
-

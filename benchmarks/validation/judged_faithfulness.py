@@ -1,0 +1,215 @@
+"""How faithful attributions are: means over prompts, and a choice that is judged on other prompts.
+
+Of the mask gradient many variants are tried. On prompts of even numbers the best of each family is
+chosen, for all kinds of prompts together; all that is said of faithfulness is of the others.
+"""
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from benchmarks.validation.ablations import datamodeling_score
+from benchmarks.validation.faithfulness import (
+    FACTS,
+    IN_WORDS,
+    LEAVE_ONE_OUT,
+    PAIRS,
+    PATH,
+    ROLLOUT,
+    Explained,
+    FaithfulnessSetting,
+    attributions,
+    variants_of,
+)
+from benchmarks.validation.intervals import bootstrap_interval
+from lim_jax.attribution.methods import Cost
+
+SCORE = "datamodeling score"
+MASK, CENTRED = "mask-gradient", ", less the mean"
+Samples = Mapping[str, Float[np.ndarray, "prompts measures"]]
+# At so many records: the method, another, and by how much its score may be lower.
+TARGETS = (
+    (f"{PAIRS}, 40 records", MASK, "ContextCite on 64", 0.03),
+    (f"{PAIRS}, 40 records", "mask-path on 4", "ContextCite on 128", 0.05),
+    (f"{PAIRS}, 10 records", "mask-path on 4", LEAVE_ONE_OUT, 0.0),
+    (f"{FACTS}, 10 records", "mask-path on 4", LEAVE_ONE_OUT, 0.0),
+)
+
+
+class Run(NamedTuple):
+    """What `explain_prompts` gave of a setting."""
+
+    setting: FaithfulnessSetting
+    found: Sequence[Explained]
+    seconds: Mapping[str, Sequence[float]]
+
+
+def faithfulness_study(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Judge the attributions of all settings, as plain numbers and strings.
+
+    Parameters
+    ----------
+    runs
+        By the setting's name.
+    """
+    kinds = {
+        f"{kind}, {name}" if kind != name else kind: (name, run._replace(found=found))
+        for name, run in runs.items()
+        for kind, found in _by_kind(run).items()
+    }
+    samples = {kind: _samples(run) for kind, (_, run) in kinds.items()}
+    chosen = _chosen(list(samples.values()), [run.setting for run in runs.values()])
+    judged = {kind: _judged(of, chosen) for kind, of in samples.items()}
+    return {
+        "settings": {name: run.setting._asdict() for name, run in runs.items()},
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "chosen": chosen,
+        "targets": _targets(judged),
+        "kinds": {
+            kind: {"setting": name}
+            | _about(run, chosen)
+            | _measured(judged[kind], run.setting)
+            | {"variants": _halves(samples[kind])}
+            for kind, (name, run) in kinds.items()
+        },
+    }
+
+
+def _by_kind(run: Run) -> dict[str, Sequence[Explained]]:
+    kinds = run.setting.kinds
+    return {kind: run.found[number :: len(kinds)] for number, kind in enumerate(kinds)}
+
+
+def measures_of(setting: FaithfulnessSetting) -> list[str]:
+    """What is measured of each prompt, in order."""
+    return [*(f"top-{count} drop" for count in setting.taken_out), SCORE]
+
+
+def _samples(run: Run) -> Samples:
+    """By attribution the measures of each prompt, the score last; also of scores less their mean.
+
+    Only of the mask gradient, for which it is a choice. Ranks, and so drops, are the same.
+    """
+    rows: dict[str, list[np.ndarray]] = {}
+    masks = {one.name for one in variants_of(run.setting)}
+    for one in run.found:
+        for name, scores, drops in zip(
+            attributions(run.setting), one.scores, one.drops, strict=True
+        ):
+            centred = {name + CENTRED: scores - scores.mean()} if name in masks else {}
+            for called, tried in ({name: scores} | centred).items():
+                score = datamodeling_score(tried, one.kept, one.values)
+                rows.setdefault(called, []).append(np.append(drops, score))
+    return {name: np.stack(of) for name, of in rows.items()}
+
+
+def _families(samples: Samples) -> dict[str, list[str]]:
+    """The variants of the mask gradient, by what they cost."""
+    families: dict[str, list[str]] = {}
+    for name in samples:
+        if name.startswith(("mask-gradient", "mask-path")):
+            families.setdefault(name.partition(",")[0].partition(" at")[0], []).append(name)
+    return families
+
+
+def _chosen(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting]) -> dict[str, str]:
+    """Of each family the variant whose mean score over kinds is highest, on even prompts."""
+
+    def score(name: str) -> float:
+        return float(np.mean([of[name][::2, -1].mean() for of in samples]))
+
+    return {family: max(names, key=score) for family, names in _families(samples[0]).items()}
+
+
+def _judged(samples: Samples, chosen: Mapping[str, str]) -> Samples:
+    """On odd prompts, each family by its chosen variant."""
+    others = [name for name in samples if not name.startswith("mask-")]
+    return {name: samples[chosen.get(name, name)][1::2] for name in (*others, *chosen)}
+
+
+def _halves(samples: Samples) -> dict[str, list[float]]:
+    """The mean score of every variant, on even prompts and on odd ones."""
+    names = sum(_families(samples).values(), [])
+    return {name: [float(samples[name][half::2, -1].mean()) for half in (0, 1)] for name in names}
+
+
+def _measured(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
+    """The means, and by how much the mask gradient's score is above each of the others."""
+    return {
+        "measures": {
+            name: dict(zip(measures_of(setting), _intervals(of), strict=True))
+            for name, of in judged.items()
+        },
+        "leads": {name: _lead(judged, MASK, name) for name in judged if name != MASK},
+    }
+
+
+def _lead(judged: Samples, method: str, other: str) -> dict[str, float]:
+    """By how much one score is above another, paired by prompt."""
+    return _intervals(judged[method][:, -1:] - judged[other][:, -1:])[0]
+
+
+def _intervals(samples: Float[np.ndarray, "prompts measures"]) -> list[dict[str, float]]:
+    """Of each measure the mean over prompts, with the bootstrap's interval."""
+    found = bootstrap_interval(samples)._asdict()
+    return [
+        {end: float(values[row]) for end, values in found.items()}
+        for row in range(samples.shape[1])
+    ]
+
+
+def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
+    """Each of `TARGETS` whose prompts there are, with the paired difference of the scores."""
+    return [
+        {"kind": kind, "method": method, "other": other, "allowed": allowed}
+        | _lead(judged[kind], method, other)
+        for kind, method, other, allowed in TARGETS
+        if {method, other} <= judged.get(kind, {}).keys()
+    ]
+
+
+def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Of which prompts, and what each attribution costs for one of them."""
+    parts = [one.scores.shape[1] for one in run.found]
+    names = [*(name for name in attributions(run.setting) if not name.startswith("mask-")), *chosen]
+    costs = {name: _cost(name, run.setting, round(float(np.mean(parts)))) for name in names}
+    return {
+        "prompts": len(run.found),
+        "judged": len(run.found[1::2]),
+        "parts": [min(parts), float(np.mean(parts)), max(parts)],
+        "length": float(np.mean([one.length for one in run.found])),
+        "right": float(np.mean([one.right for one in run.found])),
+        "log_probability": float(np.mean([one.log_probability for one in run.found])),
+        "costs": {name: cost._asdict() for name, cost in costs.items()},
+        "seconds": {name: _seconds(name, cost, run.seconds) for name, cost in costs.items()},
+    }
+
+
+def _cost(name: str, setting: FaithfulnessSetting, parts: int) -> Cost:
+    """What an attribution takes for one prompt, beside the answer itself."""
+    if name in (*IN_WORDS, MASK):
+        return Cost(1, 1)
+    known = {PATH: Cost(setting.steps, setting.steps), ROLLOUT: Cost(1), LEAVE_ONE_OUT: Cost(parts)}
+    if name in known:
+        return known[name]
+    number = int(name.rpartition(" ")[2]) if " on " in name else 0
+    return Cost(number, number if name.startswith("mask-path") else 0)
+
+
+def _seconds(name: str, cost: Cost, seconds: Mapping[str, Sequence[float]]) -> float | None:
+    """The seconds of one prompt, of programs that were compiled before; None where none was."""
+    if cost.total == 0:
+        return 0.0
+    if name in (PATH, ROLLOUT):
+        number, of = 1, name
+    elif cost.gradients:
+        number, of = cost.gradients, "word gradients" if name in IN_WORDS else "mask gradients"
+    else:
+        number, of = cost.passes, LEAVE_ONE_OUT if name == LEAVE_ONE_OUT else "ablations"
+    took, things = seconds.get(of, (0.0, 0))
+    return number * took / things if things else None
