@@ -209,7 +209,8 @@ def explain_prompts(
     ModuleNotFoundError
         Without scikit-learn, of the extra ``faithfulness``.
     ValueError
-        Where the checkpoint is of another model or setting.
+        Where the prompts are no whole number of chunks, or the checkpoint is of another model or
+        setting.
     """
     require_extra("sklearn", "faithfulness")
     require(
@@ -220,6 +221,13 @@ def explain_prompts(
         cure="Load it by models.load.",
     )
     ends, count = _ends(model, tokenizer, end), setting.prompts
+    require(
+        count % setting.at_once == 0,
+        "prompts",
+        got=f"{count} of them, {setting.at_once} at once",
+        expected="a multiple",
+        cure="They are stored so many at a time.",
+    )
     prompts = [drawn_prompt(setting, number) for number in range(count)]
     ids = ids_of_texts([prompt.text for prompt in prompts], tokenizer)
     whole = context_size(model, max(map(len, ids)) + setting.tokens - 1)
@@ -229,7 +237,7 @@ def explain_prompts(
     )  # fmt: skip
 
     def explained(first: int) -> dict[str, Any]:
-        numbers = list(range(first, min(first + setting.at_once, count)))
+        numbers = list(range(first, first + setting.at_once))
         job.watch.found.clear()
         found = _explained(job, [prompts[number] for number in numbers], numbers)
         return {"prompts": [one.record() for one in found], "seconds": dict(job.watch.found)}

@@ -35,7 +35,7 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (11, 22)) -
     >>> len(prompt.spans)  # a title, two sentences and a fact in each of five
     20
     >>> prompt.text[slice(*prompt.spans[prompt.gold[0]])], prompt.answer
-    ('Rosa brought the pears.', ' pears')
+    ('Simon wears a ring.', ' ring')
     """
     rng, facts = np.random.default_rng([seed, 2]), draw_facts(DOCUMENTS, seed)
     fewest, most = sentences

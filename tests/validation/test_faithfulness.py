@@ -16,28 +16,34 @@ from benchmarks.validation.ablations import ablated_text, random_ablations, spar
 from benchmarks.validation.documents import question_prompt
 from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.faithfulness import (
+    FACTS,
+    PAIRS,
+    QUICK,
+    SETTINGS,
     Explained,
     FaithfulnessSetting,
-    attribution_costs,
+    attributions,
+    drawn_prompt,
     explain_prompts,
-    faithfulness_study,
+    explained_of,
 )
+from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
 from lim_jax import tasks
 from lim_jax.grid import token_grid
 from lim_jax.models import Targets
 
 RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
 SETTING = FaithfulnessSetting(
-    prompts=10, records=RECORDS, key_length=1, value_length=1, tokens=TOKENS, fitted=(5, 12),
-    held_out=7, steps=2,
+    (PAIRS, FACTS), 8, 4, RECORDS, tokens=TOKENS, fitted=(8, 12), held_out=7, taken_out=(1, 3, 5),
+    weights=(1.0, 0.2), paths=(2,), steps=2,
 )  # fmt: skip
-NAMES = list(attribution_costs(SETTING))
+NAMES = attributions(SETTING)
 
 
 @pytest.fixture(scope="module")
 def model():
     """Whose head is large, so that answers hang on what stands before; its words have a scale."""
-    small = replace(byte_network(PLACES, depth=1, seed=3), embedding_scale=SCALE)
+    small = replace(byte_network(PLACES, depth=2, seed=3), embedding_scale=SCALE)
     return eqx.tree_at(lambda one: one.head, small, replace_fn=lambda head: 3 * head)
 
 
@@ -56,15 +62,15 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(model, checkpoint):
-    return explain_prompts(model, None, SETTING, checkpoint=checkpoint)
+    return explain_prompts(model, None, SETTING, checkpoint=checkpoint)[0]
 
 
 def prompt_of(number):
-    """What the n-th prompt must be: of kind n % 2, with the records in turn."""
-    seed, place = number // 2, number // 2 % RECORDS
+    """What the n-th prompt must be: of kind n % 2, and a place is gold for two seeds in turn."""
+    seed, place = number // 2, 7 * (number // 4) % RECORDS
     if number % 2:
         return question_prompt(draw_facts(RECORDS, seed), place)
-    pairs = tasks.draw_key_values(RECORDS, seed, key_length=1, value_length=1)
+    pairs = tasks.draw_key_values(RECORDS, seed, key_length=2, value_length=2)
     return tasks.key_value_prompt(pairs, place)
 
 
@@ -100,41 +106,43 @@ def log_probability(model, ids, said):
 
 @pytest.mark.parametrize("number", [2, 5])
 def test_drops_are_those_of_texts_that_are_read_again(model, found, number):
-    prompt = prompt_of(number)
+    prompt, one = prompt_of(number), found[number]
     said = said_after(model, ids_of(prompt.text))
-    assert found.tokens[number] == len(said)
-    assert found.right[number] == (prompt.answer.strip() in bytes(said.tolist()).decode("latin1"))
+    assert one.tokens == len(said) and one.length == len(prompt.text)
+    assert one.right == (prompt.answer.strip() in bytes(said.tolist()).decode("latin1"))
 
     def value(kept):
         return log_probability(model, ids_of(ablated_text(prompt, kept)), said)
 
     whole = value(np.ones(RECORDS, bool))
-    np.testing.assert_allclose(found.log_probability[number], whole, rtol=1e-9)
+    np.testing.assert_allclose(one.log_probability, whole, rtol=1e-9)
     alone = [whole - value(np.arange(RECORDS) != record) for record in range(RECORDS)]
-    scores = dict(zip(NAMES, found.scores[number], strict=True))
-    np.testing.assert_allclose(scores["leave-one-out"], alone, rtol=1e-7, atol=1e-9)
+    scores = dict(zip(NAMES, one.scores, strict=True))
+    np.testing.assert_allclose(scores["leave-one-out"], alone, rtol=1e-6, atol=1e-9)
     for row, name in enumerate(NAMES):
-        first = np.argsort(-found.scores[number, row])
-        if len(set(found.scores[number, row].tolist())) < RECORDS:
+        first = np.argsort(-one.scores[row])
+        if len(set(one.scores[row].tolist())) < RECORDS:
             continue  # of a regression that leaves some out
         for column, count in enumerate((1, 3, 5)):
             left = ~np.isin(np.arange(RECORDS), first[:count])
-            drop = found.drops[number, row, column]
+            drop = one.drops[row, column]
             np.testing.assert_allclose(
                 drop, whole - value(left), rtol=1e-7, atol=1e-9, err_msg=name
             )
     # Held out are the draws after those that the regressions are fitted on.
     drawn = random_ablations(RECORDS, 19, number)
-    np.testing.assert_array_equal(found.kept[number], drawn[12:])
-    np.testing.assert_allclose(found.values[number], [value(one) for one in drawn[12:]], rtol=1e-9)
-    values = np.array([value(one) for one in drawn[:12]])
-    for count in (5, 12):
+    np.testing.assert_array_equal(one.kept, drawn[12:])
+    np.testing.assert_allclose(one.values, [value(row) for row in drawn[12:]], rtol=1e-9)
+    values = np.array([value(row) for row in drawn[:12]])
+    for count in (8, 12):
         fitted = sparse_regression(drawn[:count], values[:count], len(said))
         np.testing.assert_allclose(scores[f"ContextCite on {count}"], fitted, rtol=1e-6, atol=1e-9)
 
 
-def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found):
-    prompt = prompt_of(number := 5)
+@pytest.fixture(scope="module")
+def unpadded(model):
+    """The fifth prompt's answer in a context of its own length, and the place of each record."""
+    prompt = prompt_of(5)
     text = ids_of(prompt.text)
     said = said_after(model, text)
     ids = np.concatenate([text, said[:-1]])
@@ -143,7 +151,15 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found):
         places[start:end] = record
     asked = np.arange(len(text) - 1, len(ids))
     weights = np.full(len(said), 1 / len(said))
-    y = Targets(*jax.device_put((said, weights, asked)))
+    return jax.device_put(ids), places, Targets(*jax.device_put((said, weights, asked)))
+
+
+def by_record(values, places):
+    return np.array([values[places == record].sum() for record in range(RECORDS)])
+
+
+def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpadded):
+    ids, places, y = unpadded
 
     @eqx.filter_jit
     def measured(model, ids):
@@ -154,60 +170,98 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found):
         path = [jax.grad(model.loss)(start + s * (x - start), y) for s in (0.25, 0.75)]
         return x, start, gradients, path
 
-    x, start, gradients, path = jax.tree.map(np.asarray, measured(model, jax.device_put(ids)))
-    scores = dict(zip(NAMES, found.scores[number], strict=True))
-
-    def by_record(values):
-        return np.array([values[places == record].sum() for record in range(RECORDS)])
-
-    energies = [by_record(len(ids) * (one**2).sum(axis=1)) for one in gradients]
-    product = by_record((x * gradients[0]).sum(axis=1))
-    along = by_record(((x - start) * (path[0] + path[1]) / 2).sum(axis=1))
+    x, start, gradients, path = jax.tree.map(np.asarray, measured(model, ids))
+    scores = dict(zip(NAMES, found[5].scores, strict=True))
+    energies = [by_record((one**2).sum(axis=1), places) for one in gradients]
+    product = by_record((x * gradients[0]).sum(axis=1), places)
+    along = by_record(((x - start) * (path[0] + path[1]) / 2).sum(axis=1), places)
     for name, expected in (
         ("influence", energies[0]),
         ("influence, margin", energies[1]),
-        ("influence, root", np.sqrt(energies[0])),
         ("gradient times input", -product),
         ("gradient times input, size", np.abs(product)),
         ("integrated gradients", -along),
     ):
         np.testing.assert_allclose(scores[name], expected, rtol=1e-6, err_msg=name)
-    rollout = layer_rollout(model, x)
+    rollout = layers_rollout(model, x)
+    asked, weights = np.asarray(y.places), np.asarray(y.weights)
     np.testing.assert_allclose(
-        scores["attention rollout"], by_record(weights @ rollout[asked]), rtol=1e-6
+        scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
     )
     assert np.abs(energies[0] / energies[0].sum() - energies[1] / energies[1].sum()).max() > 1e-6
 
 
-def layer_rollout(model, x):
-    """The mean of the one layer's attention matrices and of the identity."""
-    field, grid = jax.tree.map(lambda leaf: leaf[0], model.flow.layers), token_grid(len(x))
-    attention = field.attention
-    x = jax.device_put(x)
-    query = np.asarray(attention.queries(x, attention.rope(grid)))
-    key = np.asarray(attention.sources(x, attention.rope(grid))[0])
-    logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
-    logits /= np.sqrt(query.shape[-1])
-    seen = np.tril(np.ones((len(x), len(x)), bool))
-    weights = np.where(seen, np.exp(logits), 0)
-    weights /= weights.sum(axis=2, keepdims=True)
-    return (weights.mean(axis=0) + np.eye(len(x))) / 2
+def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_part(
+    model, found, unpadded
+):
+    """Central differences in a part's log weight, of the answer's sums over its tokens."""
+    ids, places, y = unpadded
+    step, root = 1e-4, np.sqrt(1 / 3)
+    lowest = np.log(1e-3)
+    nodes = lowest * (1 + root) / 2, lowest * (1 - root) / 2
+
+    @eqx.filter_jit
+    def losses(model, log_weights, labels):
+        def of(log_weights):
+            asked = y._replace(log_weights=log_weights, parts=labels)
+            x = model.embed(ids)
+            return jnp.stack([model.loss(x, asked), model.margin_loss(x, asked)])
+
+        return jax.vmap(of)(log_weights)
+
+    def slopes(log_weight, own):
+        inside = np.where(places >= 0, log_weight, 0.0)
+        bumps = step * (places[None] == np.arange(RECORDS)[:, None])
+        rows = np.concatenate([inside + bumps, inside - bumps])
+        labels = places if own else np.full_like(places, -1)
+        above, below = np.split(np.asarray(losses(model, *jax.device_put((rows, labels)))), 2)
+        return -len(y.targets) * (above - below).T / (2 * step)
+
+    scores = dict(zip(NAMES, found[5].scores, strict=True))
+    for own, ending in ((False, ""), (True, ", own")):
+        weighed = slopes(np.log(0.2), own)
+        path = -lowest / 2 * (slopes(nodes[0], own) + slopes(nodes[1], own))
+        for row, middle in ((0, ""), (1, ", margin")):
+            for name, expected in (("gradient at 0.2", weighed), ("path on 2", path)):
+                np.testing.assert_allclose(
+                    scores[f"mask-{name}{middle}{ending}"], expected[row], rtol=1e-5, atol=1e-8
+                )
+    given, other = scores["mask-gradient at 0.2"], scores["mask-gradient at 0.2, own"]
+    assert np.abs(given - other).max() > 1e-3 * np.abs(given).max()
+
+
+def layers_rollout(model, x):
+    """The product over layers of the means of their attention matrices and of the identity."""
+    grid, rollout = token_grid(len(x)), np.eye(len(x))
+    states = model.flow.trajectory(jax.device_put(x), grid).states[:-1]
+    for number, state in enumerate(states):
+        attention = jax.tree.map(lambda leaf, n=number: leaf[n], model.flow.layers).attention
+        query = np.asarray(attention.queries(state, attention.rope(grid)))
+        key = np.asarray(attention.sources(state, attention.rope(grid))[0])
+        logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
+        logits /= np.sqrt(query.shape[-1])
+        weights = np.where(np.tril(np.ones((len(x), len(x)), bool)), np.exp(logits), 0)
+        weights /= weights.sum(axis=2, keepdims=True)
+        rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
+    return rollout
 
 
 def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
-    assert found.right.shape == found.tokens.shape == found.log_probability.shape == (10,)
-    assert found.right.dtype == bool and found.tokens.dtype.kind == "i"
-    assert found.scores.shape == (10, len(NAMES), RECORDS) and found.drops.shape[1:] == (
-        len(NAMES),
-        3,
-    )
-    assert found.kept.shape == (10, 7, RECORDS) and found.values.shape == (10, 7)
-    chance = found.scores[:, NAMES.index("random")]
-    assert len(np.unique(chance)) == 10 * RECORDS and (0 <= chance).all() and (chance < 1).all()
+    assert len(found) == 8
+    for one in found:
+        assert one.scores.shape == (len(NAMES), RECORDS) and one.drops.shape == (len(NAMES), 3)
+        assert one.kept.shape == (7, RECORDS) and one.values.shape == (7,)
+        back = explained_of(json.loads(json.dumps(one.record())))
+        np.testing.assert_allclose(back.scores, one.scores, rtol=1e-6)
+        for ours, theirs in zip(back._replace(scores=0), one._replace(scores=0), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    chance = np.stack([one.scores[NAMES.index("random")] for one in found])
+    assert len(np.unique(chance)) == 8 * RECORDS and (0 <= chance).all() and (chance < 1).all()
     # The largest drop of one record is leave-one-out's, and all five are everything.
-    best = found.drops[:, NAMES.index("leave-one-out"), 0]
-    assert (found.drops[..., 0] <= best[:, None] + 1e-12).all()
-    np.testing.assert_allclose(found.drops[..., 2], found.drops[:, :1, 2] + np.zeros((10, 11)))
+    drops = np.stack([one.drops for one in found])
+    best = drops[:, NAMES.index("leave-one-out"), 0]
+    assert (drops[..., 0] <= best[:, None] + 1e-12).all()
+    np.testing.assert_allclose(drops[..., 2], drops[:, :1, 2] + np.zeros((8, len(NAMES))))
 
 
 def test_an_answer_ends_before_what_ends_it(model, monkeypatch):
@@ -217,11 +271,11 @@ def test_an_answer_ends_before_what_ends_it(model, monkeypatch):
     assert len(said) == 3 and len(set(said.tolist())) > 1
     explained = []
 
-    def recorded(model, prompt, answer, *rest, **sizes):
-        explained.append(np.asarray(answer).tolist())
+    def recorded(prompts, answers, *rest):
+        explained.append(answers[0].tolist())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(faithfulness, "ablating", recorded)
+    monkeypatch.setattr(faithfulness, "Ablated", recorded)
     first, other = int(said[0]), next(int(one) for one in said if one != said[0])
     for end in ((), (other,), (first,)):
         with pytest.raises(KeyboardInterrupt):
@@ -245,35 +299,32 @@ def test_words_that_hold_a_mark_end_an_answer(model):
 
 def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkpoint, monkeypatch):
     lines = checkpoint.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 11
-    checkpoint.write_bytes(b"".join(lines[:10]) + lines[10][:50])
+    assert len(lines) == 3
+    checkpoint.write_bytes(b"".join(lines[:2]) + lines[2][:50])
     asked, whole = [], faithfulness._explained
 
-    def counting(*arguments):
-        asked.append(arguments[-1])
-        return whole(*arguments)
+    def counting(job, prompts, numbers):
+        asked.append(numbers)
+        return whole(job, prompts, numbers)
 
     monkeypatch.setattr(faithfulness, "_explained", counting)
-    again = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
-    assert asked == [9]
+    again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
+    assert asked == [[4, 5, 6, 7]]
     for ours, theirs in zip(again, found, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+    # Of the chunk that was read back only what followed a compilation has seconds.
+    assert seconds["ablations"][1] > 0 and seconds["ablations"][0] > 0
 
-    def stopped(prompts):
-        assert len(prompts) == 20
-        yield from prompts[:10]
-        raise KeyboardInterrupt
+    def first_two(chunks):
+        assert len(chunks) == 4
+        return chunks[:2]
 
-    longer = SETTING._replace(prompts=20)
-    with pytest.raises(KeyboardInterrupt):
-        explain_prompts(model, None, longer, checkpoint=checkpoint, progress=stopped)
-    assert asked == [9]
-    for other, message in (
-        (SETTING._replace(steps=3), "of setting"),
-        (SETTING._replace(value_length=2), "of setting"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            explain_prompts(model, None, other, checkpoint=checkpoint)
+    # What is left out for want of time is neither made nor given.
+    longer = SETTING._replace(prompts=16)
+    fewer, _ = explain_prompts(model, None, longer, checkpoint=checkpoint, progress=first_two)
+    assert len(asked) == 1 and len(fewer) == 8
+    with pytest.raises(ValueError, match="of setting"):
+        explain_prompts(model, None, SETTING._replace(steps=3), checkpoint=checkpoint)
     other = replace(model, embedding_scale=2.0)
     with pytest.raises(ValueError, match="of model"):
         explain_prompts(other, None, SETTING, checkpoint=checkpoint)
@@ -282,8 +333,8 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
 
 
 def test_what_is_refused(model, monkeypatch):
-    with pytest.raises(ValueError, match="prompts: got 15 prompts of 5 records, expected a mult"):
-        explain_prompts(model, None, SETTING._replace(prompts=15))
+    with pytest.raises(ValueError, match="prompts: got 7 of them, 4 at once, expected a multiple"):
+        explain_prompts(model, None, SETTING._replace(prompts=7))
     elsewhere = eqx.tree_at(lambda one: one.embedding, model, None)
     with pytest.raises(ValueError, match="model: got one whose weights are left in their files"):
         explain_prompts(elsewhere, None, SETTING)
@@ -292,60 +343,86 @@ def test_what_is_refused(model, monkeypatch):
         explain_prompts(model, None, SETTING)
 
 
-def test_costs_are_counted():
-    found = attribution_costs(FaithfulnessSetting())
-    assert {name: (*cost, cost.total) for name, cost in found.items()} == {
-        "influence": (1, 1, 3),
-        "influence, margin": (1, 1, 3),
-        "influence, root": (1, 1, 3),
-        "gradient times input": (1, 1, 3),
-        "gradient times input, size": (1, 1, 3),
-        "integrated gradients": (8, 8, 24),
-        "attention rollout": (1, 0, 1),
-        "leave-one-out": (10, 0, 10),
-        "ContextCite on 32": (32, 0, 32),
-        "ContextCite on 64": (64, 0, 64),
-        "random": (0, 0, 0),
+@pytest.mark.parametrize("settings", [SETTINGS, QUICK])
+def test_every_place_is_gold_in_both_halves(settings):
+    for setting in settings.values():
+        assert setting.prompts % (2 * len(setting.kinds)) == setting.prompts % setting.at_once == 0
+        for kind in range(len(setting.kinds)):
+            numbers = range(kind, setting.prompts, len(setting.kinds))
+            golds = [drawn_prompt(setting, number).gold for number in numbers]
+            assert len(set(golds[::2])) >= min(4, len(golds) // 2)
+            if isinstance(setting.records, int):
+                assert golds[::2] == golds[1::2]
+
+
+def made_run(setting, seed):
+    """Attributions whose scores are the truth with noise: of the ninth variant the least."""
+    rng, names, found = np.random.default_rng(seed), attributions(setting), []
+    best = names.index("mask-gradient at 0.2, margin")
+    for _ in range(setting.prompts):
+        truth, kept = rng.standard_normal(RECORDS), rng.uniform(size=(7, RECORDS)) < 0.5
+        noise = np.where(np.arange(len(names)) == best, 0.01, 3.0)
+        scores = truth + noise[:, None] * rng.standard_normal((len(names), RECORDS))
+        drops = rng.standard_normal((len(names), len(setting.taken_out)))
+        found.append(Explained(rng.uniform() < 0.5, 2, 90, -1.5, scores, drops, kept, kept @ truth))
+    seconds = {"word gradients": [6.0, 3], "mask gradients": [10.0, 2], "ablations": [3.0, 60]}
+    return Run(setting, found, seconds)
+
+
+def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
+    setting = SETTING._replace(prompts=40)
+    run = made_run(setting, 0)
+    # A prompt of the other half, of the second kind, in which it orders nothing: it counts as zero.
+    run.found[3].scores[NAMES.index("mask-gradient at 0.2, margin")] = 0
+    judged = faithfulness_study({"10 records": run, "sentences": made_run(setting, 1)})
+    assert list(judged["kinds"])[::2] == [
+        "keys and values, 10 records",
+        "keys and values, sentences",
+    ]
+    assert judged["chosen"]["mask-gradient"] == "mask-gradient at 0.2, margin"
+    assert set(judged["chosen"]) == {"mask-gradient", "mask-path on 2"}
+    # Of each variant both halves, and the choice is the highest mean over kinds on the first.
+    chosen = judged["chosen"]["mask-path on 2"]
+    means = {
+        name: np.mean([one["variants"][name][0] for one in judged["kinds"].values()])
+        for name in judged["kinds"]["documents, 10 records"]["variants"]
+        if name.startswith("mask-path")
     }
-
-
-def test_means_and_leads_are_over_the_prompts_of_a_kind():
-    rng, methods = np.random.default_rng(0), len(NAMES)
-    made = Explained(
-        rng.uniform(size=40) < 0.5, rng.integers(1, 4, 40), -rng.uniform(size=40),
-        rng.standard_normal((40, methods, RECORDS)), rng.standard_normal((40, methods, 3)),
-        rng.uniform(size=(40, 7, RECORDS)) < 0.5, -rng.uniform(size=(40, 7)),
-    )  # fmt: skip
-    made.scores[4, 3] = 0  # orders nothing, and counts as zero
-    made.drops[1::2, 0] += 1
-    judged = faithfulness_study(made, SETTING)
-    assert list(judged) == ["keys and values", "documents"]
-    for kind, one in enumerate(judged.values()):
-        rows = range(kind, 40, 2)
-        assert one.prompts == 20 and one.right == np.mean([made.right[n] for n in rows])
-        np.testing.assert_allclose(one.log_probability, made.log_probability[kind::2].mean())
-        assert one.costs == attribution_costs(SETTING)
-        samples = np.zeros((20, methods, 4))
-        for row, n in enumerate(rows):
-            samples[row, :, :3] = made.drops[n]
-            for method in range(methods):
-                if np.any(made.scores[n, method]):
-                    sums = made.kept[n] @ made.scores[n, method]
-                    samples[row, method, 3] = np.asarray(stats.spearmanr(sums, made.values[n]))[0]
-        error = samples.std(axis=0, ddof=1) / np.sqrt(20)
-        for method, name in enumerate(NAMES):
-            mean = one.measures[name]
-            np.testing.assert_allclose(mean.value, samples[:, method].mean(axis=0), atol=1e-12)
-            wide = (mean.high - mean.low) / (2 * 1.96 * error[method])
-            assert ((0.7 < wide) & (wide < 1.3)).all()
-        for method, name in enumerate(NAMES[1:], 1):
-            lead, ahead = one.leads[name], samples[:, 0] - samples[:, method]
-            np.testing.assert_allclose(lead.value, ahead.mean(axis=0), atol=1e-12)
-            wide = (lead.high - lead.low) / (2 * 1.96 * ahead.std(axis=0, ddof=1) / np.sqrt(20))
-            assert ((0.7 < wide) & (wide < 1.3)).all()
-        record = json.loads(json.dumps(one.record()))
-        assert list(record["measures"]) == list(record["costs"]) == NAMES
-        assert list(record["leads"]) == NAMES[1:]
-        assert record["costs"]["leave-one-out"] == {"passes": 5, "gradients": 0}
-        assert record["measures"]["random"]["low"] == one.measures["random"].low.tolist()
-        assert record["prompts"] == 20 and record["right"] == one.right
+    assert len(means) == 8 and max(means, key=lambda name: means[name]) == chosen
+    one = judged["kinds"]["documents, 10 records"]
+    rows = [run.found[number] for number in range(3, 40, 4)]
+    assert one["judged"] == len(rows) == 10 and one["prompts"] == 20 and one["parts"] == [5, 5, 5]
+    assert one["right"] == np.mean([run.found[number].right for number in range(1, 40, 2)])
+    scores = {name: [] for name in NAMES}
+    for row in rows:
+        for name, of in zip(NAMES, row.scores, strict=True):
+            found = stats.spearmanr(row.kept @ of, row.values)[0] if np.any(of) else 0.0
+            scores[name].append(found)
+    ours = scores["mask-gradient at 0.2, margin"]
+    measured = one["measures"]["mask-gradient"]
+    np.testing.assert_allclose(measured["datamodeling score"]["value"], np.mean(ours), atol=1e-12)
+    first = [row.drops[NAMES.index("random"), 1] for row in rows]
+    np.testing.assert_allclose(one["measures"]["random"]["top-3 drop"]["value"], np.mean(first))
+    ahead = np.array(ours) - scores["influence"]
+    lead = one["leads"]["influence"]
+    np.testing.assert_allclose(lead["value"], ahead.mean(), atol=1e-12)
+    wide = (lead["high"] - lead["low"]) / (2 * 1.96 * ahead.std(ddof=1) / np.sqrt(10))
+    assert 0.7 < wide < 1.3
+    assert {name: list(cost.values()) for name, cost in one["costs"].items()} == {
+        "influence": [1, 1],
+        "influence, margin": [1, 1],
+        "gradient times input": [1, 1],
+        "gradient times input, size": [1, 1],
+        "integrated gradients": [2, 2],
+        "attention rollout": [1, 0],
+        "leave-one-out": [5, 0],
+        "ContextCite on 8": [8, 0],
+        "ContextCite on 12": [12, 0],
+        "random": [0, 0],
+        "mask-gradient": [1, 1],
+        "mask-path on 2": [2, 2],
+    }
+    seconds = [one["seconds"][name] for name in ("influence", "mask-path on 2", "random")]
+    assert seconds == [2.0, 10.0, 0.0] and one["seconds"]["leave-one-out"] is None
+    np.testing.assert_allclose(one["seconds"]["ContextCite on 12"], 12 / 20)
+    assert json.loads(json.dumps(judged))["kinds"] == judged["kinds"]
