@@ -11,12 +11,12 @@ from scipy import stats
 
 from benchmarks.validation import ablations
 from benchmarks.validation.ablations import (
+    Ablated,
     ablated_text,
-    ablating,
-    answer_log_probabilities,
     context_size,
     datamodeling_score,
     random_ablations,
+    read_answers,
     sparse_regression,
     without_the_first,
 )
@@ -42,6 +42,9 @@ def every_set(records):
 def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
     found = random_ablations(4, 16, seed=3)
     assert found.dtype == bool and sorted(found.tolist()) == sorted(every_set(4).tolist())
+    assert random_ablations(100, 3, seed=0).shape == (3, 100)
+    with pytest.raises(ValueError, match="count: got 17 sets of 4 records, expected 1 to 16"):
+        random_ablations(4, 17, seed=0)
     some = random_ablations(10, 80, seed=3)
     assert some.shape == (80, 10) and len({tuple(row) for row in some.tolist()}) == 80
     assert (some != random_ablations(10, 80, seed=4)).any()
@@ -75,14 +78,14 @@ def all_logits(model, ids):
     return model.logits(ids)
 
 
-def log_probability(model, ids, answer):
-    """Of one context alone, by NumPy's own softmax of all its logits; the rest is not seen."""
+def read(model, ids, answer):
+    """One context alone: NumPy's own softmax of all its logits, and the highest of the first."""
     window = np.concatenate([ids, answer[:-1]])
-    window = np.pad(window, (0, PLACES - len(window)))
+    window = np.pad(window, (0, PLACES - len(window)))  # the rest is not seen
     logits = np.asarray(all_logits(model, jax.device_put(window)), float)[len(ids) - 1 :]
     shifted = (logits - logits.max(axis=1, keepdims=True))[: len(answer)]
     logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return logs[np.arange(len(answer)), answer].sum()
+    return logs[np.arange(len(answer)), answer].sum(), logits[0].argmax()
 
 
 @pytest.fixture(scope="module")
@@ -93,33 +96,37 @@ def contexts():
     return [rng.integers(256, size=length).astype(np.int32) for length in lengths]
 
 
-def test_log_probabilities_are_those_of_each_context_alone(model, contexts):
-    answer = np.array([65, 10, 7], np.int32)
-    found = answer_log_probabilities(model, contexts, answer)
+def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
+    """Of several lengths, in chunks of which one is not full."""
+    monkeypatch.setattr(ablations, "TOKENS", (120, 120))
+    answers = [np.array([65, 10, 7][: 1 + n % 3], np.int32) for n in range(11)]
+    found, likeliest = read_answers(model, contexts, answers, sizes=(32,))
     assert found.shape == (11,) and found.dtype == np.float64
-    expected = [log_probability(model, ids, answer) for ids in contexts]
+    pairs = zip(contexts, answers, strict=True)
+    expected, first = zip(*(read(model, *pair) for pair in pairs), strict=True)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-    more = answer_log_probabilities(model, contexts[:2], answer, queries=5)
+    assert likeliest.tolist() == list(first)
+    more, _ = read_answers(model, contexts[:2], answers[:2], queries=5)
     np.testing.assert_allclose(more, found[:2], rtol=1e-12)
     with pytest.raises(ValueError, match="ids: got 61 of them, expected at most 60"):
-        answer_log_probabilities(model, [np.zeros(59, np.int32)], answer)
+        read_answers(model, [np.zeros(59, np.int32)], [answers[2]])
 
 
 def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
-    answer = np.array([65], np.int32)
+    answers = 3 * [np.array([65], np.int32)]
     chosen = [contexts[0], contexts[4], contexts[0] + 1]
-    alike = answer_log_probabilities(model, chosen, answer)
+    alike, _ = read_answers(model, chosen, answers)
     monkeypatch.setattr(CausalLM, "same_rope", lambda self, length, other: length == other)
     assert context_size(model, 9) == 9
-    sizes, whole = [], ablations._losses
+    sizes, whole = [], ablations._read
 
-    def recorded(model, ids, *rest):
+    def recorded(model, ids, y):
         sizes.append(ids.shape[1])
-        return whole(model, ids, *rest)
+        return whole(model, ids, y)
 
-    monkeypatch.setattr(ablations, "_losses", recorded)
-    found = answer_log_probabilities(model, chosen, answer)
-    assert sizes == [3, 3, 7]
+    monkeypatch.setattr(ablations, "_read", recorded)
+    found, _ = read_answers(model, chosen, answers)
+    assert sizes == [3, 7]
     np.testing.assert_allclose(found, alike, rtol=1e-12)
 
 
@@ -130,25 +137,33 @@ def test_contexts_are_padded_to_a_multiple_within_the_known_places(model):
     assert [context_size(shorter, size) for size in (9, 17, 21)] == [16, 20, 21]
 
 
-def test_an_ablation_is_computed_once(model, monkeypatch):
+def test_an_ablation_is_computed_once(model):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
-    prompt, answer = laid_out(pieces, "", [0]), np.array([66, 3], np.int32)
-    asked, whole = [], ablations.answer_log_probabilities
+    prompts = [laid_out(pieces, "", [0]), laid_out(pieces[:1] + pieces[3:], "", [0])]
+    answers, asked = [np.array([66, 3], np.int32), np.array([9], np.int32)], []
 
-    def counting(model, contexts, answer, **sizes):
-        asked.extend(bytes(ids.tolist()).decode() for ids in contexts)
-        return whole(model, contexts, answer, **sizes)
+    def counting(contexts, answers, **options):
+        asked.extend((bytes(ids.tolist()).decode(), len(answer), options["name"])
+                     for ids, answer in zip(contexts, answers, strict=True))  # fmt: skip
+        return read_answers(model, contexts, answers, queries=2)
 
-    monkeypatch.setattr(ablations, "answer_log_probabilities", counting)
-    of = ablating(model, prompt, answer)
-    kept = np.array([[True, True], [False, True], [True, True]])
-    found = of(kept)
-    assert asked == ["ab c?", "c?"] and found[0] == found[2] != found[1]
-    again = of(np.array([[False, True], [True, False]]))
-    assert asked == ["ab c?", "c?", "ab?"] and again[0] == found[1]
-    for text, value in (("ab c?", found[0]), ("c?", found[1]), ("ab?", again[1])):
+    of = Ablated(prompts, answers, None, counting)
+    first, other = of(
+        [np.array([[True, True], [False, True], [True, True]]), np.array([[True]])], name="some"
+    )
+    assert asked == [("ab c?", 2, "some"), ("c?", 2, "some"), ("ab?", 1, "some")]
+    assert first[0] == first[2] != first[1] and other.shape == (1,)
+    again, _ = of([np.array([[False, True], [True, False]]), np.array([[True]])], name="more")
+    assert asked[3:] == [("ab?", 2, "more")] and again[0] == first[1]
+    values = (
+        ("ab c?", 0, first[0]),
+        ("c?", 0, first[1]),
+        ("ab?", 1, other[0]),
+        ("ab?", 0, again[1]),
+    )
+    for text, prompt, value in values:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-        np.testing.assert_allclose(value, log_probability(model, ids, answer), rtol=1e-10)
+        np.testing.assert_allclose(value, read(model, ids, answers[prompt])[0], rtol=1e-10)
 
 
 def test_the_highest_are_taken_out():
