@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from reference.drawn import require_as_drawn
 
-from benchmarks.validation.faithfulness import FaithfulnessSetting
+from benchmarks.validation.faithfulness import SETTINGS
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import findings_page, prompted_page
 from benchmarks.validation.recalled import RECALLED
@@ -67,9 +67,8 @@ def test_the_page_of_training_further_says_what_its_results_say():
 def test_the_page_of_faithfulness_says_what_its_results_say():
     found, page, figures = written("faithfulness")
     assert faithfulness_page(found, PUBLISHED, figures) == page
-    assert [one["prompts"] for one in found["kinds"].values()] == [100, 100]
-    setting = json.loads(json.dumps(FaithfulnessSetting()._asdict()))
-    assert found["setting"] == setting
+    settings = {name: setting._asdict() for name, setting in SETTINGS.items()}
+    assert found["settings"] == json.loads(json.dumps(settings))
 
 
 def test_the_studys_pictures_are_those_of_its_results(tmp_path):

@@ -19,7 +19,7 @@ from benchmarks.validation.faithfulness import QUICK, SETTINGS, explain_prompts
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import write_findings
 from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
-from lim_jax import models
+from lim_jax.models import LanguageModel
 
 
 def judge_attributions(
@@ -39,23 +39,23 @@ def judge_attributions(
         quick: Eight small prompts of each setting.
         seconds: After how many of each setting no more prompts are begun; all of them without.
     """
-    network, tokenizer = models.load(model), models.read_tokenizer(model)
+    asked = LanguageModel.from_pretrained(model)
     runs = {}
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, setting) in enumerate((QUICK if quick else SETTINGS).items()):
         with jax.default_matmul_precision("highest"):
             found, took = explain_prompts(
-                network,
-                tokenizer,
+                asked.network,
+                asked.tokenizer,
                 setting,
-                end=models.end_ids(model),
+                end=asked.end_ids,
                 checkpoint=folder / f"faithfulness_of_{name.replace(' ', '_')}.jsonl",
                 progress=_within(name, seconds[number] if seconds else float("inf")),
             )
         runs[name] = Run(setting, found, took)
     results = faithfulness_study(runs)
-    figures = faithfulness_figures(results, model.stem)
-    page = faithfulness_page(results, model.stem, [f"{name}.png" for name in figures])
+    figures = faithfulness_figures(results, asked.name)
+    page = faithfulness_page(results, asked.name, [f"{name}.png" for name in figures])
     write_findings(folder, "faithfulness", results, figures, page)
 
 

@@ -140,37 +140,45 @@ def _halves(samples: Samples) -> dict[str, list[float]]:
 
 def _measured(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
     """The means, and by how much the mask gradient's score is above each of the others."""
+    names = measures_of(setting)
+    rows = _intervals(np.stack([*judged.values()], axis=1))
+    others = [name for name in judged if name != MASK]
+    leads = _leads(judged, [(MASK, name) for name in others])
     return {
         "measures": {
-            name: dict(zip(measures_of(setting), _intervals(of), strict=True))
-            for name, of in judged.items()
+            name: dict(zip(names, row, strict=True)) for name, row in zip(judged, rows, strict=True)
         },
-        "leads": {name: _lead(judged, MASK, name) for name in judged if name != MASK},
+        "leads": dict(zip(others, leads, strict=True)),
     }
 
 
-def _lead(judged: Samples, method: str, other: str) -> dict[str, float]:
-    """By how much one score is above another, paired by prompt."""
-    return _intervals(judged[method][:, -1:] - judged[other][:, -1:])[0]
+def _leads(judged: Samples, pairs: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
+    """By how much the first one's score is above the other's, paired by prompt."""
+    return _intervals(
+        np.stack([judged[one][:, -1] - judged[other][:, -1] for one, other in pairs], 1)
+    )
 
 
-def _intervals(samples: Float[np.ndarray, "prompts measures"]) -> list[dict[str, float]]:
-    """Of each measure the mean over prompts, with the bootstrap's interval."""
-    found = bootstrap_interval(samples)._asdict()
-    return [
-        {end: float(values[row]) for end, values in found.items()}
-        for row in range(samples.shape[1])
-    ]
+def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
+    """The means over prompts, each with the bootstrap's interval."""
+    found = bootstrap_interval(samples)
+
+    def of(*ends: Any) -> Any:
+        if isinstance(ends[0], list):
+            return [of(*inner) for inner in zip(*ends, strict=True)]
+        return dict(zip(found._fields, ends, strict=True))
+
+    return of(*(end.tolist() for end in found))
 
 
 def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
     """Each of `TARGETS` whose prompts there are, with the paired difference of the scores."""
-    return [
-        {"kind": kind, "method": method, "other": other, "allowed": allowed}
-        | _lead(judged[kind], method, other)
-        for kind, method, other, allowed in TARGETS
-        if {method, other} <= judged.get(kind, {}).keys()
-    ]
+    targets = []
+    for kind, method, other, allowed in TARGETS:
+        if {method, other} <= judged.get(kind, {}).keys():
+            about = {"kind": kind, "method": method, "other": other, "allowed": allowed}
+            targets.append(about | _leads(judged[kind], [(method, other)])[0])
+    return targets
 
 
 def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:

@@ -320,9 +320,7 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
 
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(runs, "average_cone_mass", mass)
-    monkeypatch.setattr(
-        runs, "_once", lambda path, _, find: kept.append(path.name) or find()
-    )
+    monkeypatch.setattr(runs, "_once", lambda path, _, find: kept.append(path.name) or find())
     seeded, trained = byte_network(10), byte_network(10, seed=1)
     networks = {"seeded": seeded, "trained": trained}
     regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.validation.faithfulness import KINDS, FaithfulnessSetting, attribution_costs
+from benchmarks.validation.faithfulness import QUICK
 from benchmarks.validation.prediction import ATTRIBUTIONS, PROFILE, SCORES
 from benchmarks.validation.recalled import RecallSetting
 from benchmarks.validation.remedies import ANSWERS, PLAIN, SELECTIVE
@@ -120,28 +120,62 @@ def made_results():
 
 def made_faithfulness():
     """Attributions of answers, judged: every number another."""
-    setting = FaithfulnessSetting(prompts=40)
+    families = {"mask-gradient": "mask-gradient at 0.2", "mask-path on 4": "mask-path on 4, own"}
+    costs = {
+        "influence": (1, 1), "integrated gradients": (8, 8), "leave-one-out": (10, 0),
+        "ContextCite on 32": (32, 0), "ContextCite on 64": (64, 0), "random": (0, 0),
+        "mask-gradient": (1, 1), "mask-path on 4": (4, 4),
+    }  # fmt: skip
+    tried = [
+        "mask-gradient at 1", "mask-gradient at 0.2", "mask-gradient at 0.2, own",
+        "mask-gradient at 1, own", "mask-path on 4", "mask-path on 4, own",
+    ]  # fmt: skip
     found = {}
-    for shift, kind in enumerate(KINDS):
+    for shift, kind in enumerate(("keys and values, 10 records", "sentences")):
+        taken = [1, 3, 5][: 3 - shift]
         measures, leads = {}, {}
-        for row, name in enumerate(attribution_costs(setting)):
-            value = [1 + 0.1 * row + shift, 2 + 0.1 * row, 3 + 0.1 * row, 0.5 - 0.02 * row]
-            lead = [0.3 - 0.1 * row, 0.5, -0.4, 0.044 - 0.02 * row]
-            measures[name], leads[name] = (
-                {
-                    "value": part,
-                    "low": [one - wide for one in part],
-                    "high": [one + 2 * wide for one in part],
-                }
-                for part, wide in ((value, 0.04), (lead, 0.03))
-            )
-        del leads["influence"]
+        for row, name in enumerate(costs):
+            drops = {f"top-{count} drop": 1 + shift + count + 0.1 * row for count in taken}
+            values = drops | {"datamodeling score": 0.5 - 0.02 * row}
+            measures[name] = {measure: _interval(value, 0.04) for measure, value in values.items()}
+            leads[name] = _interval(0.05 - 0.03 * row, 0.03)
+        del leads["mask-gradient"]
         found[kind] = {
-            "prompts": 20 + shift,
+            "setting": ("10 records", "sentences")[shift],
+            "prompts": 40 + shift,
+            "judged": 20 + shift,
+            "parts": [10, 10.0, 10] if shift == 0 else [60, 71.6, 90],
+            "length": 130.4,
             "right": 0.25 + shift / 2,
             "log_probability": -1.25 - shift,
-            "costs": {name: one._asdict() for name, one in attribution_costs(setting).items()},
+            "costs": {name: dict(zip(("passes", "gradients"), cost, strict=True))
+                      for name, cost in costs.items()},
+            "seconds": {name: None if name == "leave-one-out" else 0.25 * (cost[0] + cost[1])
+                        for name, cost in costs.items()},
             "measures": measures,
             "leads": leads,
-        }
-    return {"setting": setting._asdict(), "kinds": found}
+            "variants": {name: [0.5 + n / 100, 0.6 + n / 100] for n, name in enumerate(tried)},
+        }  # fmt: skip
+    aims = {"method": "mask-gradient", "other": "ContextCite on 64", "allowed": 0.03}
+    return {
+        "settings": {name: QUICK[name]._asdict() for name in ("10 records", "sentences")},
+        "python": "3.12.3",
+        "device": "NVIDIA H100 80GB HBM3",
+        "chosen": families,
+        "targets": [
+            {"kind": "one", **aims, "value": -0.02, "low": -0.025, "high": 0.0},
+            {"kind": "two", **aims, "value": -0.02, "low": -0.035, "high": 0.0},
+            {
+                "kind": "three",
+                **aims | {"allowed": 0.0},
+                "value": -0.04,
+                "low": -0.08,
+                "high": -0.01,
+            },
+        ],
+        "kinds": found,
+    }
+
+
+def _interval(value, wide):
+    return {"value": value, "low": value - wide, "high": value + 2 * wide}

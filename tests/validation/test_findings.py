@@ -166,42 +166,53 @@ def test_what_was_not_explained_has_no_table():
         assert title not in page
 
 
-def test_a_page_of_faithfulness_says_what_a_gradient_buys_and_where_it_loses():
+def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     page = faithfulness_page(made_faithfulness(), "small", ["some.png"])
     title, verdict, command, how, methods, *parts = page.split("\n\n")
     assert (
         command == "From a clone: `python -m benchmarks.validation --model MODEL --faithfulness`."
     )
-    assert title == "# Which record did the answer of small come from?"
+    assert title == "# Which part did the answer of small come from?"
     # Scores fall by row, so that influence's is the highest.
+    of = "mask-gradient 0.38 for 3 passes, influence 0.50 for 3 passes, leave-one-out 0.46 for 10"
     assert verdict == (
-        "**Datamodeling scores: on keys and values influence 0.50 for 3 passes (the highest), "
-        "leave-one-out 0.36 for 10 passes; on documents influence 0.50 for 3 passes (the highest), "
-        "leave-one-out 0.36 for 10 passes.**"
+        f"**Datamodeling scores of keys and values, 10 records: {of} passes; of sentences: {of} "
+        "passes.**"
     )
-    assert "Prompts of 10 records" in how and "over 16 random" in how and "of 5 tokens" in how
-    assert "take 8 steps" in methods
-    assert "## Documents, 21 prompts" in parts and parts[-1] == "![some.png](some.png)\n"
-    bought = [part for part in parts if "of the answers hold" in part]
-    assert bought[1].startswith(
-        "75% of the answers hold what was asked for; their log-probability is -2.25 on average. "
-        "For 3 passes in place of leave-one-out's 10 influence has 74% of its top-1 drop, 74% of "
-        "its top-3 drop and 81% of its top-5 drop. "
-    )
-    largest = "The largest top-3 drop is that of ContextCite on 64, the highest datamodeling score"
-    assert bought[0].endswith(f"{largest} that of influence.")
+    assert "over random ablations" in how and "take 2 steps" in methods
+    choice = parts[parts.index("## The choice of a variant") + 1]
+    assert "mask-gradient: mask-gradient at 0.2; mask-path on 4: mask-path on 4, own." in choice
+    # What is chosen, and what differs from it in one way: not in two.
+    assert [row[:2] for row in rows(page, "**mask-gradient at 0.2**")] == [
+        ["**mask-gradient at 0.2**", "0.51, 0.61"]
+    ]
+    shown = ("mask-gradient at 1", "mask-gradient at 0.2, own", "**mask-path on 4, own**")
+    assert [len(rows(page, name)) for name in shown] == [1, 1, 1]
+    assert not rows(page, "mask-gradient at 1, own") and not rows(page, "mask-path on 4, own")
+    aimed = [rows(page, name)[0] for name in ("one", "two", "three")]
+    assert [row[-1] for row in aimed] == ["holds", "holds, not surely", "**fails**"]
+    aim = "mask-gradient at least ContextCite on 64"
+    assert aimed[0][1:3] == [f"{aim} less 0.03", "-0.020 (-0.025 to +0.000)"]
+    assert aimed[2][1] == aim
+    first, second = (part for part in parts if "of the answers hold" in part)
+    assert first.startswith("40 prompts of 10 parts and 130 tokens on average, a JSON object")
+    assert second.startswith("41 prompts of 60 to 90, on average 72, parts and 130 tokens")
+    assert "of Python 3.12's help" in second and "75% of the answers hold" in second
+    assert "Of 21 prompts, with 8 ablations held out" in second and "NVIDIA H100" in second
+    assert "64,000 passes, some 4.4 hours at the 0.25 seconds" in page
+    assert parts[-1] == "![some.png](some.png)\n"
 
 
 def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
     page = faithfulness_page(made_faithfulness(), "small")
-    (ours, *_), (path, lead, *_) = rows(page, "influence"), rows(page, "integrated gradients")
+    ours, path, alone = (
+        rows(page, name)[0] for name in ("mask-gradient", "mask-path on 4", "leave-one-out")
+    )
     assert ours == [
-        "influence", "1", "1", "3", "1.00 (0.96 to 1.08)", "2.00 (1.96 to 2.08)",
-        "3.00 (2.96 to 3.08)", "0.50 (0.46 to 0.58)",
+        "mask-gradient", "1", "1", "3", "0.5", "2.60 (2.56 to 2.68)", "4.60 (4.56 to 4.68)",
+        "6.60 (6.56 to 6.68)", "0.38 (0.34 to 0.46)", "",
     ]  # fmt: skip
-    assert path[:4] == ["integrated gradients", "8", "8", "24"]
-    assert lead == [
-        "integrated gradients", "**-0.20 (-0.23 to -0.14)**", "**+0.50 (+0.47 to +0.56)**",
-        "**-0.40 (-0.43 to -0.34)**", "-0.06 (-0.09 to +0.00)",
-    ]  # fmt: skip
-    assert [len(rows(page, name)) for name in ("influence, margin", "random")] == [4, 4]
+    assert path[:5] == ["mask-path on 4", "4", "4", "12", "2"]
+    assert path[-1] == "**-0.16 (-0.19 to -0.10)**" and alone[-1] == "-0.01 (-0.04 to +0.05)"
+    assert alone[4] == ""  # no seconds of what was compiled with every call
+    assert [len(rows(page, name)) for name in ("influence", "random")] == [2, 2]

@@ -224,28 +224,33 @@ def test_a_trained_models_accuracy_is_drawn_over_seconds():
 def test_faithfulness_stands_over_its_cost():
     found = made_faithfulness()["kinds"]
     figure = faithfulness_against_cost(found, "small")
-    names = list(found["documents"]["measures"])
-    assert sorted(named(figure)) == sorted(names)
-    for number, (axes, measure) in enumerate(zip(figure.axes, (3, 3, 1, 1), strict=True)):
-        kind = ("keys and values", "documents")[number % 2]
-        measures = found[kind]["measures"]
+    alone = ("influence", "integrated gradients", "leave-one-out")
+    methods = {
+        "mask gradient and path": ("mask-gradient", "mask-path on 4"),
+        **{name: (name,) for name in alone},
+        "ContextCite": ("ContextCite on 32", "ContextCite on 64"),
+    }
+    assert sorted(named(figure)) == sorted([*methods, "random"])
+    shown = ("datamodeling score", "datamodeling score", "top-3 drop", "top-3 drop")
+    for number, (axes, measure) in enumerate(zip(figure.axes, shown, strict=True)):
+        kind = ("keys and values, 10 records", "sentences")[number % 2]
+        measures = {name: of[measure] for name, of in found[kind]["measures"].items()}
         bars = drawn_bars(axes)
-        assert len(bars) == len(names) - 1 and axes.get_xscale() == "log"
-        for name, bar in zip(names, bars, strict=False):
-            point, _, (upright,) = bar
-            (cost,), (value,) = point.get_data()
-            assert value == measures[name]["value"][measure]
-            passes, gradients = found[kind]["costs"][name].values()
-            assert abs(np.log(cost / (passes + 2 * gradients))) < 0.3
-            ends = upright.get_segments()[0][:, 1]
-            np.testing.assert_allclose(
-                ends, [measures[name]["low"][measure], measures[name]["high"][measure]]
-            )
+        assert axes.get_xscale() == "log"
+        for names, bar in zip(methods.values(), bars, strict=True):
+            line, _, (upright,) = bar
+            costs, values = line.get_data()
+            assert values.tolist() == [measures[name]["value"] for name in names]
+            for name, cost, segment in zip(names, costs, upright.get_segments(), strict=True):
+                passes, gradients = found[kind]["costs"][name].values()
+                assert abs(np.log(cost / (passes + 2 * gradients))) < 0.15
+                ends = [measures[name]["low"], measures[name]["high"]]
+                np.testing.assert_allclose(segment[:, 1], ends)
         floor = [line for line in axes.lines if line.get_linestyle() == ":"]
-        assert np.asarray(floor[0].get_ydata())[0] == measures["random"]["value"][measure]
+        assert np.asarray(floor[0].get_ydata())[0] == measures["random"]["value"]
         apart = {bar[0].get_xdata()[0] for bar in bars}
         assert len(apart) == len(bars), "what costs the same stands side by side"
-    assert figure.axes[0].get_title() == "keys and values, n = 20"
+    assert figure.axes[0].get_title() == "keys and values\n10 records\nn = 20"
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "datamodeling score", "", "top-3 drop (nats)", "",
     ]  # fmt: skip

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from reference.made_study import made_results
 from reference.made_tuning import made_tuning
 
-from benchmarks.validation import judge_attributions, runs, train_published
-from benchmarks.validation.faithfulness import Explained, FaithfulnessSetting
+from benchmarks.validation import judge_attributions as judge
+from benchmarks.validation import runs, train_published
+from benchmarks.validation.faithfulness import QUICK, SETTINGS, Explained, attributions
 from benchmarks.validation.prompted import Answers
 from benchmarks.validation.study import presets
 from benchmarks.validation.tuned import Tuning
@@ -130,37 +131,51 @@ def test_there_is_a_model_to_train(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_which_record_an_answer_came_from(monkeypatch, tmp_path, capsys):
-    rng, asked = np.random.default_rng(0), []
+def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
+    asked = []
 
     def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
-        asked.append((model, tokenizer, setting, end, checkpoint.parent.parent))
-        count, shape = setting.prompts, (setting.prompts, 11)
-        return Explained(
-            rng.uniform(size=count) < 0.5, np.ones(count, int), -rng.uniform(size=count),
-            rng.standard_normal((*shape, 10)), rng.standard_normal((*shape, 3)),
-            rng.uniform(size=(count, 6, 10)) < 0.5, -rng.uniform(size=(count, 6)),
-        )  # fmt: skip
+        rng, names = np.random.default_rng(0), attributions(setting)
+        chunks = list(progress(["one", "two", "three"]))
+        asked.append((model, tokenizer, setting, end, checkpoint.name, chunks))
 
-    monkeypatch.setattr(judge_attributions, "explain_prompts", explain_prompts)
+        def explained():
+            kept = rng.uniform(size=(6, 10)) < 0.5
+            shape = (len(names), len(setting.taken_out))
+            scores, drops = rng.standard_normal((len(names), 10)), rng.standard_normal(shape)
+            return Explained(True, 1, 90, -1.5, scores, drops, kept, -rng.uniform(size=6))
+
+        return [explained() for _ in range(4)], {"ablations": [1.0, 2]}
+
+    monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
     given_by(monkeypatch, "network", "tokenizer", None, (2,))
     (tmp_path / "small.gguf").touch()
-    arguments = ["--faithfulness", "--model", str(tmp_path / "small.gguf")]
-    out = tmp_path / "asked"
-    assert command([*arguments, "--prompts", "40", "--out", str(out)]) == 0
-    setting = FaithfulnessSetting(prompts=40)
-    assert asked == [("network", "tokenizer", setting, (2,), out)]
-    found = json.loads((out / "faithfulness.json").read_text())
-    assert found["setting"] == json.loads(json.dumps(setting._asdict()))
-    assert list(found["kinds"]) == ["keys and values", "documents"]
-    page = (out / "faithfulness.md").read_text()
-    score = found["kinds"]["documents"]["measures"]["influence"]["value"][3]
-    assert f"on documents influence {score:.2f} for 3 passes" in capsys.readouterr().out
-    assert f"on documents influence {score:.2f} for 3 passes" in page
-    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page
+    arguments, out = ["--faithfulness", "--model", str(tmp_path / "small.gguf")], tmp_path / "asked"
+    assert command([*arguments, "--quick", "--out", str(out)]) == 0
+    every = ["one", "two", "three"]
+    assert asked == [
+        ("network", "tokenizer", setting, (2,), f"faithfulness_of_{name}.jsonl", every)
+        for name, setting in zip(
+            ("10_records", "40_records", "sentences"), QUICK.values(), strict=True
+        )
+    ]
+    found, page = json.loads((out / "faithfulness.json").read_text()), (out / "faithfulness.md")
+    assert found["settings"] == json.loads(
+        json.dumps({name: one._asdict() for name, one in QUICK.items()})
+    )
+    assert list(found["kinds"]) == [
+        "keys and values, 10 records", "documents, 10 records", "keys and values, 40 records",
+        "sentences",
+    ]  # fmt: skip
+    score = found["kinds"]["sentences"]["measures"]["influence"]["datamodeling score"]["value"]
+    for text in (page.read_text(), capsys.readouterr().out):
+        assert f"influence {score:.2f} for 3 passes" in text
+    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page.read_text()
     assert (out / "faithfulness_against_cost.svg").exists()
-    assert command([*arguments, "--out", str(tmp_path / "more")]) == 0
-    assert asked[1][2].prompts == 200
+    # By itself it begins no chunk after its time, but one.
+    judge.judge_attributions(tmp_path / "small.gguf", tmp_path / "more", seconds=(0, 1e9, 0))
+    assert [one[-1] for one in asked[3:]] == [["one"], every, ["one"]]
+    assert [one[2] for one in asked[3:]] == list(SETTINGS.values())
 
 
 @pytest.mark.parametrize(
@@ -170,6 +185,7 @@ def test_which_record_an_answer_came_from(monkeypatch, tmp_path, capsys):
         (["--train", "--faithfulness", *MODEL], "train and faithfulness: got both"),
         (["--faithfulness", "--records", "5", *MODEL], r"records: got \(5,\), expected none"),
         (["--train", "--prompts", "20", *MODEL], "prompts: got 20, expected none with --train"),
+        (["--faithfulness", "--prompts", "20", *MODEL], "prompts: got 20, expected none with"),
     ],
 )
 def test_what_a_study_of_a_model_does_not_read_is_refused(arguments, said, tmp_path):
