@@ -95,7 +95,7 @@ SETTINGS = {
         (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=8
     ),
     "40 records": FaithfulnessSetting((PAIRS,), 60, 12, 40),
-    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (9, 20), tokens=8),
+    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (10, 20), tokens=8),
 }
 
 

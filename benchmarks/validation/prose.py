@@ -14,7 +14,7 @@ DOCUMENTS = 5
 LONGEST, SHORTEST = 150, 20  # of a sentence, in characters
 
 
-def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (11, 22)) -> Prompt:
+def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -> Prompt:
     """Documents of sentences that follow one another, in each of which one more says a fact.
 
     A part is a sentence, or a document's title. Sources are topics of Python's help, which every
