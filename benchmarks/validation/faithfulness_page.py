@@ -29,10 +29,10 @@ METHODS = (
     "their datamodeling score is the floor, not zero."
 )
 AT2 = (
-    "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns a weight for each attention head from "
-    "ablations, is not compared. It is trained on thousands of examples with 32 ablations each: "
-    "for 2,000 of 400 tokens 64,000 passes, some {hours:.1f} hours at the {each:.2g} seconds that "
-    "one took here, and again for each model. Applied it costs one pass."
+    "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns from ablations how much the attention "
+    "of each head counts, is not compared. Its authors take a few thousand examples: with 32 "
+    "ablations of 2,000 these are 64,000 passes, some {hours:.1f} hours at the {each:.2g} seconds "
+    "that one took here, and again for each model. Learnt it costs one pass."
 )
 PROMPTS = {
     "keys and values": "a JSON object of random keys and values of two hexadecimal digits",
@@ -175,9 +175,9 @@ def _at2(kinds: Mapping[str, Record]) -> str:
         if name.startswith("ContextCite") and one["seconds"][name]
     ]
     if not each:
-        return AT2.partition(", some")[0] + "."
-    longest = sorted(each)[len(each) // 2]
-    return AT2.format(hours=64_000 * longest / 3600, each=longest)
+        return AT2.partition(": with 32")[0] + "."
+    middle = sorted(each)[len(each) // 2]
+    return AT2.format(hours=64_000 * middle / 3600, each=middle)
 
 
 def _said(seconds: float | None) -> str:
