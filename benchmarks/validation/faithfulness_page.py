@@ -20,10 +20,10 @@ HOW = (
 METHODS = (
     "The mask gradient is the derivative of the answer's log-probability in the log weights of the "
     "attention measure, an additive mask, where all parts weigh the same; the mask path integrates "
-    "it along all weights by 2, 4 or 8 gradients. Influence is the energy of the cross-entropy's "
+    "it along all weights by {paths} gradients. Influence is the energy of the cross-entropy's "
     "adjoint over a part's tokens; a variant takes the margin's. Integrated gradients take {steps} "
     "steps from the average word at the parts' places. ContextCite is the Lasso of Cohen-Wang, "
-    "Shah, Georgiev and Madry (2024) on 32, 64 or 128 ablations. Costs leave out the answer's own "
+    "Shah, Georgiev and Madry (2024) on {fitted} ablations. Costs leave out the answer's own "
     "pass; a gradient counts for two forward passes. Leave-one-out has the largest top-1 drop by "
     "construction. Random scores are positive, so that their sum tells how many parts are left: "
     "their datamodeling score is the floor, not zero."
@@ -56,11 +56,12 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     """
     kinds, settings = found["kinds"], found["settings"]
     steps = max(one["steps"] for one in settings.values())
+    numbers = {name: _either(settings, name) for name in ("paths", "fitted")}
     parts = [
         f"# Which part did the answer of {model} come from?",
         _verdict(kinds),
         HOW,
-        METHODS.format(steps=steps),
+        METHODS.format(steps=steps, **numbers),
         "## The choice of a variant",
         _choice(found),
         _variants(found),
@@ -83,10 +84,22 @@ def _verdict(kinds: Mapping[str, Record]) -> str:
     return f"**Datamodeling scores {'; '.join(parts)}.**"
 
 
+def _either(settings: Mapping[str, Record], name: str) -> str:
+    """All numbers that any setting tries, in words.
+
+    >>> _either({"one": {"paths": (2, 4)}, "two": {"paths": (2, 8)}}, "paths")
+    '2, 4 or 8'
+    """
+    tried = dict.fromkeys(f"{number:g}" for one in settings.values() for number in one[name])
+    *before, last = tried
+    return f"{', '.join(before)} or {last}" if before else last
+
+
 def _choice(found: Record) -> str:
     words = "; ".join(f"{family}: {name}" for family, name in found["chosen"].items())
+    weights = _either(found["settings"], "weights")
     return (
-        "The mask gradient can be taken where all parts weigh 1, 0.5, 0.2 or 0.1; a part can read "
+        f"The mask gradient can be taken where all parts weigh {weights}; a part can read "
         'itself as before, "own"; it can be of the log-probability or of the margin (the mean log '
         "odds of the answer's tokens); and the mean over parts can be taken off. Of each family "
         "the variant with the highest score on the prompts of even numbers, on average over the "
