@@ -126,7 +126,8 @@ def _padded(example: Example, records: int, size: int, queries: int, dtype: DTyp
     more, more_words = size - len(weights), queries - len(places)
     weights = np.full(len(places), 1 / len(places), dtype)
     asked = (window[1:][places], weights, places)
-    y = Targets._make([*(np.pad(part, (0, more_words)) for part in asked), None])
+    targets, weights, places = (np.pad(part, (0, more_words)) for part in asked)
+    y = Targets(targets, weights, places)  # pyright: ignore
     numbers = np.pad(of_place, (0, more), constant_values=-1)
     pools = (numbers[None] == np.arange(records)[:, None]).astype(dtype)
     return TextBatch._make((np.pad(window[:-1], (0, more)), y, pools, gold[0]))
