@@ -12,14 +12,26 @@ import pytest
 from reference.as_users import ROOT
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
+# Imports once, and each command in a process of its own that is forked before JAX has any thread.
+# Says the status after all that the command said.
 PROGRAM = """
-import signal, sys
+import json, os, pkgutil, signal, sys
+from importlib import import_module
 
 # What a shell starts in the background is told to ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+import lim_jax
 from lim_jax.__main__ import main
 
-sys.exit(main())
+for module in pkgutil.walk_packages(lim_jax.__path__, "lim_jax."):
+    module.name.endswith("__main__") or import_module(module.name)
+for line in sys.stdin:
+    if not (process := os.fork()):
+        print(os.getpid(), flush=True)
+        sys.argv[1:] = json.loads(line)
+        sys.exit(main())
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    print(chr(0), status, sep="", end=chr(0), flush=True)
 """
 # By the first compilation after what is shown, which XLA is busy with when the signal comes, or
 # after a few; and between two of them.
@@ -62,34 +74,46 @@ def arguments(tmp_path):
     }
 
 
-def run(command, arguments, folder, moment=None):
-    """The status and what was said; interrupted twice where that matches a moment."""
+@pytest.fixture
+def commands(tmp_path):
+    """What runs them, in the folder."""
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "--no-cache", command, *arguments, "--out", command],
-        cwd=folder,
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_LOG_COMPILES": "1", "JAX_ENABLE_X64": "0"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        assert process.stdout is not None
-        said = b""
-        while more := os.read(process.stdout.fileno(), 1 << 16):
-            said += more
-            if moment is not None and re.search(moment.encode(), said, re.DOTALL):
-                process.send_signal(signal.SIGINT)
-                process.send_signal(signal.SIGINT)
-                moment = None
+        yield process
+        process.stdin.close()
+
+
+def run(commands, command, arguments, moment=None):
+    """The status and what was said; interrupted twice where that matches a moment."""
+    line = ["--no-cache", command, *map(str, arguments), "--out", command]
+    commands.stdin.write(json.dumps(line).encode() + b"\n")
+    commands.stdin.flush()
+    said = b""
+    while not (ended := re.search(rb"\0(-?\d+)\0", said)):
+        assert (more := os.read(commands.stdout.fileno(), 1 << 16)), said.decode()
+        said += more
+        if moment is not None and re.search(moment.encode(), said, re.DOTALL):
+            process = int(re.findall(rb"^(\d+)$", said, re.MULTILINE)[0])
+            os.kill(process, signal.SIGINT)
+            os.kill(process, signal.SIGINT)
+            moment = None
     assert moment is None, f"{moment} was not reached: {said[-2000:].decode()}"
-    return process.returncode, said.decode()
+    return int(ended[1]), said.decode()
 
 
-@pytest.mark.slow  # ten processes, each of which compiles for some seconds
-def test_an_interrupted_process_ends_by_its_status_and_goes_on(arguments, tmp_path):
+@pytest.mark.slow  # eleven processes, each of which compiles for a second
+def test_an_interrupted_process_ends_by_its_status_and_goes_on(commands, arguments, tmp_path):
     for command, moments in MOMENTS.items():
         for moment in moments:
-            status, said = run(command, arguments[command], tmp_path, moment)
+            status, said = run(commands, command, arguments[command], moment)
             assert status == 130, f"{command}, {moment}: {said[-2000:]}"
             assert said.count("\nInterrupted. Run it again") == 1 and "Traceback" not in said
-    status, said = run("profile", arguments["profile"], tmp_path)
+    status, said = run(commands, "profile", arguments["profile"])
     assert status == 0 and "Compiling jit(density" in said and "jit(_energy" not in said
     assert not (tmp_path / "profile" / "unfinished").exists()
