@@ -16,6 +16,7 @@ DEFAULTS = {
     "xla_llvm_disable_expensive_passes": False,
     "xla_cpu_use_fusion_emitters": True,
     "xla_cpu_parallel_codegen_split_count": 32,
+    "xla_disable_hlo_passes": "",
 } if QUICK else {}  # fmt: skip
 
 
