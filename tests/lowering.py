@@ -1,8 +1,9 @@
 """Export the library's jobs for platforms that are not there, and print what is in the programs.
 
 ``EQX_ON_ERROR=off python lowering.py``: without checks, whose callbacks belong to one platform.
-Each is traced once, in small tiles, for any number of examples. A line for each job and platform:
-how many calls of the fused kernel its program has, forward and backward. Influence is that of a
+Each is traced once, in small tiles, for any number of examples, and lowered once, for both
+platforms. A line for each job and platform: how many calls of the fused kernel its program has,
+forward and backward. Influence is that of a
 network in half precision, as where the kernel is at hand.
 """
 
@@ -107,13 +108,14 @@ def open_batch(batch):
     )
 
 
-def say(name, job, model, batch, platforms=("cuda", "tpu")):
-    """Trace once, lower for each."""
+def say(name, job, model, batch, *targets):
+    """Trace once, lower for each target: for both platforms at once, if no others are given."""
     traced, batch = jax.jit(job), open_batch(batch)
-    for platform in platforms:
-        exported = export.export(traced, platforms=(platform,), disabled_checks=KERNELS)
+    for platforms in targets or (("cuda", "tpu"),):
+        exported = export.export(traced, platforms=platforms, disabled_checks=KERNELS)
         text = exported(model, batch).mlir_module()
-        print(name, platform, text.count(FORWARD), text.count(BACKWARD), sep=",", flush=True)
+        for platform in platforms:
+            print(name, platform, text.count(FORWARD), text.count(BACKWARD), sep=",", flush=True)
 
 
 def say_numbers():
@@ -151,7 +153,7 @@ def with_cudnn():
     fused._capability = lambda: 9.0
     single = jax.eval_shape(network)
     half = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), single)
-    say("influence", influence, *half, platforms=("cuda", "tpu", "cpu"))
+    say("influence", influence, *half, ("cuda",), ("tpu",), ("cpu",))
 
 
 if __name__ == "__main__":
