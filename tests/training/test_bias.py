@@ -19,10 +19,10 @@ from lim_jax.training.observing import trace_penalty
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)
-ROOT = random_states(0, SIZE, SIZE) / 2
-HESSIAN = jnp.eye(SIZE) + ROOT @ ROOT.T
-MINIMUM = jnp.array([0.3, -0.2, 0.1, 0.4])
-BATCH = jnp.zeros((1, SIZE, 1)), None
+ROOT = np.asarray(random_states(0, SIZE, SIZE)) / 2
+HESSIAN = jax.device_put(np.eye(SIZE) + ROOT @ ROOT.T)
+MINIMUM = jax.device_put(np.array([0.3, -0.2, 0.1, 0.4]))
+BATCH = jax.device_put(np.zeros((1, SIZE, 1))), None
 
 
 def example_loss(params, x, y):
