@@ -69,7 +69,9 @@ def pytest_collection_modifyitems(items):
 
 
 GIB = 2**30
-HELD = 1.4 * GIB  # what a worker may hold after a test; the dearest adds a half
+# What a worker may hold after a test; the dearest adds a half. To forget takes a second or two, and
+# more where the next tests compile the same again.
+HELD = 2.0 * GIB
 STATM = Path("/proc/self/statm")
 
 
