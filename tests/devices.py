@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from reference.as_users import DEFAULTS
 from reference.networks import randomised
 
 import lim_jax as lim
@@ -266,7 +267,7 @@ def temporary_bytes(devices):
     def pushed(*at):
         return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), at, at)
 
-    analysis = jax.jit(pushed).lower(*at).compile().memory_analysis()
+    analysis = jax.jit(pushed).lower(*at).compile(DEFAULTS).memory_analysis()
     assert analysis is not None
     return analysis.temp_size_in_bytes
 
