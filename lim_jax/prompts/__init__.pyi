@@ -1,6 +1,7 @@
 from . import answering as answering
 from . import chat as chat
 from . import contexts as contexts
+from . import cutting as cutting
 from . import documents as documents
 from . import reading as reading
 from . import sandbox as sandbox

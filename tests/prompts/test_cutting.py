@@ -1,0 +1,79 @@
+"""Texts cut into sentences and paragraphs: what each rule says, and every character once."""
+
+import random
+
+import pytest
+
+from lim_jax.prompts.cutting import paragraphs, sentences
+
+
+def pieces(text, cut=sentences):
+    return [text[start:end] for start, end in cut(text)]
+
+
+# A bar stands where a sentence ends; what it must not end at stands beside it.
+SENTENCES = {
+    "plain": "It rains. ¦It pours! ¦Does it? ¦Yes",
+    "titles": "Dr. Smith met Mrs. Jones at St. Ives. ¦Prof. Lee did not.",
+    "small letters follow": "Take fruit, e.g. Apples, i.e. Pomes, etc. and nuts vs. Seeds. ¦Done.",
+    "letters with stops": "The U.S. Army left the U.S. ¦The rest of J. R. R. Tolkien stayed.",
+    "numbers": "Pi is 3.14. ¦See No. 5, Fig. 2 and pp. 7 in Vol. 3. ¦No. ¦He paid $1.50.",
+    "years": "It was founded in 1931. ¦The town grew. ¦On Jan. 5 it burnt.",
+    "reported": "Hao et al. (2021) say so. ¦Others do not.",
+    "quotes": "“Why?” she asked. ¦“Because.” ¦He said 'Go.' ¦(It is so.) ¦Then [he left].",
+    "footnotes": "It was built.[1][23] ¦It fell.",
+    "ellipses": "Well... perhaps. ¦Then … silence. ¦And so... ¦The end.",
+    "several marks": "What?! ¦No!!! ¦Is he a Dr.? ¦Smith is. ¦So.",
+    "addresses": "See https://a.org/b.html?c=d.e or mail a.b@c.de. ¦Run main.py. ¦Then x.",
+    "entries": "To do:\n¦1. Buy milk. ¦Twice.\n¦2. Sleep\n¦- A bullet\n¦* Another\n¦b) Last. ¦End",
+    "a heading": "# The title\n¦A short text.\n¦Heading\n\n¦And a text.",
+    "rows": "alpha: 12\n¦beta: 13\n¦| a | b |\n¦| 1 | 2 |",
+    "code": "Run:\n¦```\n¦x = a. B\n\n¦    y = 1. C\n¦```\n¦Then. ¦Stop.",
+    "indented": "def f(x):\n¦    return x\n\n¦    end",
+    "Chinese": "今天下雨。¦真的吗？¦他说：“走！”¦好",
+    "Japanese": "「行く。」¦彼は言った。¦はい",
+    "Hindi": "यह सच है। ¦क्या?  ¦हाँ।",
+    "Arabic": "هل هذا صحيح؟ ¦نعم.  ¦شكرا",
+    "Urdu": "یہ سچ ہے۔ ¦ہاں",
+    "white space": "  \n One. \n\n\n¦ Two.  \n",
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_sentences_end_where_a_bar_stands(name):
+    expected = SENTENCES[name].split("¦")
+    assert pieces("".join(expected)) == expected
+
+
+def test_lines_of_a_wrapped_paragraph_go_on_and_others_do_not():
+    wrapped = (
+        "The harbour of the town was built by the council after the flood of\n"
+        "1931 and Mira Castellan, an astronomer, gave it the name that it has\n"
+        "today. "
+    )
+    assert pieces(wrapped + "It is deep.") == [wrapped, "It is deep."]
+    long, short = "A line of more than sixty letters that has no stop at its end, and\n", "short\n"
+    word = "w" * (len(long) - len(short) - 1)  # which just fits after the short one
+    for alone in ("- an entry of a list", word):
+        assert pieces(long + short + alone) == [long + short, alone]
+    assert len(pieces(long + short + word + "w")) == 1
+    indented = "    return a_value_of_a_function_with_a_very_long_name_and_more(x)\n"
+    for line in (indented, "a value of a function with a very long name, and then a stop;\n"):
+        assert pieces(line + "short") == [line, "short"]
+
+
+def test_paragraphs_are_cut_at_blank_lines():
+    text = "\n\nOne\nline.\n \t\n\nTwo.\r\n\r\nThree.\n\n"
+    assert pieces(text, paragraphs) == ["\n\nOne\nline.\n \t\n\n", "Two.\r\n\r\n", "Three.\n\n"]
+
+
+@pytest.mark.parametrize("cut", [sentences, paragraphs])
+def test_every_character_is_in_exactly_one(cut):
+    assert cut("") == []
+    assert cut(" \n ") == [(0, 3)]
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choices("aB1. \n!?。\"'`-#…)\t", k=rng.randrange(1, 60)))
+        spans = cut(text)
+        assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), len(text)]
+        assert all(text[start:end].strip() for start, end in spans) or not text.strip()
