@@ -3,10 +3,12 @@ from . import asking as asking
 from . import explaining as explaining
 from . import files as files
 from . import gradients as gradients
+from . import matrix as matrix
 from . import measuring as measuring
 from . import methods as methods
 from . import orders as orders
 from . import parts as parts
+from . import segments as segments
 from . import time_budget as time_budget
 from . import tokens as tokens
 from .asking import Answer as Answer

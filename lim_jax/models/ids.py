@@ -38,14 +38,15 @@ from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, state
 from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
+ByToken = Float[Array | np.ndarray, "_ ..."]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
 # A context as a program takes it, on the host: its ids, targets, the scale of its energies, and
 # the part of each of its tokens, -1 for none.
 Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array | np.ndarray]
 # Scores of one context's tokens, or other numbers of it: of a loss of ids, a model, ids, what is
-# asked and the part of each token.
-Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, " _"]]
+# asked and the part of each token. One number for each token, or a row of them.
+Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, "_ ..."]]
 SHORTEST, LONG = 16, 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
@@ -163,7 +164,7 @@ def scores_of_ids(
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
-) -> list[Float[np.ndarray, " _"]]:
+) -> list[Float[np.ndarray, "_ ..."]]:
     """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
 
     `scores` is of one context, padded on the right; what it gives of more tokens than the context
@@ -250,7 +251,7 @@ def _energies(
     *,
     scores: Scores | None = None,
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
-) -> Iterator[tuple[int, Profile]]:
+) -> Iterator[tuple[int, ByToken]]:
     """Each context's length, and its energies on its own grid, zero at the padding; or scores."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
@@ -261,7 +262,7 @@ def _energies(
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
     run = {} if folder is None else _run(of_ids, model, scores)
 
-    def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length"]:
+    def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length ..."]:
         ids, y, scale, labels = _stacked(padded, numbers)
         if scores is not None:
             return np.asarray(_scores(scores, of_ids, model, ids, y, labels))
@@ -272,10 +273,10 @@ def _energies(
         energies = energies_by_layers(loss, model, ids, y, states, run, progress_of_layers)
         return energies * np.asarray(scale)[:, None]
 
-    def of_batch(numbers: list[int]) -> dict[int, Profile]:
+    def of_batch(numbers: list[int]) -> dict[int, ByToken]:
         """A batch's energies; it is measured unless files have all of them."""
         batch = cache(lambda: measured(numbers))
-        energies: dict[int, Profile] = {}
+        energies: dict[int, ByToken] = {}
         for row, number in enumerate(dict.fromkeys(numbers)):
             measure = partial(lambda row: batch()[row], row)
             if folder is not None:
@@ -288,7 +289,7 @@ def _energies(
     fetched = isinstance(model.flow.layers, FetchedLayers)
     batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
-    energies: dict[int, Profile] = {}
+    energies: dict[int, ByToken] = {}
     for number in progress(list(range(len(windows)))):
         if number not in energies:
             energies |= of_batch(batch_of[number])
@@ -422,7 +423,7 @@ def _scores(
     ids: Int[Array, "contexts length"],
     y: Targets | Contrast,
     parts: Int[Array, "contexts length"],
-) -> Float[Array, "contexts _"]:
+) -> Float[Array, "contexts _ ..."]:
     def of_one(ids: Any, y: Any, parts: Any) -> Array:
         return scores(loss, model, ids, y, parts)
 

@@ -1,0 +1,120 @@
+r"""What each part of an answer came from: scores of its parts by the context's positions.
+
+The loss of an answer is a sum over its tokens, so the mask gradient of a part of the answer is that
+of the part's terms, and those of all parts sum to the answer's. They take one forward pass, and one
+backward pass each, from layer to layer together: a layer is fetched once for all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax.attribution.segments import Segment
+from lim_jax.density.adjoints import LossOfIds
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
+from lim_jax.models.ids import scores_of_ids
+from lim_jax.prompts.contexts import Context, places_by_name
+
+WEIGHT = 0.2  # of all parts where the gradient is taken: at 1 the softmax is saturated
+ROWS = 16  # parts of an answer whose covectors are in memory together
+AT_ONCE = 2  # of these that go through a layer together
+
+
+class PartScores(NamedTuple):
+    """Scores of parts of an answer, by position and by parts of documents, in units of the loss.
+
+    A score is positive where the position speaks for the part of the answer.
+    """
+
+    answer: Sequence[Segment]
+    documents: Sequence[Segment]
+    by_position: Float[np.ndarray, "answer length"]
+
+    @property
+    def scores(self) -> Float[np.ndarray, "answer documents"]:
+        """The sums over the places of each part of the documents."""
+        columns = [self.by_position[:, part.places].sum(axis=1) for part in self.documents]
+        return np.stack(columns, axis=1) if columns else self.by_position[:, :0]
+
+
+def part_scores(
+    model: CausalLM,
+    context: Context,
+    answer: Sequence[Segment],
+    documents: Sequence[Segment],
+    loss: LossOfLogits = CausalLM.margin_loss,
+) -> PartScores:
+    """The mask gradients of parts of an answer, where all parts of the context weigh `WEIGHT`.
+
+    `answer` is of `segments.answer_segments`, `documents` of `segments.document_segments`. Networks
+    may be left in their files: a layer is read once forward, and once back for `ROWS` parts.
+    """
+    require(len(answer) > 0, "answer", got="no parts", expected="at least one",
+            cure="Cut it by answer_segments.")  # fmt: skip
+    parts = np.full(context.length, -1, np.int32)
+    for number, places in enumerate(places_by_name(context.spans).values()):
+        parts[places] = number
+    weights = np.zeros((len(answer), context.length))
+    for row, segment in zip(weights, answer, strict=True):
+        row[segment.places] = context.weights[segment.places]
+    rows = weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
+    scores = jax.tree_util.Partial(_mask_gradients, jax.device_put(_in_batches(rows)))
+    (columns,) = scores_of_ids(
+        scores, model, [context.window], ask=[context.asked], loss=loss, parts=[parts]
+    )
+    return PartScores(answer, documents, columns.T[: len(answer)])
+
+
+def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "batches b queries"]:
+    """Rows in batches of one size, filled up with zeros to a multiple of `AT_ONCE`, but for one."""
+    batches = -(-len(rows) // ROWS)
+    size = -(-len(rows) // batches)
+    size += -size % AT_ONCE if size > 1 else 0
+    filled = np.pad(rows, [(0, batches * size - len(rows)), (0, 0)])
+    return filled.reshape(batches, size, -1)
+
+
+def _mask_gradients(
+    batches: Float[Array, "batches rows queries"],
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Any,
+    y: Any,
+    parts: Any,
+) -> Float[Array, "length _"]:
+    """Minus the derivatives in the log weights, of losses with other weights of the queries."""
+    flow, x, ask = model.flow, loss.embed(model, ids, y), as_loss_of_logits(loss.loss)
+    log_weights = jnp.where(parts >= 0, jnp.log(WEIGHT), 0).astype(x.dtype)
+    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights)
+    states = flow.trajectory(x, grid).states
+
+    def terminal(row):
+        # The loss is linear in the weights, but takes those of sum one.
+        whole = row.sum()
+        some = jnp.where(whole > 0, row / jnp.where(whole > 0, whole, 1), y.weights)
+        of_some = y._replace(weights=some)
+        return whole * jax.grad(ask.terminal, argnums=1)(model, states[-1], of_some)
+
+    def backward(carried, layer, state):
+        def transition(state, log_weights):
+            return flow.transition(layer, state, replace(grid, log_weights=log_weights))
+
+        covectors, gradients = carried
+        pull = jax.vjp(transition, state, log_weights)[1]
+        covectors, of_layer = jax.lax.map(pull, covectors, batch_size=min(AT_ONCE, len(covectors)))
+        return (covectors, gradients + of_layer), None
+
+    def of_batch(rows):
+        rows = jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
+        start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
+        return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
+
+    gradients = jax.lax.map(of_batch, batches)
+    return -gradients.reshape(-1, x.shape[0]).T

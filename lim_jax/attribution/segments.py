@@ -1,0 +1,114 @@
+"""An answer and documents in parts: as a whole, by paragraph, by sentence, or by token."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from jaxtyping import Int
+
+from lim_jax._checks import require, require_name
+from lim_jax.attribution.tokens import joined_tokens
+from lim_jax.models.text import texts_of_ids
+from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.cutting import paragraphs, sentences
+from lim_jax.prompts.documents import MESSAGES, RESERVED_NAMES
+
+AnswerParts = Literal["answer", "sentence", "token"]
+DocumentParts = Literal["documents", "paragraphs", "sentences", "tokens"]
+Texts = Sequence[str]
+
+
+class Segment(NamedTuple):
+    """A part of an answer or of a document: in what it is, what it says, and its tokens' places.
+
+    Places are those of a context. The answer's are of the tokens before its own, where the loss
+    asks.
+    """
+
+    within: str
+    text: str
+    places: Int[np.ndarray, " tokens"]
+
+
+def _whole(texts: Texts) -> list[list[int]]:
+    return [list(range(len(texts)))]
+
+
+def _tokens(texts: Texts) -> list[list[int]]:
+    return [group for _, group in joined_tokens(texts)]
+
+
+def _cut(by: Callable[[str], list[tuple[int, int]]]) -> Callable[[Texts], list[list[int]]]:
+    """Cut as a text is cut: a token is of the part in which its last character lies."""
+
+    def numbers(texts: Texts) -> list[list[int]]:
+        text, sizes = "".join(texts), np.array([len(token) for token in texts], int)
+        # Of a character of several tokens all are where the last is, which has its text.
+        last = np.minimum(np.cumsum(sizes) - (sizes > 0), len(text) - 1)
+        parts = [np.flatnonzero((start <= last) & (last < end)) for start, end in by(text)]
+        return [part.tolist() for part in parts if part.size]
+
+    return numbers
+
+
+CUTS: dict[str, Callable[[Texts], list[list[int]]]] = {
+    "answer": _whole,
+    "documents": _whole,
+    "paragraphs": _cut(paragraphs),
+    "sentence": _cut(sentences),
+    "sentences": _cut(sentences),
+    "token": _tokens,
+    "tokens": _tokens,
+}
+
+
+def answer_segments(
+    context: Context, tokenizer: Any = None, parts: str = "sentence"
+) -> list[Segment]:
+    """The parts of a context's answer, of which a loss asks.
+
+    Raises
+    ------
+    ValueError
+        Where the answer is compared with a foil, which are one question together.
+    """
+    require_name(parts, get_args(AnswerParts), "parts", "Of documents: document_parts.")
+    require(context.contrast is None, "parts", got="an answer with a foil",
+            expected="an answer alone", cure="Leave the foil out.")  # fmt: skip
+    asked = np.flatnonzero(context.weights)
+    texts = texts_of_ids(context.window[asked + 1], tokenizer)
+    return _segments("answer", asked, texts, parts)
+
+
+def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
+    """The parts of a context's documents: of every span but the question and messages.
+
+    >>> from lim_jax.prompts import context_of
+    >>> from lim_jax.prompts.documents import RenderedPrompt
+    >>> laid = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
+    >>> [(part.within, part.text) for part in document_segments(context_of(laid, " I"))]
+    [('a', 'Up. '), ('a', 'Down.')]
+    """
+    require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
+    return [
+        segment
+        for name, places in document_places(context).items()
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+        for segment in _segments(name, run, [context.tokens[at] for at in run.tolist()], parts)
+    ]
+
+
+def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
+    """The tokens of each document."""
+    named = places_by_name(context.spans).items()
+    ours = {name for name, _ in named if name in RESERVED_NAMES or MESSAGES.fullmatch(name)}
+    return {name: places for name, places in named if name not in ours and places.size}
+
+
+def _segments(
+    within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str
+) -> list[Segment]:
+    return [
+        Segment(within, "".join(texts[number] for number in part), places[part])
+        for part in CUTS[parts](texts)
+    ]

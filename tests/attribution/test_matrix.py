@@ -1,0 +1,121 @@
+"""Parts of an answer by parts of documents: cuts by hand, scores beside derivatives of the loss."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lim_jax import models
+from lim_jax._refusal import Refusal
+from lim_jax.attribution import matrix
+from lim_jax.attribution.matrix import part_scores
+from lim_jax.attribution.segments import answer_segments, document_segments
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.weights import FetchedLayers, LayerSource
+
+TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
+SPANS = ((0, 31, "birds"), (31, 34, "user 1"), (34, 38, "question"))
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", asked="margin")
+DOCUMENTS = document_segments(CONTEXT)
+LOSS = CausalLM.margin_loss
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.byte_model(64, width=8, heads=2, depth=2, key=jax.random.key(3))
+
+
+def texts(segments):
+    return [segment.text for segment in segments]
+
+
+def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
+    assert texts(DOCUMENTS) == ["Wren é. ", "Mr. X sang.\n\n", "Off 1.5 m."]
+    assert texts(document_segments(CONTEXT, "paragraphs")) == [TEXT[:21], TEXT[21:31]]
+    assert texts(document_segments(CONTEXT, "documents")) == [TEXT[:31]]
+    tokens = document_segments(CONTEXT, "tokens")
+    assert texts(tokens) == list(TEXT[:31])
+    assert tokens[5].places.tolist() == [5, 6], "a character of two bytes is one"
+    for parts in ("documents", "paragraphs", "sentences", "tokens"):
+        segments = document_segments(CONTEXT, parts)
+        assert np.concatenate([one.places for one in segments]).tolist() == list(range(32))
+        assert {one.within for one in segments} == {"birds"}
+
+
+def test_a_document_in_two_stretches_is_cut_in_each():
+    laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
+    segments = document_segments(context_of(laid, " I"))
+    assert texts(segments) == ["One two.", "Four."]
+    assert segments[1].places.tolist() == [*range(18, 23)]
+
+
+def test_an_answer_is_cut_where_the_loss_asks():
+    assert texts(answer_segments(CONTEXT, None, "sentence")) == [" It is é. ", "So."]
+    assert texts(answer_segments(CONTEXT, None, "token")) == list(" It is é. So.")
+    (whole,) = answer_segments(CONTEXT, None, "answer")
+    assert whole.text == " It is é. So."
+    assert whole.places.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
+
+
+PARTS = [*answer_segments(CONTEXT, None, "token"), *answer_segments(CONTEXT, None, "answer")]
+
+
+@pytest.fixture(scope="module")
+def derivatives(model):
+    """Minus the loss's derivatives, by JAX through the whole network on the unpadded context."""
+    (asked,) = CONTEXT.weights.nonzero()
+    inside = np.isin(np.arange(CONTEXT.length), np.concatenate([s.places for s in CONTEXT.spans]))
+    weights = np.stack([np.isin(asked, one.places) * CONTEXT.weights[asked] for one in PARTS])
+    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+
+    def of_row(row, log_weights):
+        y = Targets(targets, row / row.sum(), places, log_weights=log_weights)
+        return -row.sum() * LOSS(model, model.embed(ids), y)
+
+    at = jnp.where(inside, jnp.log(0.2), 0)
+    return np.asarray(jax.jit(jax.vmap(jax.grad(of_row, 1), (0, None)))(weights, at))
+
+
+def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
+    model, derivatives, monkeypatch
+):
+    """Fourteen rows in two batches, of which two are filled up."""
+    monkeypatch.setattr(matrix, "ROWS", 9)
+    scores = part_scores(model, CONTEXT, PARTS, DOCUMENTS, LOSS)
+    assert np.abs(derivatives).max(axis=1).min() > 1e-6
+    np.testing.assert_allclose(scores.by_position, derivatives, rtol=1e-9, atol=1e-14)
+    *tokens, whole = scores.by_position
+    np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
+    for column, part in zip(scores.scores.T, DOCUMENTS, strict=True):
+        np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+
+
+def test_layers_in_files_are_read_at_most_twice_for_all_parts(model, derivatives):
+    reads = []
+
+    def read(index):
+        reads.append(index)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[index], model.flow.layers)
+
+    layers = FetchedLayers(jnp.zeros(1), LayerSource(read, model.flow.depth))
+    away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
+    reads.clear()
+    scores = part_scores(away, CONTEXT, PARTS[-1:], DOCUMENTS, LOSS)
+    jax.effects_barrier()
+    np.testing.assert_allclose(scores.by_position, derivatives[-1:], rtol=1e-9, atol=1e-14)
+    assert len(reads) <= 4
+
+
+def test_parts_that_are_not_there_are_refused(model):
+    with pytest.raises(Refusal, match="parts: got 'word'"):
+        answer_segments(CONTEXT, None, "word")
+    with pytest.raises(Refusal, match="document_parts: got 'pages'"):
+        document_segments(CONTEXT, "pages")
+    with pytest.raises(Refusal, match="answer: got no parts"):
+        part_scores(model, CONTEXT, [], DOCUMENTS)
+    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="contrast", foil=" No")
+    with pytest.raises(Refusal, match="parts: got an answer with a foil"):
+        answer_segments(foil)
