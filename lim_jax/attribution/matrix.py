@@ -7,6 +7,7 @@ backward pass each, from layer to layer together: a layer is fetched once for al
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.models.ids import scores_of_ids
 from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.results.tables import FILES, write_table
 
 WEIGHT = 0.2  # of all parts where the gradient is taken: at 1 the softmax is saturated
 ROWS = 16  # parts of an answer whose covectors are in memory together
@@ -70,6 +72,18 @@ def part_scores(
         scores, model, [context.window], ask=[context.asked], loss=loss, parts=[parts]
     )
     return PartScores(answer, documents, columns.T[: len(answer)])
+
+
+def write_matrix(scores: PartScores, path: Path) -> None:
+    """Write a row for each part of the answer and each of the documents."""
+    rows = [
+        (row, said.text, column, part.within, part.text, part.places.size, score)
+        for row, said in enumerate(scores.answer)
+        for column, (part, score) in enumerate(
+            zip(scores.documents, scores.scores[row].tolist(), strict=True)
+        )
+    ]
+    write_table(path, FILES["matrix.csv"], rows)
 
 
 def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "batches b queries"]:

@@ -130,6 +130,17 @@ def _explanation(result: Any) -> Description:
     return Description(variables, of_all.grid, labels, attributes)
 
 
+def _part_scores(result: Any) -> Description:
+    variables = {
+        "score": ("answer_part part", result.scores, LOSS),
+        "score_of_position": ("answer_part position", result.by_position, LOSS),
+        "document": ("part", _texts(part.within for part in result.documents), NONE),
+    }
+    parts = {"answer_part": result.answer, "part": result.documents}
+    labels = {axis: _texts(part.text for part in along) for axis, along in parts.items()}
+    return Description(variables, labels=labels)
+
+
 def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
     """Columns without units, all along the same axes."""
     return {name: (axes, values, NONE) for name, values in columns.items()}
@@ -227,6 +238,7 @@ def _texts(words: Any) -> np.ndarray:
 
 ONE: Mapping[str, Callable[[Any], Description]] = {
     "adjoint.Channels": _channels,
+    "attribution.PartScores": _part_scores,
     "density.Influence": _influence,
     "explanations.Explanation": _explanation,
     "results.Comparison": _comparison,

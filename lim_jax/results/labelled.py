@@ -35,9 +35,9 @@ def to_xarray(
     Parameters
     ----------
     result
-        An influence, a comparison, channels, an explanation, a training path, rates of limits;
-        certificates, studies or rows of limits, one or a list; or a bare array whose axes are named
-        here, such as that of `adjoint.attention_hops`.
+        An influence, a comparison, channels, an explanation, a training path, rates of limits,
+        scores of parts; certificates, studies or rows of limits, one or a list; or a bare array
+        whose axes are named here, such as that of `adjoint.attention_hops`.
     axes
         The names of a bare array's axes: ``"depth hop position component"``.
     grid

@@ -51,6 +51,14 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "first_contexts": ("contexts", "how many of the first have the part"),
     "second_contexts": ("contexts", "how many of the second have it"),
     "pairs": ("contexts", "how many are in both"),
+    "answer_part": (NUMBER, "the part of the answer, from 0"),
+    "said": (TEXT, "the part of the answer"),
+    "part": (NUMBER, "the part of the documents, from 0"),
+    "text": (TEXT, "the part of the documents"),
+    "score": (
+        "of the loss",
+        "by how much it speaks for the part of the answer; against it where negative",
+    ),
 }
 
 PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "texts", "most")
@@ -70,6 +78,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "by_document.csv": ("document", "share", "error"),
     "two_way.csv": ("document", "place", "share", "error"),
     "orders.csv": ("context", "line", "order", "id", "place", "document", "share"),
+    "matrix.csv": ("answer_part", "said", "part", "name", "text", "tokens", "score"),
     "compare.csv": ("position", *CHANGE),
     "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
 }  # fmt: skip

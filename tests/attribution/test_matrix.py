@@ -1,5 +1,7 @@
 """Parts of an answer by parts of documents: cuts by hand, scores beside derivatives of the loss."""
 
+import csv
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from lim_jax.attribution.segments import answer_segments, document_segments
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.results import to_xarray
 from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
@@ -91,6 +94,23 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.scores.T, DOCUMENTS, strict=True):
         np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+
+
+def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
+    answer, rng = PARTS[:2], np.random.default_rng(0)
+    scores = matrix.PartScores(answer, DOCUMENTS, rng.normal(size=(2, CONTEXT.length)))
+    matrix.write_matrix(scores, tmp_path / "matrix.csv")
+    with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    data = to_xarray(scores, tokens=CONTEXT.tokens)
+    assert data.text.values[:4].tolist() == list("Wren")
+    assert data.answer_part.values.tolist() == [" ", "I"]
+    assert data.part.values[1] == "Mr. X sang.\n\n" and data.document.values[1] == "birds"
+    expected = [scores.by_position[1, a:b].sum() for a, b in ((0, 9), (9, 22), (22, 32))]
+    np.testing.assert_allclose(data.score.values[1], expected)
+    np.testing.assert_allclose([float(row["score"]) for row in rows[3:]], expected)
+    assert rows[4]["said"] == "I" and rows[4]["name"] == "birds" and rows[4]["tokens"] == "13"
+    assert rows[4]["text"] == data.part.values[1] and rows[4]["part"] == "1"
 
 
 def test_layers_in_files_are_read_at_most_twice_for_all_parts(model, derivatives):
