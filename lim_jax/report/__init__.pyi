@@ -3,6 +3,7 @@ from . import page as page
 from . import sentences as sentences
 from . import shades as shades
 from . import showing as showing
+from . import sources as sources
 from . import tokens as tokens
 from . import wording as wording
 from .page import write_page as write_page

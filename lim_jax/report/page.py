@@ -117,7 +117,7 @@ def page_of(
     ]
     charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
-    return _template("page").render(
+    return template("page").render(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
@@ -310,13 +310,13 @@ def write_comparison(
         caption: base64.b64encode(figure.read_bytes()).decode()
         for caption, figure in figures.items()
     }
-    page = _template("compare").render(
+    page = template("compare").render(
         title=title, sentences=sentences, rows=rows, figures=pictures, pages=pages
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
     """A page without its contents; what is put in is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),

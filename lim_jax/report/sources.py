@@ -1,0 +1,131 @@
+"""One page on an answer: a click on a part of it shades the documents by what that came from.
+
+The page is one small file, which asks nothing of a server. Shades are of 127 steps of each sign,
+for each part of the answer by itself; the scores of sentences stand in the file as numbers.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._checks import require_extra, require_kind
+from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.segments import CUTS, Segment, document_segments
+from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, visible
+from lim_jax.prompts.contexts import Context
+from lim_jax.report.page import HERE, template
+
+MANY = 5  # documents stand in their own order up to so many
+STEPS = 127
+DIGITS = 4
+
+
+class _Shown(NamedTuple):
+    """A sentence of a document, with its tokens as they are shown, or what is in none."""
+
+    number: int
+    tokens: Sequence[tuple[str, list[int]]]
+
+
+def sources_page(
+    scores: PartScores,
+    context: Context,
+    *,
+    question: str,
+    findings: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """The page of `matrix.part_scores` of a context, whatever parts of documents they are of.
+
+    Parameters
+    ----------
+    scores, context
+        Of one answer; each of its parts can be chosen, and each of its sentences.
+    question
+        As it was asked.
+    findings, about
+        Sentences to begin with, and facts by name, such as the model.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without jinja2, of the extra ``report``.
+    """
+    require_extra("jinja2", "report")
+    require_kind(scores, PartScores, "scores", "Make them by attribution.matrix.part_scores.")
+    sentences = document_segments(context)
+    scores = PartScores(scores.answer, sentences, scores.by_position)
+    documents = _documents(context, sentences, scores.scores)
+    rest = _tokens(context, np.setdiff1d(np.arange(context.length), _places(sentences)))
+    shown = [part for _, parts in documents for part in parts]
+    tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
+    order = [part.number for part in shown]
+    return template("sources").render(
+        question=question,
+        answer=_answer([part.text for part in scores.answer]),
+        count=len(scores.answer),
+        findings=findings,
+        facts=about or {},
+        documents=documents,
+        rest=rest,
+        data=_quantised(scores, [places for _, places in tokens])
+        | {"parts": _rounded(scores.scores[:, order])},
+        style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
+        script=(HERE / "sources.js").read_text("utf-8"),
+    )
+
+
+def _places(segments: Sequence[Segment]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, int), *(segment.places for segment in segments)])
+
+
+def _documents(
+    context: Context, sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
+) -> list[tuple[str, list[_Shown]]]:
+    """Each document's name and sentences; of many first those that gave most of the answer."""
+    documents: dict[str, list[_Shown]] = {}
+    gave: dict[str, float] = {}
+    for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
+        part = _Shown(number, _tokens(context, sentence.places))
+        documents.setdefault(sentence.within, []).append(part)
+        gave[sentence.within] = gave.get(sentence.within, 0.0) + float(score)
+    names = list(documents)
+    if len(names) > MANY:
+        names.sort(key=lambda name: -abs(gave[name]))
+    return [(name, documents[name]) for name in names]
+
+
+def _tokens(context: Context, places: np.ndarray) -> list[tuple[str, list[int]]]:
+    """Tokens as they are shown, each with its places in the context."""
+    texts = [context.tokens[place] for place in places.tolist()]
+    return [(_plain(text), places[group].tolist()) for text, group in joined_tokens(texts)]
+
+
+def _plain(text: str) -> str:
+    """A text to be read, in which only what cannot be seen at all has a mark."""
+    return "".join(letter if letter in " \n\t" else visible(letter) for letter in text)
+
+
+def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
+    """The parts of the answer by sentence: the number and the text of each."""
+    sentences = CUTS["sentence"]([text or UNKNOWN for text in texts])
+    return [[(row, in_text(texts[row])) for row in rows] for rows in sentences]
+
+
+def _quantised(scores: PartScores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Scores of the shown tokens as bytes, a row for each part of the answer, with its scale."""
+    columns = [scores.by_position[:, places].sum(axis=1) for places in tokens]
+    by_token = np.stack(columns, axis=1) if columns else scores.by_position[:, :0]
+    scales = np.abs(by_token).max(axis=1, initial=0) / STEPS
+    steps = by_token / np.where(scales > 0, scales, 1)[:, None]
+    written = base64.b64encode(np.round(steps).astype(np.int8).tobytes()).decode()
+    return {"steps": written, "scales": _rounded(scales)}
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    """Numbers of a few digits each, in lists."""
+    written = [float(f"{value:.{DIGITS}g}") for value in values.ravel().tolist()]
+    return np.array(written).reshape(values.shape).tolist()

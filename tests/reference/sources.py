@@ -1,0 +1,44 @@
+"""An answer with parts and documents, and made-up scores of them, with texts that are no markup."""
+
+import numpy as np
+
+from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.segments import answer_segments, document_segments
+from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.report.sources import sources_page
+
+SCRIPT = "<script>document.title='owned'</script>"
+DOCUMENTS = (f'{SCRIPT} is bad. It\'s "so". </script>\n\nTwo &amp; <b>three</b>.', *"ABCDE")
+QUESTION = "Who said </title><script>document.title='owned'</script>?"
+ANSWER = " Wren é. So </script>"
+
+
+def made_context():
+    """Six documents, the first in three sentences, between what no document has."""
+    text, spans = "<|user|>", []
+    for number, document in enumerate(DOCUMENTS):
+        spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
+        text += document + "|"
+    spans.append((len(text), len(text) + len(QUESTION), "question"))
+    return context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
+
+
+CONTEXT = made_context()
+
+
+def made_scores(parts, seed=0):
+    answer = answer_segments(CONTEXT, None, parts)
+    rng = np.random.default_rng(seed)
+    drawn = (
+        rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]
+    )
+    return PartScores(answer, document_segments(CONTEXT), drawn)
+
+
+def written(path, parts):
+    page = sources_page(
+        made_scores(parts), CONTEXT, question=QUESTION, findings=[SCRIPT], about={"model": "<b>"}
+    )
+    path.write_text(page, encoding="utf-8")
+    return page

@@ -1,0 +1,54 @@
+"""The page of an answer: its data beside the scores, and texts that are no markup."""
+
+import base64
+
+import numpy as np
+from reference.pages import Read
+from reference.sources import CONTEXT, SCRIPT, made_scores, written
+
+from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.segments import answer_segments
+from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.report.sources import sources_page
+
+
+def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path):
+    scores, page = made_scores("sentence"), Read(written(tmp_path / "page.html", "sentence"))
+    data = page.json("data")
+    names = [one["text"].strip() for one in page.all("h3")]
+    gave = {
+        f"<i>{number}</i>": scores.by_position[:, CONTEXT.spans[number].places].sum()
+        for number in range(6)
+    }
+    assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
+    sentences = [one["inner"] for one in page.all("span", "part")]
+    texts = {
+        part.text: column for part, column in zip(scores.documents, scores.scores.T, strict=True)
+    }
+    assert len(sentences) == 8
+    for sentence, column in zip(sentences, np.transpose(data["parts"]), strict=True):
+        np.testing.assert_allclose(column, texts[sentence], rtol=1e-3)
+    steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(2, -1)
+    tokens = [one["inner"] for one in page.all("span", "t")]
+    assert steps.shape[1] == len(tokens) == CONTEXT.length - 1, "é is one, of two bytes"
+    shown = steps * np.transpose([data["scales"]])
+    whole = scores.by_position.sum(axis=1)
+    np.testing.assert_allclose(shown.sum(axis=1), whole, atol=CONTEXT.length * max(data["scales"]))
+    first = tokens.index("A")
+    place = CONTEXT.spans[1].places[0]
+    error = np.abs(shown[:, first] - scores.by_position[:, place])
+    assert (error <= 0.51 * np.array(data["scales"])).all()
+    assert len(page.all("script")) == 2 and SCRIPT in page.all("p")[-3]["text"]
+
+
+def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
+    documents = tuple(f"Sentence {number} of a document." for number in range(150))
+    text = " ".join(documents)
+    laid = RenderedPrompt(text, ((0, len(text), "long"),))
+    context = context_of(laid, " " + "a" * 49, asked="margin")
+    answer = answer_segments(context, None, "token")
+    assert context.length > 4000 and len(answer) == 50
+    drawn = np.random.default_rng(0).normal(size=(50, context.length))
+    page = sources_page(PartScores(answer, [], drawn), context, question="?")
+    assert len(page.encode()) < 1_000_000
