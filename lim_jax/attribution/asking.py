@@ -9,11 +9,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import AnyPath, as_int, require_kind, require_name, require_text
+from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
 from lim_jax._tables import text_table
+from lim_jax.attribution.matrix import PartScores, part_scores
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
-from lim_jax.attribution.methods import METHODS, MethodName, Scored, given_by_parts, scores_of_parts
+from lim_jax.attribution.methods import (
+    METHODS,
+    MethodName,
+    Scored,
+    given_by_parts,
+    scored_by_tokens,
+    scores_of_parts,
+)
 from lim_jax.attribution.parts import IN_NO_PART, REST, parts_of
+from lim_jax.attribution.segments import (
+    AnswerParts,
+    DocumentParts,
+    answer_segments,
+    document_segments,
+)
 from lim_jax.attribution.tokens import held_by_text, most_in_words
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.losses import LossName, loss_kind
@@ -63,6 +77,8 @@ class Answer(NamedTuple):
     given
         What all documents together gave: the log odds with them less those with next to nothing
         of them. None of methods that do not say.
+    by_part
+        Scores of parts of the answer by parts of documents, None of methods that have none.
     """
 
     question: str
@@ -74,6 +90,7 @@ class Answer(NamedTuple):
     context: Context
     tokens: Float[np.ndarray, " length"] | None
     given: float | None = None
+    by_part: PartScores | None = None
 
     @property
     def shown(self) -> str:
@@ -118,6 +135,8 @@ def ask(
     documents: AnyPath | Sequence[str | Document],
     *,
     method: MethodName = "mask-gradient",
+    parts: AnswerParts | None = None,
+    document_parts: DocumentParts = "sentences",
     answer: str | None = None,
     foil: str = "",
     chat: bool = True,
@@ -137,6 +156,11 @@ def ask(
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
         How parts are scored: one of `attribution.methods.METHODS`.
+    parts, document_parts
+        Of the mask gradient without a foil: the parts of the answer, each of which takes a backward
+        pass, the whole ``"answer"``, every ``"sentence"`` (the default) or ``"token"``; and the
+        parts of documents in `Answer.by_part`: ``"documents"``, ``"paragraphs"``, ``"sentences"``
+        or ``"tokens"``.
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
@@ -153,7 +177,7 @@ def ask(
     ------
     ValueError
         Where the question or all documents are empty, the text is too long, the model ends at once,
-        or the method is not known.
+        the method or the parts are not known, or another method has no parts of an answer.
 
     Examples
     --------
@@ -170,13 +194,34 @@ def ask(
     require_name(method, METHODS, "method", "lim-jax ask --help says what each is.")
     line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
     loss: LossName = "contrast" if foil else "margin"
+    parts = parts_of_answer(method, foil, parts)
     read = context_of_line(line, model.tokenizer, loss, max_length)
     context = answered_context(model, read, loss, answer_tokens, progress)
-    (scored,) = scores_of_parts(
-        model.network, [context], loss_kind(loss).loss, method, bar=progress
-    )  # fmt: skip
+    by_part = None if parts is None else scores_by_part(model, context, parts, document_parts)
+    if by_part is None:
+        asked = model.network, [context], loss_kind(loss).loss
+        (scored,) = scores_of_parts(*asked, method, bar=progress)
+    else:
+        scored = scored_by_tokens(context, by_part.by_position.sum(axis=0))
     answered = answer_of(line, context, scored, model, method, question)
-    return with_given(answered, model, loss)
+    return with_given(answered._replace(by_part=by_part), model, loss)
+
+
+def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts | None:
+    """Which parts of the answer are scored; None where the method scores the answer alone."""
+    has_parts = method == "mask-gradient" and not foil
+    got = f"{parts!r} with the method {method!r}" + " and a foil" * bool(foil)
+    require(has_parts or parts is None, "parts", got=got, expected="the mask gradient, no foil",
+            cure="Leave the parts out, or take the method mask-gradient.")  # fmt: skip
+    return (parts or "sentence") if has_parts else None
+
+
+def scores_by_part(
+    model: LanguageModel, context: Context, parts: AnswerParts, document_parts: DocumentParts
+) -> PartScores:
+    """What each part of a context's answer came from; the parts' scores sum to the answer's."""
+    answer = answer_segments(context, model.tokenizer, parts)
+    return part_scores(model.network, context, answer, document_segments(context, document_parts))
 
 
 def question_line(

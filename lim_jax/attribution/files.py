@@ -8,6 +8,7 @@ import numpy as np
 
 from lim_jax._checks import require
 from lim_jax.attribution.asking import Answer
+from lim_jax.attribution.matrix import write_matrix
 from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares
@@ -115,7 +116,7 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
 
 
 def write_answer(answered: Answer, folder: Path) -> None:
-    """Write answer.json, and scores.csv where tokens have scores."""
+    """Write answer.json, scores.csv where tokens have scores, and matrix.csv where parts have."""
     parts = [
         {name: getattr(part, name) for name in FILES["answer.json, parts"]}
         for part in answered.parts
@@ -131,3 +132,5 @@ def write_answer(answered: Answer, folder: Path) -> None:
         rows = zip(pieces, weights, answered.tokens.tolist(), strict=True)
         table = ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
         write_table(folder / "scores.csv", FILES["scores.csv"], table)
+    if answered.by_part is not None:
+        write_matrix(answered.by_part, folder / "matrix.csv")

@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax.attribution.segments import Segment
+from lim_jax.attribution.methods import WEIGHT
+from lim_jax.attribution.segments import Segment, document_numbers
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.models.ids import scores_of_ids
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context
 from lim_jax.results.tables import FILES, write_table
 
-WEIGHT = 0.2  # of all parts where the gradient is taken: at 1 the softmax is saturated
 ROWS = 16  # parts of an answer whose covectors are in memory together
 AT_ONCE = 2  # of these that go through a layer together
 
@@ -53,23 +53,25 @@ def part_scores(
     documents: Sequence[Segment],
     loss: LossOfLogits = CausalLM.margin_loss,
 ) -> PartScores:
-    """The mask gradients of parts of an answer, where all parts of the context weigh `WEIGHT`.
+    """The mask gradients of parts of an answer, as `methods.mask_gradient`.
 
     `answer` is of `segments.answer_segments`, `documents` of `segments.document_segments`. Networks
     may be left in their files: a layer is read once forward, and once back for `ROWS` parts.
     """
     require(len(answer) > 0, "answer", got="no parts", expected="at least one",
             cure="Cut it by answer_segments.")  # fmt: skip
-    parts = np.full(context.length, -1, np.int32)
-    for number, places in enumerate(places_by_name(context.spans).values()):
-        parts[places] = number
     weights = np.zeros((len(answer), context.length))
     for row, segment in zip(weights, answer, strict=True):
         row[segment.places] = context.weights[segment.places]
     rows = weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
     scores = jax.tree_util.Partial(_mask_gradients, jax.device_put(_in_batches(rows)))
     (columns,) = scores_of_ids(
-        scores, model, [context.window], ask=[context.asked], loss=loss, parts=[parts]
+        scores,
+        model,
+        [context.window],
+        ask=[context.asked],
+        loss=loss,
+        parts=[document_numbers(context)],
     )
     return PartScores(answer, documents, columns.T[: len(answer)])
 

@@ -20,12 +20,12 @@ from lim_jax._checks import require, require_name
 from lim_jax.attribution import gradients
 from lim_jax.attribution.ablations import ablations, leave_one_out
 from lim_jax.attribution.parts import parts_of
+from lim_jax.attribution.segments import document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Scores, energies_of_ids, scores_of_ids
 from lim_jax.prompts.contexts import Context
-from lim_jax.prompts.documents import MESSAGES, RESERVED_NAMES
 
 STEPS = 8  # of integrated gradients
 WEIGHT = 0.2  # of parts where a mask gradient is taken
@@ -248,15 +248,6 @@ def _rows(
     of: Scores, model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
 ) -> list[Float[np.ndarray, " _"]]:
     windows, asked = [one.window for one in contexts], [one.asked for one in contexts]
-    numbers = [_numbers(context) for context in contexts]
+    # Those of the documents alone: what asks counts whole wherever a gradient is taken.
+    numbers = [document_numbers(context) for context in contexts]
     return scores_of_ids(of, model, windows, ask=asked, loss=loss, parts=numbers, **run)
-
-
-def _numbers(context: Context) -> np.ndarray:
-    """The number of each token's part, -1 in none."""
-    numbers = np.full(context.length, -1, np.int32)
-    for number, ((name, kind), places) in enumerate(parts_of(context)):
-        # Those of the documents alone: what asks counts whole wherever a gradient is taken.
-        if kind == "part" and name not in RESERVED_NAMES and not MESSAGES.fullmatch(name):
-            numbers[places] = number
-    return numbers

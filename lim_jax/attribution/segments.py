@@ -105,6 +105,14 @@ def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
     return {name: places for name, places in named if name not in ours and places.size}
 
 
+def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
+    """The number of each token's document, -1 of those in none."""
+    numbers = np.full(context.length, -1, np.int32)
+    for number, places in enumerate(document_places(context).values()):
+        numbers[places] = number
+    return numbers
+
+
 def _segments(
     within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str
 ) -> list[Segment]:

@@ -55,10 +55,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "said": (TEXT, "the part of the answer"),
     "part": (NUMBER, "the part of the documents, from 0"),
     "text": (TEXT, "the part of the documents"),
-    "score": (
-        "of the loss",
-        "by how much it speaks for the part of the answer; against it where negative",
-    ),
 }
 
 PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "texts", "most")
