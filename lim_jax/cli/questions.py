@@ -13,12 +13,22 @@ from lim_jax.attribution.asking import (
     Answer,
     answer_of,
     answered_context,
+    parts_of_answer,
     question_line,
+    scores_by_part,
     with_given,
 )
 from lim_jax.attribution.files import write_answer
-from lim_jax.attribution.measuring import measure
-from lim_jax.attribution.methods import METHODS, scored_by_tokens, scores_of_parts
+from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.measuring import Measured, measure
+from lim_jax.attribution.methods import (
+    METHODS,
+    Cost,
+    Scored,
+    scored_by_tokens,
+    scores_of_parts,
+)
+from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import Method, Named
@@ -27,12 +37,14 @@ from lim_jax.cli.profiling import require_page, write_profile, write_profile_pag
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.reading import context_of_line
+from lim_jax.report.sources import answer_page
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
 NO_ERROR = (
     "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
     "--shuffle N of the documents in several orders."
 )
+SENTENCE = 16  # tokens of one, so far as it is not known yet
 
 
 def ask(
@@ -40,6 +52,8 @@ def ask(
     question: tyro.conf.Positional[str],
     documents: Named,
     method: Method = "mask-gradient",
+    parts: AnswerParts | None = None,
+    document_parts: DocumentParts = "sentences",
     chat: bool = True,
     answer: str | None = None,
     answer_tokens: int = 32,
@@ -56,7 +70,9 @@ def ask(
 
     Prints first which document gave most to the answer, then the answer, and what each document,
     the question and the rest gave. Writes answer.json, with scores.csv where tokens have scores;
-    of influence also what profile does of this one context, with its page.
+    of the mask gradient also matrix.csv, of parts of the answer by parts of the documents, and
+    answer.html, where a click on a part of the answer shades what it came from; of influence also
+    what profile does of this one context, with its page.
 
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
@@ -64,6 +80,9 @@ def ask(
         question: As the model is asked.
         documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
             and maybe "title"; or one text.
+        parts: Parts of the answer that the mask gradient scores, each by a backward pass: of the
+            whole answer, of every sentence (the default), or of every token.
+        document_parts: Parts of the documents in matrix.csv.
         chat: Lay question and documents out by the model's own chat template, where it has one, as
             models that were instructed expect. Without, they stand one after another.
         answer: What is explained; by default what the model answers itself.
@@ -72,7 +91,8 @@ def ask(
             not the foil, else the log odds of the answer's tokens.
         max_length: The most tokens of question and documents; more are refused.
         delta: The width of each boundary region.
-        html: Write profile.html, a page with every token shaded; there is none of a foil.
+        html: Write the page: of the mask gradient answer.html, of influence profile.html, with
+            every token shaded. There is none of a foil, nor of other methods.
         download: Download the model where a public name is not in the cache. Without, a terminal
             is asked, and anything else refused.
         memory: How many GiB may be used, by default all that is free.
@@ -81,11 +101,13 @@ def ask(
     """
     model, documents = as_path(model, "model"), as_path(documents, "documents")
     loss: LossName = "contrast" if foil else "margin"
-    html = html and not foil and method == "influence"
+    parts = parts_of_answer(method, foil, parts)
+    html = html and not foil and (method == "influence" or parts is not None)
     arguments = {
         "model": model, "question": question, "documents": documents, "method": method,
-        "chat": chat, "answer": answer, "answer_tokens": answer_tokens, "foil": foil,
-        "max_length": max_length, "delta": delta, "html": html,
+        "parts": parts, "document_parts": document_parts, "chat": chat, "answer": answer,
+        "answer_tokens": answer_tokens, "foil": foil, "max_length": max_length, "delta": delta,
+        "html": html,
     }  # fmt: skip
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
@@ -98,29 +120,45 @@ def ask(
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         opened = network_within(opened, memory, at_once, unfinished)
         cost = METHODS[method].cost(len(line.documents) + 2)  # the question and the rest too
-        _announce(opened.network, read, html, f"{method}, {cost}", cost.total)
+        if parts is not None:
+            cost = _cost_of_parts(opened, read, parts, answer_tokens)
+        _announce(opened.network, read, html and parts is None, f"{method}, {cost}", cost.total)
         context = answered_context(opened, read, loss, answer_tokens, tqdm)
-        run = {"checkpoint": unfinished, "bar": placed_bar(opened.network, unfinished)}
-        measured, asked = None, (opened.network, [context])
-        if method == "influence":
-            measured = measure(*asked, loss, delta=delta, shown=int(html), **run)
-            (energy,) = measured.energies
-            scored = scored_by_tokens(context, energy / (energy.sum() or 1))
-        else:
-            (scored,) = scores_of_parts(*asked, loss_kind(loss).loss, method, **run)
+        scored, measured, by_part = _scored(opened, context, loss, arguments, unfinished)
         answered = answer_of(line, context, scored, opened, method, question)
-        answered = with_given(answered, opened, loss)
+        answered = with_given(answered._replace(by_part=by_part), opened, loss)
         _print(answered, answer_notes([context], opened))
         write_answer(answered, folder)
         if measured is not None:
             title = f"{opened.name}, {loss}, {described_contexts([context.length])}"
             write_profile(measured, title, folder)
-            if html:
-                said = {"answer": answered.shown, "findings": [answered.finding, NO_ERROR]}
-                write_profile_page(measured, opened, loss, question, folder, **said)
-        more = ", tables, figures" * (measured is not None) + " and profile.html" * html
-        print(f"Wrote answer.json{more} to {folder}.")
+        written = ["answer.json", *["tables, figures"] * (measured is not None)]
+        if html:
+            written.append(_write_page(answered, measured, opened, folder))
+        print(f"Wrote {', '.join(written)} to {folder}.")
     return 0
+
+
+def _scored(
+    model: models.LanguageModel,
+    context: Context,
+    loss: LossName,
+    arguments: dict[str, Any],
+    unfinished: Path,
+) -> tuple[Scored, Measured | None, PartScores | None]:
+    """The scores by the method, with all that profile measures, or with those by part."""
+    run = {"checkpoint": unfinished, "bar": placed_bar(model.network, unfinished)}
+    asked, method = (model.network, [context]), arguments["method"]
+    if method == "influence":
+        shown = int(arguments["html"])
+        measured = measure(*asked, loss, delta=arguments["delta"], shown=shown, **run)
+        (energy,) = measured.energies
+        return scored_by_tokens(context, energy / (energy.sum() or 1)), measured, None
+    if arguments["parts"] is not None:
+        by_part = scores_by_part(model, context, arguments["parts"], arguments["document_parts"])
+        return scored_by_tokens(context, by_part.by_position.sum(axis=0)), None, by_part
+    (scored,) = scores_of_parts(*asked, loss_kind(loss).loss, method, **run)
+    return scored, None, None
 
 
 def _print(answered: Answer, notes: Sequence[str]) -> None:
@@ -129,11 +167,32 @@ def _print(answered: Answer, notes: Sequence[str]) -> None:
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
 
+def _write_page(
+    answered: Answer, measured: Measured | None, model: models.LanguageModel, folder: Path
+) -> str:
+    """Write the page of an answer by its parts, or of its influence, and return its name."""
+    if measured is None:
+        about = {"model": model.name, "method": answered.method}
+        return answer_page(answered, about).save(folder / "answer.html").name
+    said = {"answer": answered.shown, "findings": [answered.finding, NO_ERROR]}
+    write_profile_page(measured, model, "margin", answered.question, folder, **said)
+    return "profile.html"
+
+
 def _require_options(arguments: dict[str, Any], loss: LossName) -> None:
     """Raise before a long computation at options that could not be followed."""
     as_int(arguments["max_length"], "max_length")
     as_int(arguments["answer_tokens"], "answer_tokens")
     require_page(arguments["html"], loss)
+
+
+def _cost_of_parts(
+    model: models.LanguageModel, read: Context | PromptOnly, parts: AnswerParts, tokens: int
+) -> Cost:
+    """A gradient for each part of the answer; of an answer that is not known yet, about so many."""
+    if isinstance(read, Context):
+        return Cost(1, len(answer_segments(read, model.tokenizer, parts)))
+    return Cost(1, {"answer": 1, "sentence": max(1, tokens // SENTENCE), "token": tokens}[parts])
 
 
 def _announce(

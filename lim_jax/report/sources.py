@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import require_extra, require_kind
+from lim_jax._checks import require_extra
+from lim_jax._refusal import Refusal
+from lim_jax.attribution.asking import Answer
 from lim_jax.attribution.matrix import PartScores
 from lim_jax.attribution.segments import CUTS, Segment, document_segments
 from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, visible
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.page import HERE, template
+from lim_jax.report.showing import Page
 
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
@@ -30,6 +33,35 @@ class _Shown(NamedTuple):
     tokens: Sequence[tuple[str, list[int]]]
 
 
+def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
+    """The page of an answer whose parts have scores, as `ask` gives them by the mask gradient.
+
+    A notebook shows it, and ``.save("answer.html")`` writes it.
+
+    Parameters
+    ----------
+    answered
+        Of ``ask(..., method="mask-gradient")``, without a foil.
+    about
+        Facts by name, such as the model.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without jinja2, of the extra ``report``.
+    ValueError
+        Of another method.
+    """
+    scores = answered.by_part
+    if scores is None:
+        raise Refusal(
+            f"answered: got scores by {answered.method} without parts of the answer, expected "
+            "those of a mask gradient. Ask with method='mask-gradient', and without a foil."
+        )
+    return Page(sources_page(scores, answered.context, question=answered.question,
+                             findings=[answered.finding], about=about))  # fmt: skip
+
+
 def sources_page(
     scores: PartScores,
     context: Context,
@@ -38,24 +70,8 @@ def sources_page(
     findings: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
 ) -> str:
-    """The page of `matrix.part_scores` of a context, whatever parts of documents they are of.
-
-    Parameters
-    ----------
-    scores, context
-        Of one answer; each of its parts can be chosen, and each of its sentences.
-    question
-        As it was asked.
-    findings, about
-        Sentences to begin with, and facts by name, such as the model.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without jinja2, of the extra ``report``.
-    """
+    """The text of the page of scores, whatever parts of documents they are of: of sentences."""
     require_extra("jinja2", "report")
-    require_kind(scores, PartScores, "scores", "Make them by attribution.matrix.part_scores.")
     sentences = document_segments(context)
     scores = PartScores(scores.answer, sentences, scores.by_position)
     documents = _documents(context, sentences, scores.scores)

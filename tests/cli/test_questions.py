@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.chats import CHATML
+from reference.pages import Read
 from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
@@ -172,6 +173,14 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     with (out / "scores.csv").open(newline="") as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
     np.testing.assert_allclose(scores, answer.tokens, rtol=2e-3, atol=1e-6)
+    with (out / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["said"] for row in rows} == {"k a b"} and len(rows) == 4
+    of_first = [float(row["score"]) for row in rows if row["name"] == "first"]
+    np.testing.assert_allclose(sum(of_first), slope, rtol=2e-3)
+    page = Read((out / "answer.html").read_text("utf-8"))
+    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
+    np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
     assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
 
 
@@ -208,6 +217,9 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
         "question: got 48 tokens, expected": [
             "bc", "--documents", str(documents), "--max-length", "10",
+        ],
+        "parts: got 'token' with the method 'influence'": [
+            "bc", "--documents", str(documents), "--parts", "token",
         ],
     }  # fmt: skip
     for message, arguments in cases.items():
