@@ -22,10 +22,12 @@ const byToken = (chosen) =>
 const bySentence = (chosen) =>
   parts.map((_, at) => sum(chosen.map((row) => data.parts[row][at])));
 
-function shade(elements, values) {
-  const top = Math.max(...values.map(Math.abs), 0);
+/* In five steps of each sign, up to the largest of the first `count`, which are not the rest. */
+function shade(elements, values, count = values.length) {
+  const top = Math.max(...values.slice(0, count).map(Math.abs), 0);
   elements.forEach((element, at) => {
-    const level = top > 0 ? Math.round((5 * values[at]) / top) : 0;
+    const step = top > 0 ? Math.round((5 * values[at]) / top) : 0;
+    const level = Math.max(-5, Math.min(5, step));
     if (level) element.dataset.shade = level;
     else delete element.dataset.shade;
   });
@@ -58,7 +60,7 @@ function press(element) {
 function choose(pick) {
   const chosen = rowsOf(pick), values = bySentence(chosen);
   press(pick);
-  shade(tokens, byToken(chosen));
+  shade(tokens, byToken(chosen), all(".document .t").length);
   shade(picks, picks.map(() => 0));
   for (const document of all(".document")) {
     const own = all(".part", document).map((part) => values[parts.indexOf(part)]);

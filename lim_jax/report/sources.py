@@ -128,7 +128,11 @@ def _plain(text: str) -> str:
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     """The parts of the answer by sentence: the number and the text of each."""
     sentences = CUTS["sentence"]([text or UNKNOWN for text in texts])
-    return [[(row, in_text(texts[row])) for row in rows] for rows in sentences]
+    return [[(row, _clickable(texts[row])) for row in rows] for rows in sentences]
+
+
+def _clickable(text: str) -> str:
+    return _plain(text) if text.strip("\n") else in_text(text)
 
 
 def _quantised(scores: PartScores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
