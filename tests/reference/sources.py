@@ -21,14 +21,19 @@ def made_context():
         spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
         text += document + "|"
     spans.append((len(text), len(text) + len(QUESTION), "question"))
-    return context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
+    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
+    # Whole tokens that are no markup either: one of no document, one of the third.
+    tokens = list(context.tokens)
+    tokens[0] = tokens[int(context.spans[2].places[0])] = SCRIPT
+    return context._replace(tokens=tuple(tokens))
 
 
 CONTEXT = made_context()
 
 
 def made_scores(parts, seed=0):
-    answer = answer_segments(CONTEXT, None, parts)
+    *answer, last = answer_segments(CONTEXT, None, parts)
+    answer.append(last._replace(text=SCRIPT))
     rng = np.random.default_rng(seed)
     drawn = (
         rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]

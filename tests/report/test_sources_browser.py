@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reference.browser import PROGRAM, browser
 from reference.pages import Read
-from reference.sources import QUESTION, made_scores, written
+from reference.sources import QUESTION, SCRIPT, made_scores, written
 
 pytestmark = [
     pytest.mark.slow,  # a browser is started
@@ -82,7 +82,8 @@ def test_a_click_on_a_sentence_adds_its_tokens_up(tab):
     assert tab.value(PRESSED) == "2"
     rows = slice(9, None)  # “ Wren é. ” is of nine tokens
     tab.require_chosen(tab.by_token[rows].sum(axis=0), tab.by_sentence[rows].sum(axis=0))
-    assert "“So </script>” came from" in tab.value("document.getElementById('status').textContent")
+    said = tab.value("document.getElementById('status').textContent")
+    assert f"What “So </script{SCRIPT}” came from" in said
     tab.click(".handle", 2)
     tab.require_whole()
 
