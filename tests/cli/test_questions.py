@@ -219,7 +219,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
             "bc", "--documents", str(documents), "--max-length", "10",
         ],
         "parts: got 'token' with the method 'influence'": [
-            "bc", "--documents", str(documents), "--parts", "token",
+            "bc", "--documents", str(documents), "--parts", "token", "--method", "influence",
         ],
     }  # fmt: skip
     for message, arguments in cases.items():
