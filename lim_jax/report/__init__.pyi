@@ -8,3 +8,4 @@ from . import tokens as tokens
 from . import wording as wording
 from .page import write_page as write_page
 from .showing import show as show
+from .sources import answer_page as answer_page

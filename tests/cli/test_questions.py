@@ -20,6 +20,7 @@ from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
 from lim_jax.prompts import answering, context_of, self_answered, unanswered
 from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.report import answer_page
 
 DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
 PROMPT = "first\nabcabd\n\nsecond\nhgjh\n\nQuestion: bc\nAnswer:"
@@ -181,6 +182,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     page = Read((out / "answer.html").read_text("utf-8"))
     assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
     np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
+    assert answer.by_part is not None
+    np.testing.assert_allclose(answer.by_part.scores[0].sum(), part.score + other.score)
+    with pytest.raises(ValueError, match="answered: got scores by mask-gradient without parts"):
+        answer_page(answer._replace(by_part=None))
     assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
 
 

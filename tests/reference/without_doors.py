@@ -5,7 +5,7 @@ WITHOUT = {
         llama_like profile_memory read_decoder sizes_of
     """,
     "Parts of figures, pages and sentences, given numbers of the library's own.": """
-        draw_densities legend_below line_style new_figure show simulation_convergence
+        answer_page draw_densities legend_below line_style new_figure show simulation_convergence
         simulation_influence_profiles simulation_observability_profiles
         simulation_probe_errors write_page
     """,
