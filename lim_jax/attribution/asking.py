@@ -197,7 +197,9 @@ def ask(
     parts = parts_of_answer(method, foil, parts)
     read = context_of_line(line, model.tokenizer, loss, max_length)
     context = answered_context(model, read, loss, answer_tokens, progress)
-    by_part = None if parts is None else scores_by_part(model, context, parts, document_parts)
+    by_part = None
+    if parts is not None:
+        by_part = scores_by_part(model, context, parts, document_parts, progress)
     if by_part is None:
         asked = model.network, [context], loss_kind(loss).loss
         (scored,) = scores_of_parts(*asked, method, bar=progress)
@@ -217,11 +219,18 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
 
 
 def scores_by_part(
-    model: LanguageModel, context: Context, parts: AnswerParts, document_parts: DocumentParts
+    model: LanguageModel,
+    context: Context,
+    parts: AnswerParts,
+    document_parts: DocumentParts,
+    bar: Bar = no_bar,
+    checkpoint: Path | None = None,
 ) -> PartScores:
     """What each part of a context's answer came from; the parts' scores sum to the answer's."""
-    answer = answer_segments(context, model.tokenizer, parts)
-    return part_scores(model.network, context, answer, document_segments(context, document_parts))
+    asked = model.network, context, answer_segments(context, model.tokenizer, parts)
+    progress = partial(bar, desc="mask-gradient", unit="context")
+    segments = document_segments(context, document_parts)
+    return part_scores(*asked, segments, checkpoint=checkpoint, progress=progress)
 
 
 def question_line(

@@ -52,11 +52,13 @@ def part_scores(
     answer: Sequence[Segment],
     documents: Sequence[Segment],
     loss: LossOfLogits = CausalLM.margin_loss,
+    **run: Any,
 ) -> PartScores:
     """The mask gradients of parts of an answer, as `methods.mask_gradient`.
 
     `answer` is of `segments.answer_segments`, `documents` of `segments.document_segments`. Networks
     may be left in their files: a layer is read once forward, and once back for `ROWS` parts.
+    `run` are the checkpoint and the progress of `models.ids.scores_of_ids`.
     """
     require(len(answer) > 0, "answer", got="no parts", expected="at least one",
             cure="Cut it by answer_segments.")  # fmt: skip
@@ -65,14 +67,10 @@ def part_scores(
         row[segment.places] = context.weights[segment.places]
     rows = weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
     scores = jax.tree_util.Partial(_mask_gradients, jax.device_put(_in_batches(rows)))
+    numbers, window, asked = [document_numbers(context)], [context.window], [context.asked]
     (columns,) = scores_of_ids(
-        scores,
-        model,
-        [context.window],
-        ask=[context.asked],
-        loss=loss,
-        parts=[document_numbers(context)],
-    )
+        scores, model, window, ask=asked, loss=loss, parts=numbers, **run
+    )  # fmt: skip
     return PartScores(answer, documents, columns.T[: len(answer)])
 
 

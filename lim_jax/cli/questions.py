@@ -155,7 +155,8 @@ def _scored(
         (energy,) = measured.energies
         return scored_by_tokens(context, energy / (energy.sum() or 1)), measured, None
     if arguments["parts"] is not None:
-        by_part = scores_by_part(model, context, arguments["parts"], arguments["document_parts"])
+        parts = arguments["parts"], arguments["document_parts"]
+        by_part = scores_by_part(model, context, *parts, **run)
         return scored_by_tokens(context, by_part.by_position.sum(axis=0)), None, by_part
     (scored,) = scores_of_parts(*asked, loss_kind(loss).loss, method, **run)
     return scored, None, None

@@ -113,7 +113,9 @@ def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
     assert rows[4]["text"] == data.part.values[1] and rows[4]["part"] == "1"
 
 
-def test_layers_in_files_are_read_at_most_twice_for_all_parts(model, derivatives):
+def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
+    model, derivatives, tmp_path
+):
     reads = []
 
     def read(index):
@@ -123,9 +125,12 @@ def test_layers_in_files_are_read_at_most_twice_for_all_parts(model, derivatives
     layers = FetchedLayers(jnp.zeros(1), LayerSource(read, model.flow.depth))
     away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
     reads.clear()
-    scores = part_scores(away, CONTEXT, PARTS[-1:], DOCUMENTS, LOSS)
-    jax.effects_barrier()
-    np.testing.assert_allclose(scores.by_position, derivatives[-1:], rtol=1e-9, atol=1e-14)
+    for _ in range(2):
+        scores = part_scores(away, CONTEXT, PARTS[-1:], DOCUMENTS, LOSS, checkpoint=tmp_path)
+        jax.effects_barrier()
+        np.testing.assert_allclose(scores.by_position, derivatives[-1:], rtol=1e-9, atol=1e-14)
+    with pytest.raises(Refusal, match="checkpoint: got .*, of function"):
+        part_scores(away, CONTEXT, PARTS[:1], DOCUMENTS, LOSS, checkpoint=tmp_path)
     assert len(reads) <= 4
 
 
