@@ -75,15 +75,16 @@ function choose(pick) {
 
 /* A sentence of a document: the answer is shaded by what it fed. */
 function feed(part) {
-  const at = parts.indexOf(part);
-  const values = picks.map((pick) =>
-    pick === whole && rows.length > 1 ? 0 : sum(rowsOf(pick).map((row) => data.parts[row][at])));
+  const at = parts.indexOf(part), fed = (pick) => sum(rowsOf(pick).map((row) => data.parts[row][at]));
+  const sentences = all(".handle:not(#whole)"), values = rows.map(fed);
   press(part);
   shade(tokens, tokens.map(() => 0));
-  shade(picks, values);
+  shade(rows, values);
+  shade(sentences, sentences.map(fed));
+  for (const gave of all(".gave")) gave.textContent = "";
   const total = signed(sum(data.parts.map((row) => row[at])));
   status.textContent = `What ${said(part)} gave, ${total} in all; the parts of the answer it fed most:`;
-  list(rows, rows.map((row) => values[picks.indexOf(row)]));
+  list(rows, values);
 }
 
 /* Tab goes to the answer and to each document, arrows through its parts. */

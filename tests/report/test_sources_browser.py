@@ -42,6 +42,7 @@ class Tab:
         """Documents are shaded, and the sentences listed that gave most, with their signs."""
         inside = self.value("all('.document .t').length")
         assert self.value(SHADES.format("tokens")) == steps_of(by_token, inside)
+        assert set(self.value(SHADES.format("picks"))) == {0}
         listed = self.value(LISTED)
         assert [one[0] for one in listed] == signs(by_sentence)
         order = np.argsort(-np.abs(by_sentence))[:5].tolist()
@@ -93,8 +94,9 @@ def test_a_click_on_a_sentence_of_a_document_shows_what_it_fed(tab):
     assert tab.value(PRESSED) == tab.sentences[3]
     assert set(tab.value(SHADES.format("tokens"))) == {0}
     column = tab.by_sentence[:, 3]
-    fed = np.array([column[:9].sum(), *column[:9], column[9:].sum(), *column[9:]])
-    assert tab.value(SHADES.format("picks")) == [*steps_of(fed), 0]
+    assert tab.value(SHADES.format("rows")) == steps_of(column)
+    sentences = np.array([column[:9].sum(), column[9:].sum()])
+    assert tab.value(SHADES.format("all('.handle')")) == [*steps_of(sentences), 0]
     listed = tab.value(LISTED)
     assert [one[0] for one in listed] == signs(column)
     tab.click("#most button")
