@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.validation.faithfulness import INFLUENCE, LEAVE_ONE_OUT, RANDOM
+from benchmarks.validation.faithfulness import INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
 from benchmarks.validation.findings_page import markdown_table, page_of
 from benchmarks.validation.judged_faithfulness import MASK, SCORE
 from lim_jax.attribution.methods import Cost
@@ -31,7 +31,7 @@ METHODS = (
 AT2 = (
     "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns from ablations how much the attention "
     "of each head counts, is not compared. Its authors take a few thousand examples: with 32 "
-    "ablations of 2,000 these are 64,000 passes, some {hours:.1f} hours at the {each:.2g} seconds "
+    "ablations of 2,000 these are 64,000 passes, some {minutes:.0f} minutes at the {each:.2g} seconds "
     "that one took here, and again for each model. Learnt it costs one pass."
 )
 PROMPTS = {
@@ -70,7 +70,7 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     ]
     for kind, one in kinds.items():
         parts += [f"## {kind.capitalize()}", _about(kind, one, found), _table(one)]
-    parts += ["## What is not here", _at2(kinds)]
+    parts += ["## What is not here", *_not_run(kinds), _at2(kinds)]
     return page_of(parts, figures, " --model MODEL --faithfulness")
 
 
@@ -179,6 +179,20 @@ def _interval(one: Record, sign: str = "") -> str:
     return f"**{cell}**" if sign and (one["low"] > 0 or one["high"] < 0) else cell
 
 
+def _not_run(kinds: Mapping[str, Record]) -> list[str]:
+    """How many prompts of each setting were not run; nothing where all were."""
+    run = {
+        name: sum(one["prompts"] for one in kinds.values() if one["setting"] == name)
+        for name in SETTINGS
+    }
+    left = [
+        f"{run[name] or 'none'} of the {setting.prompts} of “{name}”"
+        for name, setting in SETTINGS.items()
+        if run[name] < setting.prompts
+    ]
+    return [f"Of its prompts the study ran {', '.join(left)}: intervals are wide."] if left else []
+
+
 def _at2(kinds: Mapping[str, Record]) -> str:
     """What it would cost to fit weights of heads, by the seconds of a pass."""
     each = [
@@ -190,7 +204,7 @@ def _at2(kinds: Mapping[str, Record]) -> str:
     if not each:
         return AT2.partition(": with 32")[0] + "."
     middle = sorted(each)[len(each) // 2]
-    return AT2.format(hours=64_000 * middle / 3600, each=middle)
+    return AT2.format(minutes=64_000 * middle / 60, each=middle)
 
 
 def _said(seconds: float | None) -> str:

@@ -199,7 +199,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     assert second.startswith("41 prompts of 60 to 90, on average 72, parts and 130 tokens")
     assert "of Python 3.12's help" in second and "75% of the answers hold" in second
     assert "Of 21 prompts, with 8 ablations held out" in second and "NVIDIA H100" in second
-    assert "64,000 passes, some 4.4 hours at the 0.25 seconds" in page
+    assert "64,000 passes, some 267 minutes at the 0.25 seconds" in page
     assert parts[-1] == "![some.png](some.png)\n"
 
 
