@@ -111,6 +111,7 @@ def test_the_keyboard_walks_and_chooses(tab):
         tab.tab.press(key)
         assert tab.value(PRESSED) == pressed
     tab.require_chosen(tab.by_token[0], tab.by_sentence[0])
+    assert tab.value("rows[0].getAttribute('aria-label')") == "blank"
     assert tab.value("all('[tabindex=\"0\"]', document.getElementById('answer')).length") == 1
     tab.value("parts[0].focus()")
     tab.tab.press("ArrowDown")
