@@ -31,8 +31,8 @@ METHODS = (
 AT2 = (
     "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns from ablations how much the attention "
     "of each head counts, is not compared. Its authors take a few thousand examples: with 32 "
-    "ablations of 2,000 these are 64,000 passes, some {minutes:.0f} minutes at the {each:.2g} seconds "
-    "that one took here, and again for each model. Learnt it costs one pass."
+    "ablations of 2,000 these are 64,000 passes, some {minutes:.0f} minutes at the {each:.2g} "
+    "seconds that one took here, and again for each model. Learnt it costs one pass."
 )
 PROMPTS = {
     "keys and values": "a JSON object of random keys and values of two hexadecimal digits",

@@ -104,7 +104,12 @@ class Answer(NamedTuple):
         said = finding_of(self.parts, self.shown, self.foil, signed=signed)
         if self.given is None:
             return said
-        return f"{said} All documents together give {self.given:+.2f} of log odds."
+        said = f"{said} All documents together give {self.given:+.2f} of log odds"
+        if self.method != "mask-path":
+            return f"{said}."
+        # They differ by the quadrature's error alone.
+        whole = sum(part.score for part in self.parts)
+        return f"{said}; their scores add up to {whole:+.2f}."
 
     @property
     def table(self) -> str:

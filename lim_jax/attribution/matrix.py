@@ -106,7 +106,7 @@ def _mask_gradients(
     """Minus the derivatives in the log weights, of losses with other weights of the queries."""
     flow, x, ask = model.flow, loss.embed(model, ids, y), as_loss_of_logits(loss.loss)
     log_weights = jnp.where(parts >= 0, jnp.log(WEIGHT), 0).astype(x.dtype)
-    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights)
+    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     states = flow.trajectory(x, grid).states
 
     def terminal(row):

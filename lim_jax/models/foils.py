@@ -1,5 +1,6 @@
 """Why this and not that: one prompt, and the odds of two continuations of it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class Contrast(NamedTuple):
     foil_weights: Float[Array | np.ndarray, " _"]
     length: Int[Array | np.ndarray, ""]
     log_weights: Float[Array, " _"] | None = None  # of the row, as in `Targets`
+    parts: Int[Array, " _"] | None = None
 
 
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
@@ -101,6 +103,8 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
     places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:
-        grid = grid.weighted(jnp.pad(y.log_weights, (0, more)))
+        pad = partial(jnp.pad, pad_width=(0, more))
+        parts = None if y.parts is None else pad(y.parts, constant_values=-1)
+        grid = grid.weighted(pad(y.log_weights), parts)
     state = model.flow(x, grid)
     return total * model.terminal_loss(state, Targets(ids, weights / total, places))

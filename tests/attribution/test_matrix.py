@@ -12,7 +12,11 @@ from lim_jax import models
 from lim_jax._refusal import Refusal
 from lim_jax.attribution import matrix
 from lim_jax.attribution.matrix import part_scores
-from lim_jax.attribution.segments import answer_segments, document_segments
+from lim_jax.attribution.segments import (
+    answer_segments,
+    document_numbers,
+    document_segments,
+)
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
@@ -75,10 +79,12 @@ def derivatives(model):
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
 
     def of_row(row, log_weights):
-        y = Targets(targets, row / row.sum(), places, log_weights=log_weights)
+        y = Targets(targets, row / row.sum(), places, log_weights=log_weights, parts=numbers)
         return -row.sum() * LOSS(model, model.embed(ids), y)
 
-    at = jnp.where(inside, jnp.log(0.2), 0)
+    numbers = jax.device_put(document_numbers(CONTEXT))
+    assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
+    at = jnp.where(inside, jnp.log(0.1), 0)
     return np.asarray(jax.jit(jax.vmap(jax.grad(of_row, 1), (0, None)))(weights, at))
 
 

@@ -155,15 +155,16 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
     x, network = jax.device_put(answer.context.window), model.network
     weights = jax.device_put(answer.context.weights)
-    inside = np.zeros(len(weights), bool)
-    for name in ("first", "second"):
-        inside[slice(*PARTS[name])] = True
+    numbers = np.full(len(weights), -1)
+    for number, name in enumerate(("first", "second")):
+        numbers[slice(*PARTS[name])] = number
 
     def odds(first):
         """Minus the loss where the first document's log weight is another."""
-        u = np.where(inside, np.log(0.2), 0)
+        u = np.where(numbers >= 0, np.log(0.1), 0)
         u[slice(*PARTS["first"])] += first
-        y = models.Targets(x[1:], weights, log_weights=jax.device_put(u))
+        masks = dict(zip(("log_weights", "parts"), jax.device_put((u, numbers)), strict=True))
+        y = models.Targets(x[1:], weights, **masks)
         return -float(network.margin_loss(network.embed(x[:-1]), y))
 
     slope = (odds(1e-4) - odds(-1e-4)) / 2e-4
@@ -197,9 +198,10 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil=foil)
         given = sum(part.score for part in answer.parts)
         asked, network = answer.context.asked, model.network
-        u = np.zeros(answer.context.length)
-        for name in ("first", "second"):
-            u[slice(*PARTS[name])] = np.log(1e-3)
+        u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
+        for number, name in enumerate(("first", "second")):
+            u[slice(*PARTS[name])], numbers[slice(*PARTS[name])] = np.log(1e-3), number
+        numbers = jax.device_put(numbers)
         x = network.embed(jax.device_put(answer.context.window[:-1]))
         if foil:
             loss, y = models.contrast_loss, asked
@@ -207,10 +209,13 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
             loss = models.CausalLM.margin_loss
             y = models.Targets(jax.device_put(answer.context.window[1:]), jax.device_put(asked))
         ends = [
-            float(loss(network, x, y._replace(log_weights=u)))
+            float(loss(network, x, y._replace(log_weights=u, parts=numbers)))
             for u in map(jax.device_put, (u, 0 * u))
         ]
-        np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-2)
+        np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
+        np.testing.assert_allclose(answer.given, ends[0] - ends[1], rtol=1e-9)
+        both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
+        assert f"All documents together {both}" in str(answer)
         assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
 
 
