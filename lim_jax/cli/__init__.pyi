@@ -9,6 +9,5 @@ from . import networks as networks
 from . import profiling as profiling
 from . import questions as questions
 from . import rates as rates
-from . import records as records
 from . import reproduction as reproduction
 from . import shuffling as shuffling

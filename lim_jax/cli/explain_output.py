@@ -12,7 +12,6 @@ from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.measuring import first_accounts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import Case, described_contexts
-from lim_jax.cli.records import record_lines
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.tables import influence_table
@@ -22,7 +21,13 @@ from lim_jax.models import LanguageModel
 from lim_jax.plots.drawing import save_figure
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
-from lim_jax.report.sentences import certificate_lines, finding, parts_finding, records_finding
+from lim_jax.report.sentences import (
+    certificate_lines,
+    finding,
+    parts_finding,
+    record_lines,
+    records_finding,
+)
 from lim_jax.results.tables import write_json, write_table
 
 

@@ -24,7 +24,6 @@ from lim_jax.attribution.time_budget import described_contexts, duration, measur
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.arguments import Asked, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
-from lim_jax.cli.records import record_lines
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
@@ -34,7 +33,7 @@ from lim_jax.models.losses import LOSSES, LossName, loss_kind
 from lim_jax.plots.drawing import save_figure
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
-from lim_jax.report.sentences import finding, records_finding
+from lim_jax.report.sentences import finding, record_lines, records_finding
 from lim_jax.results.measured import (
     CELLS,
 )

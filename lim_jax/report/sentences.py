@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from lim_jax._tables import text_table
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.parts import IN_NO_PART, REST
+from lim_jax.attribution.parts import IN_NO_PART, REST, Record
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
@@ -130,3 +131,19 @@ def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
         count = f"{len(hopeless)} of {len(certificates)}"
         lines.append(f"{count} criteria cannot decide here: {', '.join(hopeless)}.")
     return lines
+
+
+RECORD_HEAD = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", "most in")
+
+
+def record_lines(records: Sequence[Record]) -> list[str]:
+    """A line for each part under a line of names: the largest share first, and the rest last."""
+    rows: list[Sequence[str]] = [RECORD_HEAD]
+    for part in sorted(records, key=lambda part: (part.kind == REST, -part.share)):
+        error = f"{part.error:.1%}" if np.isfinite(part.error) else "-"
+        tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
+        of_tokens, contexts = f"{part.of_tokens:.1%}", f"{part.contexts}"
+        rows.append(
+            (part_words(part), f"{part.share:.1%}", error, tokens, of_tokens, contexts, part.most)
+        )
+    return text_table(rows, left=(0, 6)).splitlines() if records else []
