@@ -8,6 +8,7 @@ from . import measuring as measuring
 from . import methods as methods
 from . import orders as orders
 from . import parts as parts
+from . import scoring as scoring
 from . import segments as segments
 from . import time_budget as time_budget
 from . import tokens as tokens

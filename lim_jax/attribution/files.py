@@ -11,7 +11,8 @@ from lim_jax.attribution.asking import Answer
 from lim_jax.attribution.matrix import write_matrix
 from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.attribution.parts import Shares
+from lim_jax.attribution.parts import Shares, context_ids, parts_of
+from lim_jax.attribution.scoring import ScoredContexts
 from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
@@ -46,6 +47,34 @@ def write_contexts(
         if not np.isnan(share)
     ]
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
+
+
+def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
+    """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
+    records = [record._asdict() for record in scored.records]
+    document = {"method": scored.method, "loss": loss, "records": records}
+    write_json(folder / "profile.json", document)
+    write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
+    names = FILES["profile --method, records_by_context.csv"]
+    write_table(folder / "records_by_context.csv", names, _scores_by_context(scored))
+    if scored.scored[0].tokens is not None:
+        names = FILES["profile --method, scores.csv"]
+        write_table(folder / "scores.csv", names, _scores_by_token(scored))
+
+
+def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
+    ids = context_ids(scored.contexts)
+    for number, (id, context, one) in enumerate(zip(ids, *scored[1:3], strict=True)):
+        for part, places in parts_of(context):
+            yield number, id, *part, one.parts[part], places.size, places.size / context.length
+
+
+def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
+    for number, (context, one) in enumerate(zip(*scored[1:3], strict=True)):
+        assert one.tokens is not None
+        columns = _pieces(context.tokens), context.weights.tolist(), one.tokens.tolist()
+        for at, (token, *numbers) in enumerate(zip(*columns, strict=True)):
+            yield number, at, *token, *numbers
 
 
 def read_contexts(folder: Path, name: str) -> MeasuredContexts:

@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require, require_name
+from lim_jax._digest import digest
+from lim_jax._resuming import once
 from lim_jax.attribution import gradients
 from lim_jax.attribution.ablations import ablations, leave_one_out
 from lim_jax.attribution.parts import parts_of
@@ -204,19 +206,32 @@ def scores_of_parts(
 ) -> list[Scored]:
     """Score the parts of every context by one of `METHODS`."""
     require_name(method, METHODS, "method", "Each is one entry of attribution.methods.METHODS.")
-    parts = [list(parts_of(context)) for context in contexts]
-    of = METHODS[method].of_parts
-    if of is not None:
-        places = [[where for _, where in named] for named in parts]
-        rows = [
-            of(model, context, where, loss)
-            for context, where in zip(
-                bar(contexts, desc=method, unit="context"), places, strict=True
-            )
-        ]
-        return [Scored(_by_name(named, row), None) for named, row in zip(parts, rows, strict=True)]
+    if METHODS[method].of_parts is not None:
+        return _scores_of_parts(model, contexts, loss, method, checkpoint, bar)
     tokens = _scores_of_tokens(model, contexts, loss, method, checkpoint, bar)
     return [scored_by_tokens(*pair) for pair in zip(contexts, tokens, strict=True)]
+
+
+def _scores_of_parts(
+    model: CausalLM,
+    contexts: Sequence[Context],
+    loss: Loss,
+    method: str,
+    checkpoint: Path | None,
+    bar: Callable[..., Any],
+) -> list[Scored]:
+    of, scored = METHODS[method].of_parts, []
+    assert of is not None
+    run = {} if checkpoint is None else {"scores": digest((of, model, loss))}
+    for number in bar(list(range(len(contexts))), desc=method, unit="context"):
+        context, named = contexts[number], list(parts_of(contexts[number]))
+        places = [where for _, where in named]
+        measured = partial(of, model, context, places, loss) if named else partial(np.zeros, 0)
+        if checkpoint is not None:
+            told = digest((context.window, context.asked, places))
+            measured = partial(once, checkpoint / f"{number}", {**run, "context": told}, measured)
+        scored.append(Scored(_by_name(named, measured()), None))
+    return scored
 
 
 def scored_by_tokens(context: Context, tokens: Float[np.ndarray, " length"]) -> Scored:

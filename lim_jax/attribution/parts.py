@@ -1,7 +1,7 @@
 """What named parts of contexts hold of the influence: shares by context, and their averages."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from lim_jax.attribution.tokens import held_by_text, most_in_words
 from lim_jax.probes import sample_mean
 from lim_jax.prompts.contexts import Context, places_by_name
-from lim_jax.prompts.documents import QUESTION
+from lim_jax.prompts.documents import MESSAGES, QUESTION, RESERVED_NAMES
 from lim_jax.results.measured import MeasuredContexts
 
 Energy = Float[np.ndarray, " _"]
@@ -35,14 +35,30 @@ Shares = Sequence[PartShares]
 
 def record_shares(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -> Shares:
     """Of the parts of each name, in the order in which they are met; the rest stands last."""
-    shares: dict[tuple[str, str], PartShares] = {}
-    for number, (context, energy) in enumerate(zip(contexts, energies, strict=True)):
+    scores = []
+    for context, energy in zip(contexts, energies, strict=True):
+        whole = energy.sum() or 1
+        held = {part: float(energy[at].sum() / whole) for part, at in parts_of(context)}
+        scores.append(held)
+    return part_scores(contexts, scores)
+
+
+def part_scores(
+    contexts: Sequence[Context], scores: Sequence[Mapping[tuple[str, str], float]]
+) -> Shares:
+    """The same of any scores of each context's parts, which then stand where shares would."""
+    parts: dict[tuple[str, str], PartShares] = {}
+    for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
         for part, places in parts_of(context):
-            share = float(energy[places].sum() / (energy.sum() or 1))
             without = np.full((len(contexts), 3), np.nan)
-            of_all = shares.setdefault(part, PartShares(*part, without))
-            of_all.held[number] = share, places.size, places.size / energy.size
-    return sorted(shares.values(), key=lambda part: part.kind == REST)
+            of_all = parts.setdefault(part, PartShares(*part, without))
+            of_all.held[number] = of_context[part], places.size, places.size / context.length
+    return sorted(parts.values(), key=lambda part: part.kind == REST)
+
+
+def is_document(name: str, kind: str) -> bool:
+    """Whether a part is a document or a span of the user's, not the question or a message."""
+    return kind == "part" and name not in RESERVED_NAMES and not MESSAGES.fullmatch(name)
 
 
 def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
@@ -81,18 +97,22 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
     return names
 
 
-def measured_contexts(
-    contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
-) -> MeasuredContexts:
-    """Contexts under their ids, or names that tell their texts, whichever tokenizer cut these."""
+def context_ids(contexts: Sequence[Context]) -> list[str]:
+    """The contexts' ids, or what tells their texts, whichever tokenizer cut these."""
     texts = ["".join(context.tokens).encode() for context in contexts]
-    names = [
+    return [
         context.id or hashlib.sha256(text).hexdigest()[:16]
         for context, text in zip(contexts, texts, strict=True)
     ]
+
+
+def measured_contexts(
+    contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
+) -> MeasuredContexts:
+    """Contexts under their ids, with what was measured of them."""
     asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
     by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != REST}
-    return MeasuredContexts(names, list(energies), asked, by_name, delta)
+    return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)
 
 
 class Record(NamedTuple):
@@ -134,7 +154,8 @@ def _averaged(part: PartShares, held: _PartTokens) -> Record:
     mean = sample_mean(jax.device_put(share))
     value, error = float(mean.value), float(mean.error)
     numbers = float(tokens.mean()), float(of_tokens.mean()), share.size, len(held.texts)
-    return Record(part.name, part.kind, value, error, *numbers, most_in_words(held.shares))
+    most = most_in_words(held.shares) if any(held.shares.values()) else ""
+    return Record(part.name, part.kind, value, error, *numbers, most)
 
 
 def _by_token(

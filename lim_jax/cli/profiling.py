@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
-from lim_jax.attribution.files import tokens_table, write_contexts
+from lim_jax.attribution.files import tokens_table, write_contexts, write_scores
 from lim_jax.attribution.measuring import (
     SHOWN,
     Measured,
@@ -17,35 +17,37 @@ from lim_jax.attribution.measuring import (
     measure,
     require_fitting,
 )
-from lim_jax.attribution.parts import (
-    context_names,
-)
+from lim_jax.attribution.methods import MethodName
+from lim_jax.attribution.parts import context_names
+from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.arguments import Asked, Named
+from lim_jax.cli.arguments import Asked, Method, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import LanguageModel
+from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.losses import LOSSES, LossName, loss_kind
 from lim_jax.plots.drawing import save_figure
+from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
-from lim_jax.report.sentences import finding, record_lines, records_finding
-from lim_jax.results.measured import (
-    CELLS,
-)
+from lim_jax.report.sentences import finding, record_lines, records_finding, score_lines
+from lim_jax.results.measured import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 from lim_jax.results.two_way import two_way_cells
+
+NO_DENSITY = "Densities, indices, figures, orders and pages are of influence alone."
 
 
 def profile(
     model: tyro.conf.Positional[Named],
     data: Named,
     loss: Asked = "next-token",
+    method: Method = "influence",
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
@@ -62,8 +64,9 @@ def profile(
     Prints what was found in a sentence, the share of each named record, then the density over the
     left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
     density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
-    for lim-jax compare, and figures as PNG and SVG. Interrupted and run again it goes on after the
-    last context that was measured.
+    for lim-jax compare, and figures as PNG and SVG. By another method than influence it scores
+    named parts: profile.json, records.csv, records_by_context.csv and scores.csv. Interrupted and
+    run again it goes on after the last context that was measured.
 
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
@@ -91,8 +94,9 @@ def profile(
     """
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
-        "model": model, "data": data, "loss": loss, "delta": delta, "max_length": max_length,
-        "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil, "html": html,
+        "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
+        "max_length": max_length, "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil,
+        "html": html,
     }  # fmt: skip
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
@@ -103,8 +107,7 @@ def profile(
         contexts = [context for line in lines for context in line.contexts]
         contexts = contexts or read_prompts(data, opened, loss, max_length, foil)
         unfinished = folder / UNFINISHED
-        longest = max(context.length for context in contexts)
-        at_once = max(longest, models.ids.TOKENS_AT_ONCE)
+        at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
         read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
         network = opened.network
@@ -112,25 +115,40 @@ def profile(
         described = described_contexts([context.length for context in contexts])
         described += f", {shuffle} orders of each line" * bool(shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
-        seconds = measuring_seconds(network, [context.length for context in contexts], shown)
-        page = f", with a page of the first {shown}" * html
-        tqdm.write(
-            f"Measuring {described}{page}: about {duration(seconds)}. "
-            "The bar shows the time that is left."
-        )
-        result = measure(
-            network, contexts, loss, delta=delta, orders=lines, shown=shown,
-            checkpoint=unfinished, bar=placed_bar(network, unfinished),
-        )  # fmt: skip
-        print(f"== {model} on {data}: {described}, loss {loss} ==")
-        print("".join(f"{line}\n" for line in own_answers(read, contexts, opened)), end="")
-        print(_words(result))
-        write_profile(result, f"{opened.name}, {loss}, {described}", folder)
-        if html:
-            asked = f"What does {opened.name} use of {data.name}?"
-            write_profile_page(result, opened, loss, asked, folder)
-        print(f"Wrote profile.json, tables and figures to {folder}.")
+        _announce(network, contexts, method, shown, described)
+        run = {"checkpoint": unfinished, "bar": placed_bar(network, unfinished)}
+        head = [f"== {model} on {data}: {described}, loss {loss} =="]
+        head += own_answers(read, contexts, opened)
+        if method == "influence":
+            result = measure(
+                network, contexts, loss, delta=delta, orders=lines, shown=shown, **run
+            )  # fmt: skip
+            print(*head, _words(result), sep="\n")
+            write_profile(result, f"{opened.name}, {loss}, {described}", folder)
+            if html:
+                asked = f"What does {opened.name} use of {data.name}?"
+                write_profile_page(result, opened, loss, asked, folder)
+            print(f"Wrote profile.json, tables and figures to {folder}.")
+        else:
+            scored = score_contexts(network, contexts, loss, method, **run)
+            print(*head, scores_finding(scored), *score_lines(scored.records), sep="\n")
+            write_scores(scored, loss, folder)
+            print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
     return 0
+
+
+def _announce(
+    network: CausalLM, contexts: Sequence[Context], method: MethodName, shown: int, described: str
+) -> None:
+    """Say what will be done, and how long it is likely to take."""
+    cost = cost_of_contexts(contexts, method)
+    lengths = [context.length for context in contexts]
+    seconds = measuring_seconds(network, lengths, shown, cost=cost.total)
+    page = f", with a page of the first {shown}" * bool(shown)
+    tqdm.write(
+        f"Measuring {described} by {method}, {cost} each{page}: about {duration(seconds)}. "
+        "The bar shows the time that is left."
+    )
 
 
 def _require_options(arguments: dict[str, Any]) -> None:
@@ -140,6 +158,10 @@ def _require_options(arguments: dict[str, Any]) -> None:
     as_int(arguments["answer_tokens"], "answer_tokens")
     as_int(arguments["shuffle"], "shuffle", least=0)
     require_page(arguments["html"], arguments["loss"])
+    for name in ("html", "shuffle"):
+        given = arguments[name] and arguments["method"] != "influence"
+        got = f"--{name} with --method {arguments['method']}"
+        require(not given, name, got=got, expected="--method influence", cure=NO_DENSITY)
     require_foil(arguments["foil"], arguments["loss"])
 
 

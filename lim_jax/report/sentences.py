@@ -10,6 +10,7 @@ from lim_jax._tables import text_table
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.parts import IN_NO_PART, REST, Record
+from lim_jax.attribution.scoring import ScoredPart
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
@@ -133,17 +134,33 @@ def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
     return lines
 
 
-RECORD_HEAD = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", "most in")
+SHARED = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", "most in")
+
+
+SCORED = ("part", "   score", "   error", " of documents", *SHARED[3:])
 
 
 def record_lines(records: Sequence[Record]) -> list[str]:
     """A line for each part under a line of names: the largest share first, and the rest last."""
-    rows: list[Sequence[str]] = [RECORD_HEAD]
-    for part in sorted(records, key=lambda part: (part.kind == REST, -part.share)):
-        error = f"{part.error:.1%}" if np.isfinite(part.error) else "-"
-        tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
-        of_tokens, contexts = f"{part.of_tokens:.1%}", f"{part.contexts}"
-        rows.append(
-            (part_words(part), f"{part.share:.1%}", error, tokens, of_tokens, contexts, part.most)
-        )
-    return text_table(rows, left=(0, 6)).splitlines() if records else []
+    return _lines(SHARED, sorted(records, key=lambda part: (part.kind == REST, -part.share)))
+
+
+def score_lines(records: Sequence[ScoredPart]) -> list[str]:
+    """The same of scores by a method."""
+    return _lines(SCORED, sorted(records, key=lambda part: (part.kind == REST, -part.score)))
+
+
+def _lines(head: Sequence[str], parts: Sequence[Record] | Sequence[ScoredPart]) -> list[str]:
+    rows = [head, *([part_words(part), *_numbers(part), part.most] for part in parts)]
+    return text_table(rows, left=(0, len(head) - 1)).splitlines() if parts else []
+
+
+def _numbers(part: Record | ScoredPart) -> list[str]:
+    tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
+    if isinstance(part, ScoredPart):
+        error, of = f"{part.error:.3f}", part.of_documents
+        first = [f"{part.score:+.3f}", error, "" if of is None else f"{of:+.1%}"]
+    else:
+        first = [f"{part.share:.1%}", f"{part.error:.1%}"]
+    first[1] = first[1] if np.isfinite(part.error) else "-"
+    return [*first, tokens, f"{part.of_tokens:.1%}", f"{part.contexts}"]

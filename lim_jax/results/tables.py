@@ -24,7 +24,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "place": (NUMBER, "where a document stands among the others, from 1"),
     "share": (SHARE, "of a context's whole influence, on average"),
     "score": ("of the method", "the part's by the method: of influence its share, else signed"),
-    "of_documents": ("-1 to 1", "the document's score over the sizes of all documents' scores"),
+    "of_documents": ("-1 to 1", "the document's or span's score over the sizes of all such scores"),
     "of_tokens": (SHARE, "of a context's tokens, on average"),
     "tokens": ("tokens", "how many, on average"),
     "contexts": ("contexts", "how many have it; of lines in several orders, how many lines"),
@@ -63,6 +63,14 @@ FILES: dict[str, tuple[str, ...]] = {
     "answer.json, parts": ("name", "kind", "score", "of_documents", "tokens", "of_tokens", "most"),
     "profile.json, records": PART,
     "records.csv": PART,
+    "profile --method, records.csv": (
+        "name", "kind", "score", "error", "of_documents", "tokens", "of_tokens", "contexts",
+        "texts", "most",
+    ),
+    "profile --method, records_by_context.csv": (
+        "context", "id", "name", "kind", "score", "tokens", "of_tokens"
+    ),
+    "profile --method, scores.csv": ("context", "index", "token", "piece", "weight", "score"),
     "profile.csv": ("position", "density", "error"),
     "tokens.csv": (
         "context", "index", "token", "piece", "position", "weight", "energy", "density"

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.networks import byte_network
-from reference.publishers import CONFIGS, spelt, write_with_letters
+from reference.publishers import CONFIGS, logits, spelt, write_with_letters
+from scipy.special import logsumexp
 
 from lim_jax import explanations, models, report, results
-from lim_jax.attribution import measuring
+from lim_jax.attribution import ablations, measuring
 from lim_jax.cli import profiling
 from lim_jax.cli.commands import main
+from lim_jax.results.tables import FILES
 
 GENERATOR = np.random.default_rng(3)
 PROMPTS = [GENERATOR.integers(11, size=size) for size in (8, 8, 6, 8)]
@@ -168,6 +170,104 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
     assert any(line.startswith("“first”") and share in line for line in printed.splitlines())
 
 
+def margin_of(ids):
+    """The log odds of all else against an answer's two tokens, by NumPy."""
+    odds = logits(CONFIGS["llama"], ids[:-1])[-2:]
+    right = odds[(0, 1), ids[-2:]]
+    odds[(0, 1), ids[-2:]] = -np.inf
+    return np.mean(logsumexp(odds, axis=1) - right)
+
+
+def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
+    folder, data, tmp_path, monkeypatch, capsys
+):
+    without, calls = ablations.losses_without, []
+
+    def stopping(*arguments, **options):
+        if len(calls) == 2:
+            calls.append(None)
+            raise KeyboardInterrupt
+        calls.append(arguments[1])
+        return without(*arguments, **options)
+
+    monkeypatch.setattr(ablations, "losses_without", stopping)
+    out = tmp_path / "out"
+    arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
+    arguments += ["--method", "leave-one-out", "--out", str(out)]
+    assert [main(arguments), main(arguments)] == [130, 0] and len(calls) == 5
+    gains = {"first": [], "second": []}
+    of_context = []
+    for number, pair in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
+        ids, spans = np.concatenate(pair), SPANS[: 1 + number % 3]
+        whole = margin_of(ids)
+        for start, end, name in spans:
+            gains[name].append(margin_of(np.delete(ids, range(start, end))) - whole)
+            of_context.append((number, name, gains[name][-1]))
+    rows = table(out / "records.csv")
+    assert [row["name"] for row in rows] == ["first", "second", ""]
+    printed = capsys.readouterr().out
+    for row, (name, gained) in zip(rows, gains.items(), strict=False):
+        error = np.std(gained, ddof=1) / np.sqrt(len(gained))
+        expected = np.array([np.mean(gained), error, len(gained)])
+        found = [float(row[name]) for name in ("score", "error", "contexts")]
+        np.testing.assert_allclose(found, expected, rtol=2e-3)
+        assert row["most"] == "" and f"{found[0]:+.3f}  {found[1]:>8.3f}" in printed
+        # Of contexts with both, the share of a score among the sizes of both.
+        sizes = [sum(abs(one[2]) for one in of_context if one[0] == n) for n in range(4)]
+        shares = [gain / sizes[n] for n, of, gain in of_context if of == name]
+        assert float(row["of_documents"]) == pytest.approx(np.mean(shares), rel=2e-3)
+    by_context = table(out / "records_by_context.csv")
+    found = [(int(row["context"]), row["name"]) for row in by_context if row["name"]]
+    assert found == [one[:2] for one in of_context]
+    np.testing.assert_allclose(
+        column([row for row in by_context if row["name"]], "score"),
+        [one[2] for one in of_context], rtol=2e-3, atol=1e-5,
+    )  # fmt: skip
+    document = json.loads((out / "profile.json").read_text())
+    assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
+    assert document["records"][0]["score"] == float(rows[0]["score"])
+    assert "by leave-one-out, 4 passes each: about" in printed
+    assert "pages are of influence alone" in printed
+    assert {path.name for path in out.iterdir()} == {
+        "profile.json", "records.csv", "records_by_context.csv", "run.json"
+    }  # fmt: skip
+
+
+def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["--data", str(data), "--loss", "answer", "--method", "mask-gradient"]
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(json.dumps({"prompt": "ab", "answer": "c"}))
+    with pytest.raises(ValueError, match="data: got lines without named parts, expected"):
+        main(["profile", str(folder), *arguments, "--data", str(plain), "--out", str(out)])
+    assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
+    model = models.load(folder, dtype="float64")
+    ids = jax.device_put(np.concatenate([PROMPTS[1], ANSWERS[1]]))
+    u = np.where(np.arange(9) < 5, np.log(0.2), 0)
+
+    @jax.jit
+    def loss(u):
+        asked = jax.device_put(np.array([7, 8]))
+        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, log_weights=u)
+        return model.loss(model.embed(ids[:-1]), y)
+
+    steps = [jax.device_put(u + 1e-4 * sign * np.eye(9)[place])
+             for place in range(9) for sign in (1, -1)]  # fmt: skip
+    down, up = np.array([float(loss(step)) for step in steps]).reshape(9, 2).T
+    slopes = (up - down) / 2e-4
+    scores = [row for row in table(out / "scores.csv") if row["context"] == "1"]
+    np.testing.assert_allclose(column(scores, "score"), slopes, rtol=2e-3, atol=1e-6)
+    assert "".join(row["token"] for row in scores) == spelt(ids[:-1])
+    parts = [row for row in table(out / "records_by_context.csv") if row["context"] == "1"]
+    expected = [slopes[:2].sum(), slopes[2:5].sum(), slopes[5:].sum()]
+    np.testing.assert_allclose(column(parts, "score"), expected, rtol=2e-3, atol=1e-6)
+    (second,) = (row for row in table(out / "records.csv") if row["name"] == "second")
+    assert second["texts"] == "2" and second["most"].startswith("“")
+    assert f"{float(second['score']):+.3f}" in capsys.readouterr().out
+    for file in ("records.csv", "records_by_context.csv", "scores.csv"):
+        assert tuple(table(out / file)[0]) == FILES[f"profile --method, {file}"]
+
+
 def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypatch, capsys):
     ids = np.random.default_rng(5).integers(11, size=36)
     (tmp_path / "text").write_text(spelt(ids))
@@ -313,6 +413,8 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--loss", "contrast", "--html"), "html: got a page of --loss contrast"),
         (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
         (("--answer-tokens", "0"), "answer_tokens: got 0"),
+        (("--method", "rollout", "--html"), "html: got --html with --method rollout, expected"),
+        (("--method", "rollout", "--shuffle", "2"), "shuffle: got --shuffle with --method rollout"),
     ],
 )
 def test_profile_refuses_before_it_reads_the_weights(

@@ -1,0 +1,113 @@
+"""Named parts of contexts scored by any method: means over the contexts that have them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lim_jax._checks import require
+from lim_jax.attribution.measuring import Bar, no_bar
+from lim_jax.attribution.methods import METHODS, Cost, MethodName, Scored, scores_of_parts
+from lim_jax.attribution.parts import (
+    REST,
+    averaged_records,
+    is_document,
+    part_scores,
+    parts_of,
+)
+from lim_jax.models import CausalLM
+from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.prompts.contexts import Context
+
+
+class ScoredPart(NamedTuple):
+    """A part's score by a method, averaged over the contexts that have it.
+
+    `of_documents` is the score's mean share of the sizes of the scores of all documents and spans,
+    None of other parts. The rest is as in `parts.Record`; `most` counts what speaks for the answer.
+    """
+
+    name: str
+    kind: str
+    score: float
+    error: float
+    of_documents: float | None
+    tokens: float
+    of_tokens: float
+    contexts: int
+    texts: int
+    most: str
+
+
+class ScoredContexts(NamedTuple):
+    """Contexts, the scores of each, and the parts of each name on average."""
+
+    method: str
+    contexts: Sequence[Context]
+    scored: Sequence[Scored]
+    records: Sequence[ScoredPart]
+
+
+def score_contexts(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    asked: LossName,
+    method: MethodName,
+    *,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> ScoredContexts:
+    """Score the parts of contexts by a method; with a checkpoint a run goes on where it stopped."""
+    require(
+        any(context.spans for context in contexts), "data", got="lines without named parts",
+        expected=f"documents or spans, which --method {method} scores",
+        cure="Give lines of documents or with spans; of a text --method influence says by token.",
+    )  # fmt: skip
+    loss = loss_kind(asked).loss
+    scored = scores_of_parts(network, contexts, loss, method, checkpoint=checkpoint, bar=bar)
+    return ScoredContexts(method, contexts, scored, scored_records(contexts, scored))
+
+
+def cost_of_contexts(contexts: Sequence[Context], method: MethodName) -> Cost:
+    """What a method takes for the context of the most parts."""
+    return METHODS[method].cost(max(len(list(parts_of(context))) for context in contexts))
+
+
+def scored_records(contexts: Sequence[Context], scored: Sequence[Scored]) -> list[ScoredPart]:
+    """The parts of each name, in the order in which they are met; the rest stands last."""
+    held = part_scores(contexts, [one.parts for one in scored])
+    for_it = [
+        np.zeros(context.length) if one.tokens is None else np.maximum(one.tokens, 0)
+        for context, one in zip(contexts, scored, strict=True)
+    ]
+    sizes = [
+        sum(abs(score) for part, score in one.parts.items() if is_document(*part)) or 1
+        for one in scored
+    ]
+    records = []
+    for part, mean in zip(held, averaged_records(held, contexts, for_it), strict=True):
+        of = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
+        records.append(ScoredPart(*mean[:4], of, *mean[4:]))
+    return records
+
+
+def scores_finding(scored: ScoredContexts) -> str:
+    """Which part's score is the largest on average, and which speaks against what is asked.
+
+    >>> parts = [ScoredPart(name, "part", score, 0.125, score, 2, 0.1, 9, 1, "")
+    ...          for name, score in (("a", -0.5), ("b", 1.5))]
+    >>> scores_finding(ScoredContexts("mask-gradient", [], [], parts))
+    '“b” has the largest score by mask-gradient, +1.500 ± 0.125. “a” has the least, -0.500 ± 0.125.'
+    """
+    named = sorted((one for one in scored.records if one.kind != REST), key=lambda one: one.score)
+    least, top = named[0], named[-1]
+    said = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
+    if not least.score < 0 < top.score:
+        return said
+    return f"{said} “{least.name}” has the least, {_with_error(least)}."
+
+
+def _with_error(part: ScoredPart) -> str:
+    """A score with its standard error where there is one."""
+    return f"{part.score:+.3f}" + (f" ± {part.error:.3f}" if np.isfinite(part.error) else "")
