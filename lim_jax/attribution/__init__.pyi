@@ -10,6 +10,7 @@ from . import orders as orders
 from . import parts as parts
 from . import scoring as scoring
 from . import segments as segments
+from . import signed as signed
 from . import time_budget as time_budget
 from . import tokens as tokens
 from .asking import Answer as Answer

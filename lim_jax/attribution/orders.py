@@ -31,15 +31,7 @@ class ShuffledShares(NamedTuple):
 def averaged_orders(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> tuple[list[Context], list[np.ndarray], Shares]:
-    """One context a line, with energies and shares of records that are averaged over its orders.
-
-    On the tokens of its first order: in another a text may have some more or fewer.
-    """
-    averages = []
-    for line, of_orders in zip(lines, _by_line(lines, energies), strict=True):
-        grid = token_grid(line.contexts[0].length)
-        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in of_orders]
-        averages.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
+    """One context a line, with energies and shares of records that are averaged over its orders."""
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
@@ -48,7 +40,22 @@ def averaged_orders(
     ]
     # In the order in which the lines have them, not that of the first shuffle.
     by_line.sort(key=lambda part: names.index(part.name) if part.name in names else len(names))
-    return [line.contexts[0] for line in lines], averages, by_line
+    return [line.contexts[0] for line in lines], averages_of_lines(lines, energies), by_line
+
+
+def averages_of_lines(
+    lines: Sequence[ShuffledContexts], densities: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The densities of each line, averaged over its orders.
+
+    On the tokens of its first order: in another a text may have some more or fewer.
+    """
+    averages = []
+    for line, of_orders in zip(lines, _by_line(lines, densities), strict=True):
+        grid = token_grid(line.contexts[0].length)
+        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in of_orders]
+        averages.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
+    return averages
 
 
 def shuffled_shares(

@@ -20,6 +20,7 @@ from lim_jax.attribution.measuring import (
 from lim_jax.attribution.methods import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding
+from lim_jax.attribution.signed import SignedProfile, signed_profile
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.arguments import Asked, Method, Named
@@ -31,6 +32,7 @@ from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.losses import LOSSES, LossName, loss_kind
 from lim_jax.plots.drawing import save_figure
+from lim_jax.plots.profile import signed_density
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
@@ -51,6 +53,7 @@ def profile(
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
+    signed: bool = False,
     answer_tokens: int = 32,
     foil: str = "",
     html: bool = False,
@@ -81,6 +84,8 @@ def profile(
         shuffle: Lay the documents of each line out in so many orders, and say what is due to the
             place and what to the document; as many orders as documents give every document every
             place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
+        signed: Measure the signed profile too: by how much the loss falls as attention reads more
+            of each position, as columns of profile.csv and a figure, signed.
         answer_tokens: The most tokens of an answer that the model gives itself.
         foil: For --loss contrast, what might have been answered instead, of lines without "foil".
         html: Write profile.html too, a page of the first five contexts with every token shaded,
@@ -95,8 +100,8 @@ def profile(
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
-        "max_length": max_length, "shuffle": shuffle, "answer_tokens": answer_tokens, "foil": foil,
-        "html": html,
+        "max_length": max_length, "shuffle": shuffle, "signed": signed,
+        "answer_tokens": answer_tokens, "foil": foil, "html": html,
     }  # fmt: skip
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
@@ -110,43 +115,47 @@ def profile(
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
         read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
-        network = opened.network
-        require_fitting(network, contexts)
+        require_fitting(network := opened.network, contexts)
         described = described_contexts([context.length for context in contexts])
         described += f", {shuffle} orders of each line" * bool(shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
-        _announce(network, contexts, method, shown, described)
+        _announce(network, contexts, method, shown, described, 3 * signed)
         run = {"checkpoint": unfinished, "bar": placed_bar(network, unfinished)}
-        head = [f"== {model} on {data}: {described}, loss {loss} =="]
-        head += own_answers(read, contexts, opened)
+        said = [f"== {model} on {data}: {described}, loss {loss} =="]
+        said += own_answers(read, contexts, opened)
         if method == "influence":
-            result = measure(
-                network, contexts, loss, delta=delta, orders=lines, shown=shown, **run
-            )  # fmt: skip
-            print(*head, _words(result), sep="\n")
-            write_profile(result, f"{opened.name}, {loss}, {described}", folder)
+            about = {"delta": delta, "orders": lines, **run}
+            result = measure(network, contexts, loss, shown=shown, **about)
+            by_sign = signed_profile(network, contexts, loss, **about) if signed else None
+            print(*said, _words(result), *([by_sign] * signed), sep="\n")
+            write_profile(result, f"{opened.name}, {loss}, {described}", folder, by_sign)
             if html:
                 asked = f"What does {opened.name} use of {data.name}?"
                 write_profile_page(result, opened, loss, asked, folder)
             print(f"Wrote profile.json, tables and figures to {folder}.")
         else:
             scored = score_contexts(network, contexts, loss, method, **run)
-            print(*head, scores_finding(scored), *score_lines(scored.records), sep="\n")
+            print(*said, scores_finding(scored), *score_lines(scored.records), sep="\n")
             write_scores(scored, loss, folder)
             print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
     return 0
 
 
 def _announce(
-    network: CausalLM, contexts: Sequence[Context], method: MethodName, shown: int, described: str
+    network: CausalLM,
+    contexts: Sequence[Context],
+    method: MethodName,
+    shown: int,
+    words: str,
+    more: int,
 ) -> None:
     """Say what will be done, and how long it is likely to take."""
     cost = cost_of_contexts(contexts, method)
     lengths = [context.length for context in contexts]
-    seconds = measuring_seconds(network, lengths, shown, cost=cost.total)
-    page = f", with a page of the first {shown}" * bool(shown)
+    seconds = measuring_seconds(network, lengths, shown, cost=cost.total + more)
+    page = ", and signed" * (more > 0) + f", with a page of the first {shown}" * bool(shown)
     tqdm.write(
-        f"Measuring {described} by {method}, {cost} each{page}: about {duration(seconds)}. "
+        f"Measuring {words} by {method}, {cost} each{page}: about {duration(seconds)}. "
         "The bar shows the time that is left."
     )
 
@@ -158,7 +167,7 @@ def _require_options(arguments: dict[str, Any]) -> None:
     as_int(arguments["answer_tokens"], "answer_tokens")
     as_int(arguments["shuffle"], "shuffle", least=0)
     require_page(arguments["html"], arguments["loss"])
-    for name in ("html", "shuffle"):
+    for name in ("html", "shuffle", "signed"):
         given = arguments[name] and arguments["method"] != "influence"
         got = f"--{name} with --method {arguments['method']}"
         require(not given, name, got=got, expected="--method influence", cure=NO_DENSITY)
@@ -199,15 +208,26 @@ def _words(result: Measured) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def write_profile(result: Measured, title: str, folder: Path) -> None:
+def write_profile(
+    result: Measured, title: str, folder: Path, signed: SignedProfile | None = None
+) -> None:
     """Write profile.json, tables and figures."""
-    document = {name: influence.record() for name, influence in result.influences.items()}
+    document: dict[str, Any] = {
+        name: influence.record() for name, influence in result.influences.items()
+    }
     records = [record._asdict() for record in result.records]
+    whole, measured, columns = result.influence, result.measured, FILES["profile.csv"]
+    numbers = [whole.grid.nodes, whole.density, whole.density_error]
+    if signed is not None:
+        columns = FILES["profile --signed, profile.csv"]
+        numbers += signed.density
+        document["signed"] = signed.record()
+        save_figure(
+            signed_density(signed.density, signed.regions, signed.contexts, title), folder, "signed"
+        )
     write_json(folder / "profile.json", {**document, "records": records})
-    whole, measured = result.influence, result.measured
-    columns = whole.grid.nodes, whole.density, whole.density_error
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    write_table(folder / "profile.csv", FILES["profile.csv"], rows)
+    rows = zip(*(column.tolist() for column in numbers), strict=True)
+    write_table(folder / "profile.csv", columns, rows)
     write_table(folder / "tokens.csv", FILES["tokens.csv"], tokens_table(result))
     write_table(folder / "records.csv", FILES["records.csv"], result.records)
     orders = len(result.contexts) // len(measured.names)
@@ -238,18 +258,10 @@ def write_profile_page(
         for context in shown
     ]
     report.write_page(
-        folder / "profile.html",
-        result.influence,
-        accounts,
-        texts,
-        title=title,
-        answer=answer,
-        findings=findings or _findings(result),
-        about={"model": model.name, "loss": loss_kind(loss).words},
-        without_queries=result.without_queries,
+        folder / "profile.html", result.influence, accounts, texts, title=title, answer=answer,
+        findings=findings or _findings(result), without_queries=result.without_queries,
+        about={"model": model.name, "loss": loss_kind(loss).words}, records=result.records,
         names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
-        measured=len(result.contexts),
-        spans=[context.spans for context in shown],
-        records=result.records,
+        measured=len(result.contexts), spans=[context.spans for context in shown],
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
-    )
+    )  # fmt: skip

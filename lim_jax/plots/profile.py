@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax._checks import require_kind
 from lim_jax.density.statistics import Influence
+from lim_jax.grid.partition import Regions
 from lim_jax.plots.drawing import (
     POSITION,
     ShownFigure,
@@ -23,9 +25,11 @@ from lim_jax.plots.drawing import (
     shade_boundaries,
     spans_decades,
 )
+from lim_jax.probes import Estimate
 from lim_jax.results.measured import ComparedInfluences
 from lim_jax.results.two_way import TwoWayShares
 
+Column = Float[np.ndarray, " positions"]
 DENSITY = "influence density m(p) (per unit of p)"
 
 
@@ -77,12 +81,7 @@ def influence_difference(
     upper.set_ylabel(DENSITY)
     change, kept = compared.change, np.asarray(compared.first.regions.kept_weights) > 0
     columns = change.regions.grid.nodes, change.density, change.density_error
-    positions, values, errors = (np.asarray(column)[kept] for column in columns)
-    if np.isfinite(errors).all():
-        band = error_band(values, errors, log=False)
-        lower.fill_between(positions, *band, color="black", alpha=0.2, linewidth=0)
-    lower.plot(positions, values, color="black", linewidth=1.3)
-    lower.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    _draw_signed(lower, *(np.asarray(column)[kept] for column in columns))
     shade_boundaries(lower, float(change.regions.delta))
     lower.set_ylabel(f"{names[1]} minus {names[0]}")
     lower.set_xlabel(POSITION)
@@ -93,6 +92,25 @@ def influence_difference(
         axes.spines[["top", "right"]].set_visible(False)
     legend_below(figure)
     return figure
+
+
+def signed_density(density: Estimate, regions: Regions, contexts: int, title: str) -> Figure:
+    """Draw a signed profile by position; the band is two standard errors to either side."""
+    figure, axes = new_figure("signed profile (of the loss, per unit of p)")
+    grid = regions.grid
+    _draw_signed(axes, *map(np.asarray, (grid.nodes, *density)))
+    shade_boundaries(axes, float(regions.delta))
+    axes.set_title(headed(title, grid.size, contexts, 0), fontsize=10)
+    return figure
+
+
+def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) -> None:
+    """A line with its band about zero, which is dotted."""
+    if np.isfinite(errors).all():
+        band = error_band(values, errors, log=False)
+        axes.fill_between(positions, *band, color="black", alpha=0.2, linewidth=0)
+    axes.plot(positions, values, color="black", linewidth=1.3)
+    axes.axhline(0, color="black", linewidth=0.8, linestyle=":")
 
 
 def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:

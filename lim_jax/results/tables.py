@@ -38,6 +38,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "weight": (SHARE, "of the loss, that of the token after this one"),
     "energy": (ENERGY, "the influence of the token"),
     "density": (DENSITY, "the influence density at the position"),
+    "signed": ("of the loss", "by how much it falls as attention reads more of a unit of position"),
+    "signed_error": ("of the loss", "its standard error"),
     "asked": (NUMBER, "the first token, from 0, after which the loss asks"),
     "total": (ENERGY, "the influence of the whole context"),
     "left": (SHARE, "of the influence, in the left boundary region"),
@@ -72,6 +74,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "profile --method, scores.csv": ("context", "index", "token", "piece", "weight", "score"),
     "profile.csv": ("position", "density", "error"),
+    "profile --signed, profile.csv": ("position", "density", "error", "signed", "signed_error"),
     "tokens.csv": (
         "context", "index", "token", "piece", "position", "weight", "energy", "density"
     ),

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -74,11 +74,48 @@ def euclidean_energies(folder, loss):
     return found
 
 
+def require_signed(folder, out, printed):
+    """The profile of minus central differences in log weights, on the grid of most contexts."""
+    model, carried = models.load(folder, dtype="float64"), []
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, None, None))
+    def losses(u, ids, asked):
+        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, log_weights=u)
+        return model.loss(model.embed(ids[:-1]), y)
+
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        length = len(prompt) + 1
+        ids, asked = np.concatenate([prompt, answer]), np.array([length - 2, length - 1])
+        steps = 1e-4 * np.concatenate([np.eye(length), -np.eye(length)])
+        up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, length)
+        slopes = (down - up) / 2e-4
+        # A cell holds what it overlaps: sums up to its end, differenced.
+        ends = np.interp(np.arange(10) / 9, np.arange(length + 1) / length,
+                         [0, *np.cumsum(slopes)])  # fmt: skip
+        carried.append(9 * np.diff(ends))
+    rows = table(out / "profile.csv")
+    assert tuple(rows[0]) == FILES["profile --signed, profile.csv"]
+    error = np.std(carried, axis=0, ddof=1) / 2
+    np.testing.assert_allclose(column(rows, "signed"), np.mean(carried, axis=0), atol=2e-5)
+    np.testing.assert_allclose(column(rows, "signed_error"), error, atol=2e-5)
+    ends = [[0, *np.cumsum(one)] for one in carried]
+    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), one)) for one in ends]) / 9
+    regional = json.loads((out / "profile.json").read_text())["signed"]["regional"]
+    np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
+    assert abs(sum(regional["value"])) < 1e-6 and max(regional["value"]) > 1e-3
+    (said,) = (line for line in printed.splitlines() if line.startswith("signed, sum"))
+    assert said.split()[-3:] == [f"{value:.4g}" for value in regional["value"]]
+    assert (out / "signed.png").exists()
+
+
 @pytest.mark.parametrize("loss, name", [("margin", "margin_loss"), ("answer", "loss")])
 def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
-    assert main([*arguments, "--delta", "0.3"]) == 0
+    by_sign = ["--signed"] * (loss == "answer")
+    assert main([*arguments, "--delta", "0.3", *by_sign]) == 0
     squares = euclidean_energies(folder, name)
     rows = table(out / "tokens.csv")
     for number, square in enumerate(squares):
@@ -164,6 +201,8 @@ def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, nam
     np.testing.assert_array_equal(column(density, "error"), document["influence"]["density_error"])
     assert np.mean(column(density, "density")) == pytest.approx(1, rel=1e-5)
     printed = capsys.readouterr().out
+    if by_sign:
+        require_signed(folder, out, printed)
     assert f"4 contexts of 7 to 9 tokens, loss {loss}" in printed
     assert f"The queried tokens hold {1 - np.sum(before) / np.sum(totals):.1%}" in printed
     share = f"{float(records['first']['share']):.1%}"
@@ -414,6 +453,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
         (("--answer-tokens", "0"), "answer_tokens: got 0"),
         (("--method", "rollout", "--html"), "html: got --html with --method rollout, expected"),
+        (("--method", "rollout", "--signed"), "signed: got --signed with --method rollout"),
         (("--method", "rollout", "--shuffle", "2"), "shuffle: got --shuffle with --method rollout"),
     ],
 )
