@@ -3,6 +3,7 @@ from . import asking as asking
 from . import explaining as explaining
 from . import files as files
 from . import gradients as gradients
+from . import heads as heads
 from . import matrix as matrix
 from . import measuring as measuring
 from . import methods as methods

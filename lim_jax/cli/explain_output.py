@@ -9,6 +9,7 @@ import numpy as np
 from lim_jax import models, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explaining import stem
+from lim_jax.attribution.heads import HeadOfPart, heads_table
 from lim_jax.attribution.measuring import first_accounts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import Case, described_contexts
@@ -37,6 +38,7 @@ def report_explanations(
     losses: jax.Array | None,
     regions: Regions,
     contexts: Sequence[Context],
+    heads: Mapping[str, Sequence[HeadOfPart]],
     out: Path,
 ) -> None:
     """Print every explanation, write all numbers and draw; `losses` are those of training."""
@@ -45,10 +47,13 @@ def report_explanations(
         records = _records(contexts, result)
         figures += _save_explanation(result, name, out)
         parts = [record._asdict() for record in records]
-        documents[name] = {**result.record(), "records": parts}
+        of_parts = [one._asdict() for one in heads.get(name, ())]
+        documents[name] = {**result.record(), "records": parts, "heads_of_parts": of_parts}
         lengths = [energy.size for energy in result.token_energies]
         print(f"\n== {name}: {described_contexts(lengths)} ==")
         print("\n".join(words(result, records)))
+        if of_parts:
+            print(heads_table(heads[name]))
     document = {
         "training_losses": [] if losses is None else losses.tolist(),
         "cone_mass": {
@@ -133,16 +138,12 @@ def write_pages(
             depth=result.depth, loss=case.loss,
         )  # fmt: skip
         shown = contexts[: len(accounts)]
+        texts = [models.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]]
         report.write_page(
-            out / f"{stem(name)}.html",
-            result.influence,
-            accounts,
-            [models.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
+            out / f"{stem(name)}.html", result.influence, accounts, texts,
             title=f"Why does {model.name} use what it uses? ({name})" if model.name else name,
-            certificates=result.certificates,
-            without_queries=result.without_queries,
-            names=context_names(shown),
-            spans=[context.spans for context in shown],
+            certificates=result.certificates, without_queries=result.without_queries,
+            names=context_names(shown), spans=[context.spans for context in shown],
             records=_records(contexts, result),
-        )
+        )  # fmt: skip
     print(f"Wrote a page for each network and loss to {out}.")

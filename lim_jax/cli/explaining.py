@@ -19,6 +19,7 @@ from lim_jax.attribution.explaining import (
     recorded_contexts,
     stacked_rows,
 )
+from lim_jax.attribution.heads import heads_of_cases
 from lim_jax.attribution.measuring import require_fitting
 from lim_jax.attribution.time_budget import (
     FIRST,
@@ -105,8 +106,7 @@ def explain(
         return 0
     keys = jax.random.split(jax.random.key(seed), 4)
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
-        # All arguments are looked at before the first long computation.
-        boundary_regions(token_grid(max_length), delta)
+        boundary_regions(token_grid(max_length), delta)  # before the first long computation
         _require_explained(loss, html)
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
@@ -134,7 +134,8 @@ def explain(
         results, masses = explained_cases(
             cases, read.windows, regions, keys[3], depth, certificates, unfinished, tqdm
         )
-        report_explanations(results, masses, losses, regions, read.contexts, folder)
+        heads = heads_of_cases(cases, read, tqdm)
+        report_explanations(results, masses, losses, regions, read.contexts, heads, folder)
         if html:
             write_pages(results, cases, read.windows, read.contexts, asked, folder)
     return 0

@@ -3,6 +3,7 @@
 import csv
 import json
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 import lim_jax as lim
 from lim_jax import explanations, models, report
 from lim_jax.attribution import explaining as runs
-from lim_jax.attribution import time_budget
+from lim_jax.attribution import heads, time_budget
 from lim_jax.cli import explain_output, explaining
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
@@ -96,7 +97,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
             assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
             hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
             assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
-        assert found["records"] == []
+        assert found["records"] == found["heads_of_parts"] == []
         table = (out / f"{name.replace(', ', '_').replace(' ', '_')}.csv").read_text()
         names, *rows = csv.reader(table.splitlines())
         assert names[:4] == ["position", "density", "error", "residual energy"]
@@ -158,6 +159,7 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
     reached: list = []
+    by_head: list = []
 
     def explain(model, windows, query_weights, regions, *, loss, **options):
         reached.extend((windows, query_weights, loss, regions))
@@ -166,8 +168,9 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
         parts: Any = dict.fromkeys(explanations.Explanation._fields)
         return explanations.Explanation(**parts | {"influence": found, "token_energies": energies})
 
-    def report_explanations(found, masses, losses, regions, contexts, out):
+    def report_explanations(found, masses, losses, regions, contexts, heads, out):
         reached.append(contexts)
+        by_head.extend(heads[f"given network, {loss}"])
 
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(explaining, "report_explanations", report_explanations)
@@ -182,6 +185,36 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
         assert context.window is window and len(context.tokens) == context.length
         spans = {span.name: span.places.tolist() for span in context.spans}
         assert spans == {"a": [0, 1, 2], "b": [3, 4]}
+    if loss == "margin":
+        require_heads(models.load(folder, "float64"), contexts, by_head)
+        told = heads.heads_table(by_head).splitlines()
+        assert told[1].split()[:3] == ["“a”", str(by_head[0].layer), str(by_head[0].head)]
+
+
+def require_heads(model, contexts, found):
+    """Of each part the five that give most, either way: the mask gradient of the whole context."""
+    expected = {"a": [], "b": []}
+    for context in contexts:
+        x, y = model.example(*jax.device_put((context.window, context.weights)))
+        parts = np.array([0, 0, 0, 1, 1] + [-1] * (context.length - 5), "int32")
+        u = np.where(parts >= 0, np.log(0.1), 0)
+        grid = lim.token_grid(context.length).weighted(*jax.device_put((u, parts)))
+        terminal = partial(models.CausalLM.margin_loss.terminal, model)
+        by_head = lim.adjoint.mask_gradient(model.flow, terminal, (x, y), grid).by_head
+        gains = -np.asarray(by_head) / context.length
+        expected["a"].append(gains[..., :3].sum(axis=2))
+        expected["b"].append(gains[..., 3:5].sum(axis=2))
+    assert [one.name for one in found] == ["a"] * 5 + ["b"] * 5
+    for name, rows in expected.items():
+        of_part = [one for one in found if one.name == name]
+        sizes = np.sort(abs(np.mean(rows, axis=0)), axis=None)[:-6:-1]
+        np.testing.assert_allclose([abs(one.score) for one in of_part], sizes, rtol=1e-3)
+        for one in of_part:
+            each = [row[one.layer, one.head] for row in rows]
+            np.testing.assert_allclose(one.score, np.mean(each), rtol=1e-3, atol=1e-7)
+            error = np.std(each, ddof=1) / 2**0.5
+            np.testing.assert_allclose(one.error, error, rtol=1e-3, atol=1e-6)
+            assert one.contexts == 2
 
 
 def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_path):

@@ -282,12 +282,13 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
     assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
     model = models.load(folder, dtype="float64")
     ids = jax.device_put(np.concatenate([PROMPTS[1], ANSWERS[1]]))
-    u = np.where(np.arange(9) < 5, np.log(0.2), 0)
+    of_part = jax.device_put(np.array([0, 0, 1, 1, 1, -1, -1, -1, -1], "int32"))
+    u = np.where(of_part >= 0, np.log(0.1), 0)
 
     @jax.jit
     def loss(u):
         asked = jax.device_put(np.array([7, 8]))
-        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, log_weights=u)
+        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, None, u, of_part)
         return model.loss(model.embed(ids[:-1]), y)
 
     steps = [jax.device_put(u + 1e-4 * sign * np.eye(9)[place])
