@@ -54,4 +54,16 @@ def records_take_all_shares(names, shown):
     assert names["name"] in Path("real_model.html").read_text()
 
 
-HELD = {"remedies": remedies_are_on_one_pair_of_axes, "real_model": records_take_all_shares}
+def the_suspect_is_gone(names, _):
+    """What was asked again has all documents but the one that gave most."""
+    texts = {document.title: document.text for document in names["documents"]}
+    read = "".join(names["without"].context.tokens)
+    gone = [title for title, text in texts.items() if text not in read]
+    assert gone == [names["suspect"].name] == [names["answered"].parts[0].name]
+
+
+HELD = {
+    "remedies": remedies_are_on_one_pair_of_axes,
+    "real_model": records_take_all_shares,
+    "poisoned": the_suspect_is_gone,
+}
