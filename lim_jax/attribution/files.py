@@ -13,6 +13,7 @@ from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
 from lim_jax.attribution.scoring import ScoredContexts
+from lim_jax.attribution.signed import SignedProfile
 from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
@@ -20,6 +21,26 @@ from lim_jax.results.measured import MeasuredContexts
 from lim_jax.results.tables import FILES, write_json, write_table
 
 CONTEXTS = "contexts.npz"
+
+
+def write_measured(result: Measured, signed: SignedProfile | None, folder: Path) -> None:
+    """Write profile.json, profile.csv, tokens.csv, records.csv and what `write_contexts` does."""
+    document: dict[str, Any] = {name: one.record() for name, one in result.influences.items()}
+    whole, columns = result.influence, FILES["profile.csv"]
+    numbers = [whole.grid.nodes, whole.density, whole.density_error]
+    if signed is not None:
+        columns = FILES["profile --signed, profile.csv"]
+        numbers += signed.density
+        document["signed"] = signed.record()
+    records = [record._asdict() for record in result.records]
+    write_json(folder / "profile.json", {**document, "records": records})
+    rows = zip(*(column.tolist() for column in numbers), strict=True)
+    write_table(folder / "profile.csv", columns, rows)
+    write_table(folder / "tokens.csv", FILES["tokens.csv"], tokens_table(result))
+    write_table(folder / "records.csv", FILES["records.csv"], result.records)
+    orders = len(result.contexts) // len(result.measured.names)
+    numbered = range(0, len(result.contexts), orders)
+    write_contexts(result.measured, whole, result.shares, numbered, folder)
 
 
 def write_contexts(

@@ -7,11 +7,11 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
+from lim_jax.attribution.parts import is_document
 from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.models.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, places_by_name
 from lim_jax.prompts.cutting import paragraphs, sentences
-from lim_jax.prompts.documents import MESSAGES, RESERVED_NAMES
 
 AnswerParts = Literal["answer", "sentence", "token"]
 DocumentParts = Literal["documents", "paragraphs", "sentences", "tokens"]
@@ -101,8 +101,7 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
 def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
     """The tokens of each document."""
     named = places_by_name(context.spans).items()
-    ours = {name for name, _ in named if name in RESERVED_NAMES or MESSAGES.fullmatch(name)}
-    return {name: places for name, places in named if name not in ours and places.size}
+    return {name: at for name, at in named if is_document(name, "part") and at.size}
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
-from lim_jax.attribution.files import tokens_table, write_contexts, write_scores
+from lim_jax.attribution.files import write_measured, write_scores
 from lim_jax.attribution.measuring import (
     SHOWN,
     Measured,
@@ -39,7 +39,6 @@ from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, record_lines, records_finding, score_lines
 from lim_jax.results.measured import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
-from lim_jax.results.tables import FILES, write_json, write_table
 from lim_jax.results.two_way import two_way_cells
 
 NO_DENSITY = "Densities, indices, figures, orders and pages are of influence alone."
@@ -142,16 +141,11 @@ def profile(
 
 
 def _announce(
-    network: CausalLM,
-    contexts: Sequence[Context],
-    method: MethodName,
-    shown: int,
-    words: str,
+    network: CausalLM, contexts: Sequence[Context], method: MethodName, shown: int, words: str,
     more: int,
-) -> None:
+) -> None:  # fmt: skip
     """Say what will be done, and how long it is likely to take."""
-    cost = cost_of_contexts(contexts, method)
-    lengths = [context.length for context in contexts]
+    cost, lengths = cost_of_contexts(contexts, method), [context.length for context in contexts]
     seconds = measuring_seconds(network, lengths, shown, cost=cost.total + more)
     page = ", and signed" * (more > 0) + f", with a page of the first {shown}" * bool(shown)
     tqdm.write(
@@ -212,31 +206,14 @@ def write_profile(
     result: Measured, title: str, folder: Path, signed: SignedProfile | None = None
 ) -> None:
     """Write profile.json, tables and figures."""
-    document: dict[str, Any] = {
-        name: influence.record() for name, influence in result.influences.items()
-    }
-    records = [record._asdict() for record in result.records]
-    whole, measured, columns = result.influence, result.measured, FILES["profile.csv"]
-    numbers = [whole.grid.nodes, whole.density, whole.density_error]
-    if signed is not None:
-        columns = FILES["profile --signed, profile.csv"]
-        numbers += signed.density
-        document["signed"] = signed.record()
-        save_figure(
-            signed_density(signed.density, signed.regions, signed.contexts, title), folder, "signed"
-        )
-    write_json(folder / "profile.json", {**document, "records": records})
-    rows = zip(*(column.tolist() for column in numbers), strict=True)
-    write_table(folder / "profile.csv", columns, rows)
-    write_table(folder / "tokens.csv", FILES["tokens.csv"], tokens_table(result))
-    write_table(folder / "records.csv", FILES["records.csv"], result.records)
-    orders = len(result.contexts) // len(measured.names)
-    numbers = range(0, len(result.contexts), orders)
-    write_contexts(measured, whole, result.shares, numbers, folder)
+    write_measured(result, signed, folder)
     if result.shuffled is not None:
-        write_shuffled(result.shuffled, measured.names, title, folder)
+        write_shuffled(result.shuffled, result.measured.names, title, folder)
     for name, influence in result.influences.items():
         save_figure(plots.influence_profile(influence, title), folder, name)
+    if signed is not None:
+        drawn = signed_density(signed.density, signed.regions, signed.contexts, title)
+        save_figure(drawn, folder, "signed")
 
 
 def write_profile_page(
