@@ -127,4 +127,9 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
         assert f"The answer “{answer}” comes from “observatory” most of all" in text
     found = json.loads((out / "answer.json").read_text())
     assert found["answer"] == answer and not found["cut"]
-    assert (out / "profile.html").stat().st_size > 100_000
+    # The first row of the table, whose digits are of these very weights.
+    row = r"“observatory” +(\S+) +(\S+) +20"
+    ((score, share),), ((expected, of),) = (re.findall(row, text) for text in (printed, shown))
+    assert float(score) == pytest.approx(float(expected), abs=0.02) and share[:2] == of[:2]
+    page = (out / "answer.html").read_text(encoding="utf-8")
+    assert page.count("Mira Castellan") > 1 and len(page) > 10_000

@@ -77,7 +77,7 @@ def explain(
         data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
             with "text", or with "prompt" and "answer", each a context, whole. Of a line without
             an answer the model's own is explained.
-        loss: What is asked; a contrast is not explained, since it is of two passes.
+        loss: What is asked. A contrast is not explained, since it takes two passes.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
             of LIM less than 10 %, or as are explained in a minute or so; at least two, if there

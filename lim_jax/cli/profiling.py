@@ -78,6 +78,7 @@ def profile(
             maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
             characters.
         loss: What is asked.
+        method: How parts are scored.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         shuffle: Lay the documents of each line out in so many orders, and say what is due to the

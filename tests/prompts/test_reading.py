@@ -426,7 +426,9 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     assert isinstance(second, Context) and second.contrast is not None
     assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
     assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
-    assert [part.tolist() for part in first.contrast] == [[3, 4], [10], [1, 1], [1], 3]
+    *parts, log_weights, labels = first.contrast
+    assert [part.tolist() for part in parts] == [[3, 4], [10], [1, 1], [1], 3]
+    assert log_weights is None and labels is None
     assert second.contrast.foil.tolist() == [6, 6]
     answer = read_contexts(data, letters, "answer", 9)[0]
     assert answer.asked is answer.weights and answer.contrast is None
