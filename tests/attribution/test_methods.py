@@ -111,6 +111,7 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
     def odds(text):
         one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
         x = model.embed(jax.device_put(one.window[:-1].astype("int32")))
+        assert one.contrast is not None
         return float(contrast_loss(model, x, one.contrast))
 
     gained = odds("a=1  c=3 a=") - odds(laid.text)

@@ -86,6 +86,7 @@ def commands(tmp_path):
         stderr=subprocess.STDOUT,
     ) as process:
         yield process
+        assert process.stdin is not None
         process.stdin.close()
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +175,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert part.of_documents == part.score / (abs(part.score) + abs(other.score))
     with (out / "scores.csv").open(newline="") as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
-    np.testing.assert_allclose(scores, answer.tokens, rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(scores, np.asarray(answer.tokens), rtol=2e-3, atol=1e-6)
     with (out / "matrix.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["said"] for row in rows} == {"k a b"} and len(rows) == 4
@@ -197,23 +198,22 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     for foil in ("", "f"):
         answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil=foil)
         given = sum(part.score for part in answer.parts)
-        asked, network = answer.context.asked, model.network
+        asked: Any = answer.context.asked
+        network = model.network
         u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
         for number, name in enumerate(("first", "second")):
             u[slice(*PARTS[name])], numbers[slice(*PARTS[name])] = np.log(1e-3), number
         numbers = jax.device_put(numbers)
         x = network.embed(jax.device_put(answer.context.window[:-1]))
-        if foil:
-            loss, y = models.contrast_loss, asked
-        else:
-            loss = models.CausalLM.margin_loss
-            y = models.Targets(jax.device_put(answer.context.window[1:]), jax.device_put(asked))
+        loss: Any = models.contrast_loss if foil else models.CausalLM.margin_loss
+        targets = jax.device_put(answer.context.window[1:])
+        y: Any = asked if foil else models.Targets(targets, jax.device_put(asked))
         ends = [
             float(loss(network, x, y._replace(log_weights=u, parts=numbers)))
             for u in map(jax.device_put, (u, 0 * u))
         ]
         np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
-        np.testing.assert_allclose(answer.given, ends[0] - ends[1], rtol=1e-9)
+        assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
         both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
         assert f"All documents together {both}" in str(answer)
         assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}

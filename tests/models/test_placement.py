@@ -186,7 +186,8 @@ def test_weights_are_read_in_the_precision_in_which_the_files_were_opened(folder
             opened["float64"] = models.open(folder, dtype="float64")
         for dtype, model in opened.items():
             fetched = model.flow.layers.source.fetch(np.array(1))
-            arrays = [*jax.tree.leaves(model.flow.pattern), *fetched, model.norm.scale]
+            arrays = [*jax.tree.leaves((model.flow.pattern, model.norm)), *fetched]
+            assert isinstance(model.embedding, FetchedRows)
             assert all(leaf.dtype == dtype for leaf in [*arrays, model.embedding.source])
     finally:
         jax.config.update("jax_enable_x64", True)
