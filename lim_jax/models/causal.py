@@ -35,13 +35,7 @@ from lim_jax.models.hub import model_path
 from lim_jax.models.layout import shard
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
-from lim_jax.models.placement import (
-    ON_DEVICE,
-    WeightPlacement,
-    as_published,
-    offloaded,
-    on_host,
-)
+from lim_jax.models.placement import ON_DEVICE, WeightPlacement, as_published, offloaded, on_host
 from lim_jax.models.reading import Source
 from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
