@@ -161,8 +161,7 @@ def _prefix_softmax_jvp(primals, tangents):
     """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
     # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
-    # transposed and differentiated again.
-    # Weights of a grid do not move.
+    # transposed and differentiated again. Weights of a grid do not move.
     weights, (change, _) = _prefix_softmax(*primals), tangents
     mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
     return weights, weights * (change - mean_change)

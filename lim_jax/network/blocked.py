@@ -16,9 +16,8 @@ The derivative is made of the same tiles, by two linear maps at the point
 The *pull*, its transpose, takes the covectors :math:`\bar o_i` and :math:`\bar\ell_i` of these to
 
 .. math:: h_i = \bar\ell_i - \langle\bar o_i, o_i\rangle, \qquad
-          e_{ij} = A_{ij}(\langle\bar o_i, v_j\rangle + h_i), \\
-          \bar q_i = \sum_j e_{ij} k_j, \quad \bar k_j = \sum_i e_{ij} q_i, \quad
-          \bar v_j = \sum_i A_{ij} \bar o_i.
+          e_{ij} = A_{ij}(\langle\bar o_i, v_j\rangle + h_i), \\ \bar q_i = \sum_j e_{ij} k_j, \quad
+          \bar k_j = \sum_i e_{ij} q_i, \quad \bar v_j = \sum_i A_{ij} \bar o_i.
 
 Where keys have log weights (`Grid.weighted`) :math:`u_j` is added to :math:`s_{ij}`, after any cap,
 and its covector is :math:`\bar u_j = \sum_i e_{ij}`.
