@@ -107,10 +107,8 @@ def _metric_products(
 def column_mass(
     factors: KernelFactors, j: Array, weights: Float[Array, " length"]
 ) -> Float[Array, ""]:
-    r"""Sum :math:`\sum_i w_i\,\|K(p_i, p_j)\|^2` of one column in the operator norm.
-
-    Rows go tile by tile; tiles without weight are skipped. It is differentiated once.
-    """
+    r"""Sum :math:`\sum_i w_i\,\|K(p_i, p_j)\|^2` of one column in the operator norm."""
+    # Rows go tile by tile; tiles without weight are skipped. It is differentiated once.
     if factors.attention.output_norm is not None:
         return weights @ jnp.linalg.norm(factors.column(j), ord=2, axis=(1, 2)) ** 2
     blocks = column_blocks(factors, j)
@@ -131,11 +129,9 @@ def column_mass(
 
 
 class Blocks(NamedTuple):
-    r"""The factors of one column's blocks in some rows.
+    """The factors of one column's blocks in some rows."""
 
-    The rows come last: on a CPU sums along vectors of rows are several times as fast.
-    """
-
+    # The rows come last: on a CPU sums along vectors of rows are several times as fast.
     kernel: Float[Array, "heads rows"]  # A^h_{ij}
     step: Float[Array, "heads features rows"]  # u^h_{ij}
     query: Float[Array, "heads size rows"]  # q^h_i, scaled
@@ -218,10 +214,8 @@ class _Eigenvectors(NamedTuple):
 
 
 def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
-    r"""Find the leading eigenvectors of :math:`K^*K` by conjugate gradients (Polak and Ribière).
-
-    They stop where residuals are below the root of the rounding unit, or after ten steps a feature.
-    """
+    """Find the leading eigenvectors of :math:`K^*K` by conjugate gradients (Polak and Ribière)."""
+    # They stop at residuals below the root of the rounding unit, or after ten steps a feature.
     width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
     dtype = blocks.kernel.dtype
     output, score_gradients = blocks.joined_output(), blocks.score_gradients()

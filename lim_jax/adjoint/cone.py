@@ -270,10 +270,7 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
 def _columns_of(
     field: Field, x: State, grid: Grid, normalisation: Normalisation
 ) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
-    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i, and the blocks' weights.
-
-    The Jacobian's blocks are :math:`\hat K_{ij} = W_{ij}\,K(p_i, p_j)`.
-    """
+    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i; and W of :math:`\hat K = WK`."""
     require_callable(field, "attention", "field(x, context, grid)")
 
     def push(j: Array, vector: Float[Array, " width"]) -> State:

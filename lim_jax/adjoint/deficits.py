@@ -94,11 +94,9 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     resamples: int = 1000,
 ) -> ChannelBounds:
-    """Estimate bounds from the data, each with bootstrap confidence over the examples.
-
-    One-sided quantiles of the resampled energies and correlations, and never inside the data's
-    own values, so that the criterion's conclusion is true of the data themselves too.
-    """
+    """Estimate bounds from the data, each with bootstrap confidence over the examples."""
+    # One-sided quantiles of the resampled energies and correlations, and never inside the data's
+    # own values, so that the criterion's conclusion is true of the data themselves too.
     examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 

@@ -83,10 +83,8 @@ def _attained_jvp(operator, steps, primals, tangents):
 
 
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
-    r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest.
-
-    The basis is reorthogonalised twice a step. Zeros follow where only rounding remains.
-    """
+    r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest."""
+    # The basis is reorthogonalised twice a step. Zeros follow where only rounding remains.
     transpose = jax.linear_transpose(push, start)
     steps = min(steps, math.prod(start.shape))
     basis = jnp.zeros((steps, *start.shape), start.dtype)

@@ -47,14 +47,7 @@ ByHead = Float[Array, "depth heads length"]
 class MaskGradient(NamedTuple):
     r"""A loss at the grid's log weights, and its derivatives, which are densities.
 
-    Attributes
-    ----------
-    loss
-        The terminal loss.
-    by_head
-        :math:`g_j/\Delta p_j`, by layer and head.
-    covector
-        :math:`P_0`, the input adjoint, of the same backward pass.
+    `by_head` is :math:`g_j/\Delta p_j`, `covector` :math:`P_0`, of the same backward pass.
     """
 
     loss: Scalar
@@ -70,17 +63,10 @@ class MaskGradient(NamedTuple):
 class MaskPath(NamedTuple):
     r"""A loss at the two ends of a path, and the integral of the mask gradient along it.
 
-    Attributes
-    ----------
-    loss
-        The terminal loss of the whole context.
-    loss_without
-        The loss where the chosen positions weigh next to nothing.
-    by_head
-        What each chosen position gave, by layer and head: a density, zero at the others.
-    remainder
-        ``loss - loss_without`` less the integral of `total`: the quadrature's error in the sum of
-        all positions. If it is not small beside what is read from `total`, take more nodes.
+    `loss` is of the whole context, `loss_without` where the chosen positions weigh next to nothing.
+    `by_head` is what each chosen position gave: a density, zero at the others. `remainder`,
+    ``loss - loss_without`` less the integral of `total`, is the quadrature's error in the sum of
+    all positions. If it is not small beside what is read from `total`, take more nodes.
     """
 
     loss: Scalar

@@ -86,11 +86,9 @@ def pull_back_stages(
 def linearised_stages(
     flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, grid: Grid
 ) -> list[tuple[Any, State, Pull]]:
-    """Linearise the residual stages of one layer, the last first, each once for all covectors.
-
-    A field, its state and its `Pull` for each. A sparse covector needs a network that keeps keys
-    and values (`has_kv_cache`), on a token grid.
-    """
+    """Linearise the residual stages of one layer, the last first, each once for all covectors."""
+    # A field, its state and its `Pull` for each. A sparse covector needs a network that keeps keys
+    # and values (`has_kv_cache`), on a token grid.
     fields, increment = _stages(flow, layer), layer[1]
 
     def scaled(pull: Pull) -> Pull:

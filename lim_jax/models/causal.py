@@ -88,14 +88,9 @@ class Targets(NamedTuple):
 class LossOfLogits:
     """A loss of a language model by its logits at the places that are asked, and their targets.
 
-    It is a loss of embedded contexts, ``loss(model, x, y)``: its `terminal` of what the network
-    makes of them. As a class's attribute it is a method, as functions are.
-
-    Attributes
-    ----------
-    of_logits
-        ``of_logits(logits, y)`` of `Targets` y and the logits of each query, which are
-        `loss.losses.Slices` where they never stand all at once.
+    ``loss(model, x, y)`` of embedded contexts is ``of_logits(logits, y)`` of `Targets` y and the
+    logits of each query, which are `loss.losses.Slices` where they never stand all at once. As a
+    class's attribute it is a method, as functions are.
     """
 
     def __init__(self, of_logits: Callable[[Logits | Slices, Targets], Scalar]):

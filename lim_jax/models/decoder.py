@@ -88,10 +88,7 @@ def _layer_tensors(read: Reader, at: str) -> list[str]:
 
 
 def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
-    """Account for all layers' tensors, reading one layer of those with tensors of the same names.
-
-    The first layer has been read.
-    """
+    """Account for all further layers' tensors, reading one layer of each set of tensor names."""
     kinds = set()
     for index in range(recipe.sizes.depth):
         at = f"{read.prefix}{recipe.names.layer}.{index}."
@@ -107,10 +104,8 @@ def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], obj
 def _head(
     read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], placement: WeightPlacement
 ) -> Rows | None:
-    """Read the head's own matrix; None if it is the embedding, which a file may hold twice.
-
-    A file's head goes before an option that ties it to the embedding, as in transformers.
-    """
+    """Read the head's own matrix; None if it is the embedding, which a file may hold twice."""
+    # A file's head goes before an option that ties it to the embedding, as in transformers.
     names = recipe.names
     name = f"{names.head}.weight"
     read.known.add(name)

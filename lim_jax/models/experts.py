@@ -38,11 +38,9 @@ class Mixture(NamedTuple):
 
 
 def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
-    """Return a reader of a layer's experts, for `recipe.Recipe.network`.
-
-    So that one scan serves all layers, a dense layer is a mixture whose experts are zero, beside a
-    shared network; networks narrower than others are filled up with zeros, which add nothing.
-    """
+    """Return a reader of a layer's experts, for `recipe.Recipe.network`."""
+    # One scan serves all layers: a dense layer is a mixture whose experts are zero, beside a shared
+    # network; networks narrower than others are filled up with zeros, which add nothing.
 
     def network(
         read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None

@@ -206,12 +206,7 @@ def architecture_of(name: str, options: Options) -> Architecture:
 def published_config(
     name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
 ) -> dict[str, Any]:
-    """Return the publisher's configuration of an architecture's file.
-
-    `options` are the file's without the architecture's name, `vocabulary` the size of its
-    tokenizer's, `stored` its tensors, and `factors` those of rotary frequencies. Raise ValueError
-    if an option is missing, of another kind, or unknown.
-    """
+    """Return the publisher's configuration of a file's options without the architecture's name."""
     file, architecture = Configuration(options, GGUF), architecture_of(name, options)
     width, heads = get_int(file, "embedding_length"), get_int(file, "attention.head_count")
     head_dim = get_int(file, "attention.key_length", width // heads)

@@ -111,11 +111,8 @@ def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def read_header(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the gguf package's reader of a file, and the file's options by name.
-
-    It takes a second for 49,152 words, so that a `LanguageModel` is made of one reading. Raise
-    ModuleNotFoundError without the package, and ValueError if the file is broken.
-    """
+    """Return the gguf package's reader of a file, and the file's options by name."""
+    # It takes a second for 49,152 words, so that a `LanguageModel` is made of one reading.
     require_extra("gguf", "models")
     cure = "Pass the path of the file itself."
     require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
@@ -130,10 +127,8 @@ def read_header(file: Path) -> tuple[Any, dict[str, Any]]:
 
 @cache
 def _reader() -> Any:
-    """Return the package's reader, made to slice a plain array.
-
-    It slices for every word of the vocabulary, which takes three times as long on a mapped array.
-    """
+    """Return the package's reader, made to slice a plain array."""
+    # It slices for every word of the vocabulary, three times as long on a mapped array.
 
     def given(self: Any, mapped: np.ndarray) -> None:
         self.bytes = np.asarray(mapped)
@@ -142,11 +137,7 @@ def _reader() -> Any:
 
 
 def open_gguf(file: Path) -> GGUFCheckpoint:
-    """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`.
-
-    Raise ModuleNotFoundError without the package gguf, and ValueError if the file is broken, or its
-    architecture or an option is unknown.
-    """
+    """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`."""
     reader, options = read_header(file)
     # Adapters, parts that read images, and one file of several are no whole models.
     for name, usual in (("general.type", "model"), ("split.count", 1)):
@@ -216,10 +207,7 @@ def _expert(tensor: _Stored, number: int) -> _Published:
 def _fused_experts(
     name: str, stored: Mapping[str, _Stored], at: str, architecture: Architecture
 ) -> dict[str, _Published]:
-    """Return the publisher's tensor of all experts of a layer: of downs, or of gates and ups.
-
-    The file's tensor of ups is read with that of gates.
-    """
+    """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     interleaved = architecture.interleaved_experts
     fused, down = (at + own for own in architecture.fused_experts[kind])

@@ -206,8 +206,6 @@ def padded_length(length: int) -> int:
     Beyond 1,024 running a program takes longer than compiling it, so that padding adds an eighth at
     most: 1,152, 1,280, ..., 2,048, 2,304, ...
 
-    Examples
-    --------
     >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
     [16, 24, 24, 32, 1024, 1152, 3840]
     """
@@ -219,11 +217,9 @@ def padded_length(length: int) -> int:
 
 
 def padded_size(model: CausalLM, length: int) -> int:
-    """The length to which a model's contexts of a length are padded.
-
-    It is `padded_length`, but no more than the network's learned positions or the length that it
-    was trained on, and not longer at all if the rotary frequencies depend on the length.
-    """
+    """The length to which a model's contexts are padded: `padded_length` or less."""
+    # No more than the learned positions or the length that the network was trained on, and not
+    # longer at all if the rotary frequencies depend on the length.
     learned = None if model.positions is None else model.positions.shape[0]
     known = (most for most in (learned, model.trained) if most is not None)
     size = max(length, min([padded_length(length), *known]))
@@ -310,11 +306,9 @@ def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
 
 
 def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
-    """Batches of one size, the last filled up by its last context; of one each if that costs less.
-
-    Costs are in tokens, and each call costs `call` tokens more. One program serves all batches.
-    Seven contexts of 128 go in two batches of four, for 2 (32 + 4 128) is less than 7 (32 + 128).
-    """
+    """Batches of one size, filled up by the last context; of one each if that costs less."""
+    # Costs are in tokens, and each call costs `call` tokens more. One program serves all batches.
+    # Seven contexts of 128 go in two batches of four, for 2 (32 + 4 128) is less than 7 (32 + 128).
     size = max(1, TOKENS_AT_ONCE // length)
     calls = -(-len(numbers) // size)
     if calls * (call + size * length) > len(numbers) * (call + length):
@@ -355,11 +349,9 @@ def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast
 def _padded(
     model: CausalLM, window: Any, asked: Profile | Contrast, parts: Int[np.ndarray, " _"]
 ) -> Padded:
-    """A context as a program takes it, still on the host.
-
-    The head reads only the positions whose weights are not zero. Padding has id zero, and queries
-    that fill up the arrays are at the first position, with weight zero.
-    """
+    """A context as a program takes it, still on the host."""
+    # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
+    # that fill up the arrays are at the first position, with weight zero.
     row = np.asarray(window)
     length = len(row) - 1
     size = padded_size(model, length)

@@ -16,18 +16,11 @@ LossName = Literal["next-token", "answer", "margin", "last-token", "own-margin",
 
 
 class LossKind(NamedTuple):
-    """What is asked of a context.
+    """What is asked of a context; tables and pages call it `words`.
 
-    Attributes
-    ----------
-    words
-        What tables and pages call it.
-    loss
-        A loss of embedded contexts.
-    weights
-        Where it asks: query weights of sum one, of which places have a token of the answer next.
-    needs_answer, needs_foil
-        Whether a context must have an answer, and what might have been answered instead.
+    `loss` is of embedded contexts. `weights` says where it asks: query weights of sum one, of which
+    places have a token of the answer next. `needs_answer` and `needs_foil` say whether a context
+    must have an answer, and what might have been answered instead.
     """
 
     words: str

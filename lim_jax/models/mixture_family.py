@@ -239,10 +239,8 @@ def _deepseek(
 
 
 def _require_open(routing: Routing, count: int) -> None:
-    """Require that each token's open groups hold as many experts as it chooses.
-
-    Else the choice among closed experts would be arbitrary.
-    """
+    """Require that each token's open groups hold as many experts as it chooses."""
+    # Else the choice among closed experts would be arbitrary.
     fits = count % routing.groups == 0 and routing.kept <= routing.groups
     fits = fits and routing.top <= count // routing.groups * routing.kept
     got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"

@@ -44,11 +44,7 @@ SAVE_TEXT = "Save the text's model by itself, and load that."
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the text model of a multimodal folder, or the checkpoint itself if it is text's.
-
-    Raise ValueError if the family or an option is unknown, or a tensor is neither the text's nor
-    known to read images.
-    """
+    """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
     config = checkpoint.config
     if config.get(TEXT) is None:
         return checkpoint

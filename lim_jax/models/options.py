@@ -97,10 +97,7 @@ def require_option(
 
 
 def refuse_unknown(config: Configuration) -> None:
-    """Raise ValueError at an option that nobody read and that may change the network.
-
-    Null states nothing.
-    """
+    """Raise ValueError at an option, not null, that nobody read and that may change the network."""
     refuse_options(config, **SUPPORTED)
     for name, value in config.options.items():
         known = value is None or name in config.asked or name in HARMLESS
@@ -108,10 +105,8 @@ def refuse_unknown(config: Configuration) -> None:
 
 
 def refuse_options(config: Options, **supported: Any) -> None:
-    """Raise ValueError at options of another value than the only supported one, the default.
-
-    Null is as good as false, zero or nothing, as in transformers.
-    """
+    """Raise ValueError at options of another value than the only supported one, the default."""
+    # Null is as good as false, zero or nothing, as in transformers.
     cure = "The family's networks with this option are not known here."
     for name, only in supported.items():
         value = config.get(name, only)

@@ -74,11 +74,9 @@ def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
 
 
 def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
-    """Reorder features, the second axis, so that a head's halves are rotated together.
-
-    Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
-    queries and keys are both reordered.
-    """
+    """Reorder features, the second axis, so that a head's halves are rotated together."""
+    # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
+    # queries and keys are both reordered.
     rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     if not recipe.rope_interleaved:
         return rows
@@ -229,10 +227,8 @@ def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm |
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""Return the slopes of ALiBi: powers of :math:`2^{-8/n}`.
-
-    n is the largest power of two of heads; further heads have odd powers of :math:`2^{-4/n}`.
-    """
+    """Return the slopes of ALiBi: powers of :math:`2^{-8/n}`."""
+    # n is the largest power of two of heads; further heads have odd powers of 2^(-4/n).
     most = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (k + 1) / most) for k in range(most)]
     slopes += [2 ** (-4 * (2 * k + 1) / most) for k in range(heads - most)]

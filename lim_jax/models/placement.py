@@ -107,11 +107,9 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
 
 
 def _halved(layer: TransformerField, precision: str) -> Any:
-    """The matrices in half precision.
-
-    Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
-    is a row of two axes, which its name alone tells from a matrix.
-    """
+    """The matrices in half precision."""
+    # Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
+    # is a row of two axes, which its name alone tells from a matrix.
 
     def half(path: tuple, leaf: Any) -> Any:
         names = [str(key) for key in path]

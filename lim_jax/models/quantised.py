@@ -32,13 +32,10 @@ HALF_PRECISION = "Take the publisher's weights in half precision."
 
 
 class Quantisation(NamedTuple):
-    """How weights are stored: ``"fp8"`` in blocks of a matrix, or ``"mxfp4"``.
-
-    Scales of mxfp4 are of 32 neighbours in a row of each expert's matrix.
-    """
+    """How weights are stored: ``"fp8"`` in blocks of a matrix, or ``"mxfp4"``."""
 
     scheme: str
-    block: tuple[int, int] = (1, 2 * PAIRS)  # its rows and columns
+    block: tuple[int, int] = (1, 2 * PAIRS)  # rows and columns; of mxfp4 for each expert
 
 
 def quantisation_of(config: Options) -> Quantisation | None:
@@ -92,10 +89,8 @@ def dequantise_fp8(
 
 
 def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Multiply every expert's rows by powers of two, and transpose its matrix.
-
-    A byte's lower half is its first number.
-    """
+    """Multiply every expert's rows by powers of two, and transpose its matrix."""
+    # A byte's lower half is its first number.
     numbers = FOUR_BITS[np.stack([blocks & 0x0F, blocks >> 4], axis=-1)]
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
     scaled = numbers.reshape(*scales.shape, -1) * powers[..., None]

@@ -56,10 +56,7 @@ class Weights(NamedTuple):
 
 
 class Reader:
-    """Reads tensors by name and shape, and keeps their names.
-
-    It is made when all options were read, and raises ValueError if one is unknown.
-    """
+    """Reads tensors by name and shape, and keeps their names; made when all options were read."""
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
         # Without JAX's double precision no array of it leaves this reader.

@@ -163,11 +163,9 @@ def _trained(config: Options, rope: Options) -> int:
 
 
 def trained_length(config: Options) -> int | None:
-    """Return the length of the longest contexts that a network was made for; None if not stated.
-
-    A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
-    from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
-    """
+    """Return the length of the longest contexts that a network was made for; None if not stated."""
+    # A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
+    # from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
     name = next((n for n in LENGTHS if config.get(n) is not None), None)
     if name is None:
         return None
@@ -194,11 +192,8 @@ def _require_known(rope: Options, scaling: Any) -> None:
 
 
 def rope_options(config: Options, kind: str | None = None) -> Mapping[str, Any]:
-    """Return the options of rotary positions; ``rope_scaling`` goes before ``rope_parameters``.
-
-    So it does in transformers, which then ignores the base of ``rope_parameters``. With `kind`
-    they are those of a kind of layers, where ``rope_parameters`` has an entry for each.
-    """
+    """Return the options of rotary positions, with `kind` those of one kind of layers."""
+    # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
     newer, older = config.get("rope_parameters"), config.get("rope_scaling")
     for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
         holds = value is None or isinstance(value, Mapping)
@@ -226,10 +221,8 @@ def _of_kind(newer: Options, older: Options, kind: str) -> Options:
 
 
 def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
-    """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated.
-
-    Only families that have chunked layers by default accept ``chunked_attention``.
-    """
+    """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated."""
+    # Only families that have chunked layers by default accept ``chunked_attention``.
     kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
     holds, cure = len(kinds) == depth and set(kinds) <= known, "Other kinds are not known here."
     got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"

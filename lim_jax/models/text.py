@@ -33,13 +33,9 @@ class ChatTemplate(NamedTuple):
 
 
 def read_tokenizer(path: Path, header: Header) -> Any:
-    """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header.
-
-    A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, else
-    it is made of the file's own vocabulary and merges, if these are of bytes as GPT-2's or
-    SmolLM's. Raise ModuleNotFoundError without the package tokenizers, and ValueError if there is
-    no tokenizer, or one of another kind.
-    """
+    """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header."""
+    # A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, or
+    # made of the file's own vocabulary and merges, if these are of bytes as GPT-2's or SmolLM's.
     require_extra("tokenizers", "models")
     gguf = path.suffix == ".gguf"
     file = (path.parent if gguf else path) / FILE
@@ -96,12 +92,9 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
 
 
 def end_ids(path: Path, header: Header) -> tuple[int, ...]:
-    """The ids that end what a model says, by its publisher's files; none if these name none.
-
-    In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
-    GGUF file the ends of a text, of a turn and of a message. Raise ValueError if a file is broken
-    or missing, or an id in it is no whole number.
-    """
+    """The ids that end what a model says, by its publisher's files; none if these name none."""
+    # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
+    # GGUF file the ends of a text, of a turn and of a message.
     if path.suffix == ".gguf":
         ids = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
     else:
@@ -140,13 +133,10 @@ def _tokenizer_of_gguf(name: str, header: Header) -> Any:
 
 
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
-    """The template of a folder of weights, or of a GGUF file with its header; None without one.
-
-    A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
-    ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
-    ``tokenizer.chat_template``, else that of its folder. Raise ValueError if the file that should
-    hold it is broken.
-    """
+    """The template of a folder of weights, or of a GGUF file with its header; None without one."""
+    # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
+    # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
+    # ``tokenizer.chat_template``, else that of its folder.
     if isinstance(own := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = header.get("tokenizer.ggml.tokens", [])
         ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}

@@ -91,12 +91,10 @@ def continued_kernel(
     grid: Grid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
-    r"""The attention kernel, continued smoothly past the diagonal as far as the grid looks.
-
-    As `attention_kernel` wherever :math:`p_j \le p_i`. On Gauss--Legendre panels prefix weights
-    reach ahead within a panel; there the formula goes on without its indicator, so that
-    quadratures of functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
-    """
+    """The attention kernel, continued smoothly past the diagonal as far as the grid looks."""
+    # As `attention_kernel` up to the diagonal. On Gauss--Legendre panels prefix weights reach ahead
+    # within a panel; there the formula goes on without its indicator, so that quadratures of
+    # functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
     scores = _masked(_scores(query, key, shaping), grid)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
@@ -146,11 +144,9 @@ def _log_mass(
 def _prefix_softmax(
     scores: Float[Array, "rows length"], prefix: Float[Array, "rows length"]
 ) -> Float[Array, "rows length"]:
-    """Normalise the grid's prefix weights times the exponential of the scores, row by row.
-
-    The weights multiply after the exponential, so that signed ones are allowed too, and positions
-    without weight are masked before the row maximum is taken.
-    """
+    """Normalise the grid's prefix weights times the exponential of the scores, row by row."""
+    # The weights multiply after the exponential, so that signed ones are allowed too, and positions
+    # without weight are masked before the row maximum is taken.
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
     return mass / jnp.sum(mass, axis=1, keepdims=True)

@@ -62,10 +62,8 @@ def blocked_attention(
     grid: CellGrid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
-    r"""One head of causal attention, tile by tile; `attention.causal_attention` for long grids.
-
-    Sums are accumulated in float32 at least, whatever the inputs' precision.
-    """
+    """One head of causal attention, tile by tile; `attention.causal_attention` for long grids."""
+    # Sums are accumulated in float32 at least, whatever the inputs' precision.
     arrays = jax.tree.leaves(per_position(grid))
     return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
 

@@ -40,12 +40,9 @@ from lim_jax.network.slots import State
 
 
 class LayerwiseControl(eqx.Module):
-    r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`.
+    r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`."""
 
-    Its layers are one field whose arrays have a leading layer axis.
-    """
-
-    layers: PyTree
+    layers: PyTree  # one field whose arrays have a leading layer axis
     horizon: float = eqx.field(static=True, default=1.0)
 
     def __call__(self, time: Scalar) -> Any:

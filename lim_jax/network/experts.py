@@ -97,10 +97,7 @@ class ClampedGate(NamedTuple):
 
 
 class Experts(eqx.Module):
-    r"""Gated networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`.
-
-    `combine` is h, a `Gate` or a `ClampedGate`.
-    """
+    r"""Gated networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`; h is `combine`."""
 
     gate: Float[Weight, "*layers experts hidden width"]
     up: Float[Weight, "*layers experts hidden width"]

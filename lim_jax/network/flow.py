@@ -319,11 +319,8 @@ def require_horizon(horizon: float) -> None:
 def require_depth_profile(
     tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: DTypeLike
 ) -> PyTree:
-    r"""Return `tree`; raise where a depth profile is negative, infinite or not a number.
-
-    `ass:depth-profile`: :math:`0 \le \zeta < \infty`, at the given depth times. Where a profile
-    depends on traced values, the use of `tree` raises.
-    """
+    """Return `tree`; raise unless a depth profile is finite and nonnegative: `ass:depth-profile`."""
+    # Where a profile depends on traced values, the use of `tree` raises.
     if profile is unit_profile:
         return tree
     # Concrete while tracing too, unless the profile itself closes over something traced.

@@ -28,20 +28,14 @@ Place = Int[Array, ""]
 
 
 class KVCache(NamedTuple):
-    """Keys and values of one layer or of all, a row for each place of the grid.
-
-    Rows of places that are to come mean nothing.
-    """
+    """Keys and values of one layer or of all, a row for each place; rows to come mean nothing."""
 
     key: Float[Array, "*depth groups length size"]
     value: Float[Array, "*depth groups length features"]
 
 
 class RowAttention(eqx.Module):
-    """Attention of one token, at a place of a grid, to a layer's keys and values.
-
-    The token's own are among them.
-    """
+    """Attention of one token, at a place of a grid, to a layer's keys and values, its own too."""
 
     attention: CausalAttention
     cache: KVCache
@@ -103,10 +97,7 @@ def has_kv_cache(flow: ResidualFlow) -> bool:
 
 
 def prefill(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, KVCache]:
-    """Map a context, on the token grid, to its last states and every layer's keys and values.
-
-    By a flow that `has_kv_cache`.
-    """
+    """Map a context on the token grid to last states, keys and values; the flow `has_kv_cache`."""
 
     def body(x: State, layer: Any) -> tuple[State, KVCache]:
         attention = layer[0].attention

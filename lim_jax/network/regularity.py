@@ -387,10 +387,8 @@ def trajectory_radius(
 
 
 def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
-    r"""The bound of layer normalisation, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`.
-
-    The slope is largest where the token's variance vanishes.
-    """
+    r"""The bound of layer normalisation, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`."""
+    # The slope is largest where the token's variance vanishes.
     cure = "Without one the field is neither bounded nor Lipschitz on all states."
     _require_exactly(norm, LayerNorm, "norm", cure)
     assert isinstance(norm, LayerNorm)

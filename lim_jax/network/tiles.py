@@ -148,10 +148,8 @@ def in_groups(sweep: Sweep) -> Program:
 
 
 def _spread() -> bool:
-    """Whether examples may be spread over devices.
-
-    Then neighbours go to different groups, so that every group keeps all devices at work.
-    """
+    """Whether examples may be spread over devices."""
+    # Then neighbours go to different groups, so that every group keeps all devices at work.
     return jax.device_count() > 1
 
 
