@@ -221,13 +221,9 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     ValueError
         Where the grid's weights may be negative.
     """
-    require(
-        isinstance(grid, CellGrid),
-        "grid",
-        got=type(grid).__name__,
-        expected="a grid of cells, whose prefix weights are non-negative",
-        cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
-    )
+    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are non-negative"
+    cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
+    require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_sites(sites, grid, "examples depth length width")
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states

@@ -204,13 +204,9 @@ def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
 
     def check(name: str, below: Any, above: Any, kind: str) -> None:
         below, above = float(below), float(above)
-        require(
-            below <= above + slack * abs(above),
-            name,
-            got=f"a bound that the data contradict: {below:.6g} > {above:.6g}",
-            expected=f"a true {kind} bound",
-            cure="Widen it, or take bootstrap_bounds.",
-        )
+        got = f"a bound that the data contradict: {below:.6g} > {above:.6g}"
+        expected, cure = f"a true {kind} bound", "Widen it, or take bootstrap_bounds."
+        require(below <= above + slack * abs(above), name, got=got, expected=expected, cure=cure)
 
     for b, region in enumerate(REGIONS):
         for a, channel in enumerate(CHANNELS):

@@ -200,14 +200,14 @@ def mask_path(
     """
     heads, (x, y) = _heads(flow), require_loss(terminal_loss, example)
     require_grid(grid)
-    require(
-        isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,),
-        "chosen",
-        got=described(chosen),
-        expected=f"booleans, one for each of {grid.size} positions",
-        cure="Pass for example parts >= 0.",
-    )
-    nodes, first = as_int(nodes, "nodes"), _log_of_least(least)
+    holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
+    got, expected = described(chosen), f"booleans, one for each of {grid.size} positions"
+    cure = "Pass for example parts >= 0."
+    require(holds, "chosen", got=got, expected=expected, cure=cure)
+    nodes, between = as_int(nodes, "nodes"), isinstance(least, Real) and 0 < least < 1
+    cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
+    require(between, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
+    first = math.log(least)
     points, shares = np.polynomial.legendre.leggauss(nodes)
     log_weights = _log_weights(grid)
 
@@ -235,22 +235,12 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 
-def _log_of_least(least: float) -> float:
-    number = isinstance(least, Real) and 0 < least < 1
-    cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
-    require(number, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
-    return math.log(least)
-
-
 def _heads(flow: ResidualFlow) -> int:
     """The number of heads; raise ValueError unless attention is known to read log weights."""
     require_attention(flow)
     attention = attention_of(flow.pattern)
-    require(
-        causal_by_construction(attention),
-        "flow.layers",
-        got=f"{described(attention)} that attends by {described(attention.attend)}",
-        expected="attention of this library, which reads the grid's log weights",
-        cure="Of attention of your own that reads them, take jax.grad in the log weights.",
-    )
+    got = f"{described(attention)} that attends by {described(attention.attend)}"
+    expected = "attention of this library, which reads the grid's log weights"
+    cure = "Of attention of your own that reads them, take jax.grad in the log weights."
+    require(causal_by_construction(attention), "flow.layers", got=got, expected=expected, cure=cure)
     return attention.output.shape[-3]

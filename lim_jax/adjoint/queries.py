@@ -139,13 +139,10 @@ def readout_residual_energies(
     grid = regions.grid
     if not (isinstance(targets, ARRAYS) and jnp.issubdtype(targets.dtype, jnp.integer)):
         require_floats(targets, "targets", "examples length vocabulary")
-    require(
-        targets.shape[:2] == states.shape[:2],
-        "targets",
-        got=f"shape {targets.shape} with states of shape {states.shape}",
-        expected="labels of the same examples and positions",
-        cure="Pass class numbers (examples, length) or rows (examples, length, vocabulary).",
-    )
+    got = f"shape {targets.shape} with states of shape {states.shape}"
+    expected = "labels of the same examples and positions"
+    cure = "Pass class numbers (examples, length) or rows (examples, length, vocabulary)."
+    require(targets.shape[:2] == states.shape[:2], "targets", got=got, expected=expected, cure=cure)
 
     def energies(example: tuple[Array, Labels]) -> tuple[Array, Array]:
         state, target = example

@@ -67,13 +67,10 @@ def attention_sites(
 def require_attention(flow: Any) -> None:
     """Raise ValueError unless a flow is a recursion over layers with attention."""
     require_flow(flow)
-    require(
-        attention_of(flow.pattern) is not None,
-        "flow.layers",
-        got=type(flow.pattern).__name__,
-        expected="TransformerField or CausalAttention",
-        cure="Kernels in closed form are those of CausalAttention.",
-    )
+    holds = attention_of(flow.pattern) is not None
+    got, expected = type(flow.pattern).__name__, "TransformerField or CausalAttention"
+    cure = "Kernels in closed form are those of CausalAttention."
+    require(holds, "flow.layers", got=got, expected=expected, cure=cure)
 
 
 def attention_of(field: Any) -> Any:

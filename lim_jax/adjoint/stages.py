@@ -104,13 +104,9 @@ def linearised_stages(
 
 def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
     """The fields of a layer's residual stages in order; raise ValueError where it has none."""
-    require(
-        flow.step in (euler, split),
-        "flow.step",
-        got=getattr(flow.step, "__name__", repr(flow.step)),
-        expected="euler or split",
-        cure="Other steps have no exact residual stages; for the limit take continuous_adjoint.",
-    )
+    got, expected = getattr(flow.step, "__name__", repr(flow.step)), "euler or split"
+    cure = "Other steps have no exact residual stages; for the limit take continuous_adjoint."
+    require(flow.step in (euler, split), "flow.step", got=got, expected=expected, cure=cure)
     return (layer[0],) if flow.step is euler else layer[0].sublayers
 
 

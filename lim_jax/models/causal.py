@@ -446,13 +446,11 @@ def load_network(
     mesh: Mesh | None = None,
 ) -> CausalLM:
     """Read a network of files that were looked through, as `load` does."""
-    require(
-        kept is None or (kept in KEPT and dtype == "float32" and mesh is None),
-        "kept",
-        got=f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh",
-        expected=f"None, or one of {KEPT} with dtype 'float32' and no mesh",
-        cure="The host keeps half precision, which is widened to float32.",
-    )
+    holds = kept is None or (kept in KEPT and dtype == "float32" and mesh is None)
+    got = f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh"
+    expected = f"None, or one of {KEPT} with dtype 'float32' and no mesh"
+    cure = "The host keeps half precision, which is widened to float32."
+    require(holds, "kept", got=got, expected=expected, cure=cure)
     if mesh is not None:
         return _network(source, dtype, shard(mesh))
     if kept is None:

@@ -33,29 +33,21 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     name = local.as_posix()
     if local.exists() or local.suffix == ".gguf" or NAME.fullmatch(name) is None:
         return local
-    require(
-        find_spec("huggingface_hub") is not None,
-        "path",
-        got=f"{name!r}: no such path, and no package huggingface_hub to look for a name",
-        expected=EXPECTED,
-        cure='The package comes with an extra: python -m pip install "lim_jax[models]".',
-    )
+    got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
+    cure = 'The package comes with an extra: python -m pip install "lim_jax[models]".'
+    require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)
     if download:
-        return _downloaded(name)
+        try:
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+        except OSError as error:  # no network, no such name, no access: all these are the package's
+            reason = str(error).strip().splitlines()[0]
+            raise Refusal(
+                f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
+                f"{OFFLINE}"
+            ) from error
     cached = huggingface_hub.try_to_load_from_cache(name, CONFIG)
     got = f"{name!r}: no such path, and not in the cache"
     door = f"models.load({name!r}, download=True)"
     cure = f"Download it: --download of a command, or {door}. {OFFLINE}"
     require(isinstance(cached, str), "path", got=got, expected=EXPECTED, cure=cure)
     return Path(cached).parent
-
-
-def _downloaded(name: str) -> Path:
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
-    except OSError as error:  # no network, no such name, no access: the package's own are all these
-        reason = str(error).strip().splitlines()[0]
-        raise Refusal(
-            f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
-            f"{OFFLINE}"
-        ) from error

@@ -64,7 +64,9 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     words = model.words_at_once(tokens)
     state = number * tokens * width
     slices = SLICES * words * (width + tokens)
-    beside = PROCESS + held + number * (TOKENS * _widest(layers.source.like) * tokens + slices)
+    # How many numbers a token has at most within a layer.
+    widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layers.source.like))
+    beside = PROCESS + held + number * (TOKENS * widest * tokens + slices)
     states = (depth + 1) * state
     return Memory(
         whole=beside + states + depth * layer + rows + LAYERS_WHOLE * layer,
@@ -77,8 +79,3 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
 def _bytes(tree: PyTree) -> int:
     """Of arrays, or of their shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _widest(layer: PyTree) -> int:
-    """How many numbers a token has at most within a layer."""
-    return max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer))

@@ -89,13 +89,11 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     leaves = jax.tree.leaves(fields)
     axes = {getattr(leaf, "shape", ())[:1] for leaf in leaves}
     floats = all(eqx.is_inexact_array(leaf) for leaf in leaves)
-    require(
-        floats and len(axes) == 1 and axes != {()},
-        "fields",
-        got=f"leading axes {sorted(axes)}" if floats else described(fields),
-        expected="arrays of floats that share one leading axis, of the fields to join",
-        cure="Make several with jax.vmap.",
-    )
+    holds = floats and len(axes) == 1 and axes != {()}
+    got = f"leading axes {sorted(axes)}" if floats else described(fields)
+    expected = "arrays of floats that share one leading axis, of the fields to join"
+    cure = "Make several with jax.vmap."
+    require(holds, "fields", got=got, expected=expected, cure=cure)
     knots = jnp.linspace(0.0, horizon, *axes.pop(), dtype=leaves[0].dtype)
     return InterpolatedControl(diffrax.LinearInterpolation(knots, fields))
 
@@ -134,13 +132,10 @@ def control_distance(
     require_callable(control, "control", "from depth to a field")
     arrays = eqx.filter(layers, eqx.is_inexact_array)
     axes = {leaf.shape[:1] for leaf in jax.tree.leaves(arrays)}
-    require(
-        len(axes) == 1 and axes != {()},
-        "layers",
-        got=f"leading axes {sorted(axes)}" if axes else described(layers),
-        expected="arrays of floats that share a leading axis of layers",
-        cure="Of a flow take its layers.",
-    )
+    got = f"leading axes {sorted(axes)}" if axes else described(layers)
+    expected = "arrays of floats that share a leading axis of layers"
+    cure = "Of a flow take its layers."
+    require(len(axes) == 1 and axes != {()}, "layers", got=got, expected=expected, cure=cure)
     depth = jax.tree.leaves(arrays)[0].shape[0]
     nodes, weights = np.polynomial.legendre.leggauss(4)
     times = horizon / depth * (np.arange(depth)[:, None] + (nodes + 1) / 2)
@@ -229,13 +224,10 @@ class ContinuousFlow(eqx.Module):
         require_callable(self.profile, "profile", "of depth")
         as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "None lets the controller choose.")
-        require(
-            not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
-            "adjoint",
-            got="ImplicitAdjoint",
-            expected="an adjoint of the solved trajectory",
-            cure="It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint.",
-        )
+        holds = not isinstance(self.adjoint, diffrax.ImplicitAdjoint)
+        got, expected = "ImplicitAdjoint", "an adjoint of the solved trajectory"
+        cure = "It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint."
+        require(holds, "adjoint", got=got, expected=expected, cure=cure)
 
     def __call__(self, x: State, grid: Grid) -> State:
         """Flow from :math:`X_0` to :math:`X_T`."""

@@ -319,7 +319,7 @@ def require_horizon(horizon: float) -> None:
 def require_depth_profile(
     tree: PyTree, profile: Callable[[Scalar], Scalar], times: np.ndarray, dtype: DTypeLike
 ) -> PyTree:
-    """Return `tree`; raise unless a depth profile is finite and nonnegative: `ass:depth-profile`."""
+    """Return `tree`; raise unless a profile is finite and not negative: `ass:depth-profile`."""
     # Where a profile depends on traced values, the use of `tree` raises.
     if profile is unit_profile:
         return tree

@@ -51,17 +51,12 @@ class RowAttention(eqx.Module):
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
-        prefix = self._prefix[None]
-        weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.place)
-        return matmul(weights, value).astype(value.dtype)
-
-    @property
-    def _prefix(self) -> Float[Array, " length"]:
-        """The place's row of the prefix weights."""
         grid, places = self.attention.prefixes(self.grid), jnp.arange(self.grid.size)
         assert isinstance(grid, CellGrid)
         first = 0 if grid.starts is None else grid.starts[self.place]
-        return jnp.where((first <= places) & (places <= self.place), grid.weights, 0)
+        prefix = jnp.where((first <= places) & (places <= self.place), grid.weights, 0)[None]
+        weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.place)
+        return matmul(weights, value).astype(value.dtype)
 
 
 class RowField(eqx.Module):

@@ -34,13 +34,11 @@ def _known(frequencies: Any) -> Frequencies | OfLength:
         return frequencies
     row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1  # pyright: ignore
     numbers = tuple(frequencies) if row else ()  # pyright: ignore
-    require(
-        len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers),
-        "frequencies",
-        got=described(frequencies) if not numbers else f"{numbers}",
-        expected="finite numbers known before tracing, at least one",
-        cure="Pass one angle a token for each pair of features.",
-    )
+    holds = len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers)
+    got = described(frequencies) if not numbers else f"{numbers}"
+    expected = "finite numbers known before tracing, at least one"
+    cure = "Pass one angle a token for each pair of features."
+    require(holds, "frequencies", got=got, expected=expected, cure=cure)
     return tuple(map(float, numbers))
 
 
@@ -109,13 +107,11 @@ class Rotary(eqx.Module):
     def rope(self, grid: Grid) -> Rope:
         """The cosines and sines of every angle, in the default precision."""
         starts = getattr(grid, "starts", None)
-        require(
-            starts is None or self.same_rope(1, grid.size),
-            "grid",
-            got=f"several contexts, or padding on the left, in {grid.size} positions",
-            expected="one context: its length says how its tokens are rotated",
-            cure="Measure each context by itself.",
-        )
+        holds = starts is None or self.same_rope(1, grid.size)
+        got = f"several contexts, or padding on the left, in {grid.size} positions"
+        expected = "one context: its length says how its tokens are rotated"
+        cure = "Measure each context by itself."
+        require(holds, "grid", got=got, expected=expected, cure=cure)
         tokens = grid.size if self.tokens is None else self.tokens
         positions = grid._nodes() * tokens - (1 if self.from_zero else 0)
         angles = np.outer(positions, self._frequencies(tokens))

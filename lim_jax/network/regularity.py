@@ -228,20 +228,14 @@ def _require_plain(attention: CausalAttention) -> None:
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
     attend, mask = attention.attend, attention.mask
-    require(
-        attend is causal_attention or type(attend) is RingAttention,
-        "attention",
-        got=f"heads that attend by {_name(attend)}",
-        expected="causal_attention or a RingAttention",
-        cure="The proposition's steps are those of a softmax over the prefix.",
-    )
-    require(
-        type(mask) is AttentionMask and mask.window is None and mask.chunk is None,
-        "attention",
-        got=f"{mask}",
-        expected="rows that see their whole prefix",
-        cure="Hardy's inequality is of prefixes that begin at 0.",
-    )
+    holds = attend is causal_attention or type(attend) is RingAttention
+    got, expected = f"heads that attend by {_name(attend)}", "causal_attention or a RingAttention"
+    cure = "The proposition's steps are those of a softmax over the prefix."
+    require(holds, "attention", got=got, expected=expected, cure=cure)
+    holds = type(mask) is AttentionMask and mask.window is None and mask.chunk is None
+    got, expected = f"{mask}", "rows that see their whole prefix"
+    cure = "Hardy's inequality is of prefixes that begin at 0."
+    require(holds, "attention", got=got, expected=expected, cure=cure)
     assert isinstance(mask, AttentionMask)
     rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
@@ -272,13 +266,9 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     steps = "The proposition's steps are those of two matrices and an activation."
     _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
-    require(
-        network.output_norm is None,
-        "network",
-        got="a norm of its output",
-        expected="none",
-        cure="A norm may enlarge small outputs and their changes by far.",
-    )
+    got, expected = "a norm of its output", "none"
+    cure = "A norm may enlarge small outputs and their changes by far."
+    require(network.output_norm is None, "network", got=got, expected=expected, cure=cure)
     token, slope = norm_constants(network.norm)
     inner_norm, outer_norm = (
         _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
@@ -373,13 +363,9 @@ def trajectory_radius(
     """
     _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")
     require_on_grid(x, grid, "x", "length width")
-    require(
-        isinstance(grid, CellGrid),
-        "grid",
-        got=type(grid).__name__,
-        expected="a grid of cells, whose prefix weights are not negative",
-        cure="Take token_grid, midpoint_grid or graded_grid.",
-    )
+    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are not negative"
+    cure = "Take token_grid, midpoint_grid or graded_grid."
+    require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     profile_bound = as_finite(profile_bound, "profile_bound")
     start = jnp.sqrt(inner(x, x, grid))
@@ -421,13 +407,10 @@ def _activation_slope(activation: Any) -> float:
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
             return GELU_SLOPES[options["approximate"]]
     slopes = [slope for known, slope in SLOPES if activation is known]
-    require(
-        len(slopes) == 1,
-        "activation",
-        got=_name(activation),
-        expected="jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves",
-        cure="Of other functions nothing is known that bounds their slope.",
-    )
+    got = _name(activation)
+    expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
+    cure = "Of other functions nothing is known that bounds their slope."
+    require(len(slopes) == 1, "activation", got=got, expected=expected, cure=cure)
     return slopes[0]
 
 

@@ -60,21 +60,13 @@ class RingAttention(eqx.Module):
     axis: str = eqx.field(static=True)
 
     def __check_init__(self):
-        require(
-            self.axis in self.mesh.axis_names,
-            "axis",
-            got=repr(self.axis),
-            expected=f"one of {self.mesh.axis_names}",
-            cure="Name the mesh's axis over which the context is spread.",
-        )
+        got, expected = repr(self.axis), f"one of {self.mesh.axis_names}"
+        cure = "Name the mesh's axis over which the context is spread."
+        require(self.axis in self.mesh.axis_names, "axis", got=got, expected=expected, cure=cure)
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
-        require(
-            kind is AxisType.Auto,
-            "mesh",
-            got=f"an axis {self.axis!r} of type {kind.name}",
-            expected="AxisType.Auto",
-            cure="jax.make_mesh takes axis_types=(AxisType.Auto, ...).",
-        )
+        got, expected = f"an axis {self.axis!r} of type {kind.name}", "AxisType.Auto"
+        cure = "jax.make_mesh takes axis_types=(AxisType.Auto, ...)."
+        require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
 
     def __call__(
         self,
@@ -89,13 +81,11 @@ class RingAttention(eqx.Module):
         cure = "Take causal_attention."
         require(shaping.sink is None, "sink", got="one", expected="none", cure=cure)
         devices = self.mesh.shape[self.axis]
-        require(
-            isinstance(grid, CellGrid) and grid.size % devices == 0,
-            "grid",
-            got=f"{type(grid).__name__} of {grid.size} positions over {devices} devices",
-            expected="a CellGrid of as many positions on each",
-            cure="Pad the context on the right, or take causal_attention.",
-        )
+        holds = isinstance(grid, CellGrid) and grid.size % devices == 0
+        got = f"{type(grid).__name__} of {grid.size} positions over {devices} devices"
+        expected = "a CellGrid of as many positions on each"
+        cure = "Pad the context on the right, or take causal_attention."
+        require(holds, "grid", got=got, expected=expected, cure=cure)
         cells = cast(CellGrid, grid)
         arrays = jax.tree.leaves(per_position(cells))
 
