@@ -89,14 +89,13 @@ class Certificate(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Everything as plain numbers and strings."""
+        derived = {name: getattr(self, name) for name in ("margin", "holds", "concluded")}
         return {
             **self._asdict(),
             "premises": [premise._asdict() for premise in self.premises],
             "inequalities": [inequality.record() for inequality in self.inequalities],
             "measured": [inequality.record() for inequality in self.measured],
-            "margin": self.margin,
-            "holds": self.holds,
-            "concluded": self.concluded,
+            **derived,
         }
 
 

@@ -47,13 +47,9 @@ from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 Scalar = Float[Array, ""]
 # A subclass may override what makes these causal, so types are compared and not instances.
 CAUSAL_FIELDS = {
-    TransformerField,
-    CausalAttention,
-    LatentAttention,
-    FeedForward,
-    GatedFeedForward,
+    TransformerField, CausalAttention, LatentAttention, FeedForward, GatedFeedForward,
     MixtureOfExperts,
-}
+}  # fmt: skip
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 
 

@@ -263,11 +263,8 @@ def _scaling(options: Options, architecture: Architecture, factors: Factors) -> 
 
 
 def _yarn(options: Options, architecture: Architecture) -> dict[str, Any]:
-    expected, cure = (
-        "none, by which it is YaRN's own",
-        "Take the publisher's folder with safetensors.",
-    )
-    cure = f"Readers disagree whether it stands for YaRN's own or multiplies that. {cure}"
+    expected, cure = "none, by which it is YaRN's own", "Readers disagree whether it stands for "
+    cure += "YaRN's own or multiplies that. Take the publisher's folder with safetensors."
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         got = f"{name} = {described(options.get(name))} of a yarn scaling"
         require_in(GGUF, options.get(name) is None, got, expected, cure)

@@ -71,13 +71,10 @@ def llama_like(
     if isinstance(activation, str):
         activation = get_choice(config, act, ACTIVATIONS, activation)
     usual = {
-        "norm": parts.rms_norm,
-        "projections": parts.separate_qkv,
-        "network": parts.gated_mlp,
-        "attention": parts.read_attention,
-        "activation": activation,
+        "norm": parts.rms_norm, "projections": parts.separate_qkv, "network": parts.gated_mlp,
+        "attention": parts.read_attention, "activation": activation,
         "tied": bool(config.get("tie_word_embeddings", tied)),
-    }
+    }  # fmt: skip
     of_layers = rotary_masks(config, sizes) if of_layers is None else of_layers
     return Recipe(sizes, of_layers, **(usual | options))
 

@@ -61,13 +61,10 @@ LOSSES: dict[str, LossKind] = {
         "the model's own word for the last token, by its log odds", OWN, _at_the_end
     ),
     "contrast": LossKind(
-        "the answer over the foil, by log odds",
-        contrast_loss,
-        _at_the_end,
-        needs_answer=True,
-        needs_foil=True,
+        "the answer over the foil, by log odds", contrast_loss, _at_the_end,
+        needs_answer=True, needs_foil=True,
     ),
-}
+}  # fmt: skip
 
 
 def loss_kind(asked: str) -> LossKind:

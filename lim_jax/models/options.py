@@ -42,15 +42,10 @@ HARMLESS = frozenset(
 CLASSES = {"hunyuan_v1_dense": "hunyuandensev1"}
 # Options that any family may state, with the only value that is supported.
 SUPPORTED = {
-    "add_cross_attention": False,
-    "chunk_size_feed_forward": 0,
-    "is_causal": True,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
-    "rope_interleaved": False,
-    "tie_encoder_decoder": False,
-    "use_mrope": False,
-}
+    "add_cross_attention": False, "chunk_size_feed_forward": 0, "is_causal": True,
+    "is_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False,
+    "tie_encoder_decoder": False, "use_mrope": False,
+}  # fmt: skip
 Options = Mapping[str, Any]
 CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
 DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again."

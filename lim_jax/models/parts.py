@@ -208,15 +208,11 @@ def read_attention(
         output=split_heads(output, heads),
         output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
-        mask=mask,
-        scale=recipe.scale,
-        cap=recipe.cap,
         sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
-        gate=gate,
+        mask=mask, scale=recipe.scale, cap=recipe.cap, gate=gate,
         rope_before_qk_norm=recipe.rope_before_qk_norm,
-        **recipe.projections(read, at, recipe),
-        **norms,
-    )
+        **recipe.projections(read, at, recipe), **norms,
+    )  # fmt: skip
 
 
 def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:

@@ -270,19 +270,11 @@ class ContinuousFlow(eqx.Module):
         start, end = ends[::-1] if backward else ends
         step = self.first_step and jnp.full((), self.first_step, dtype)
         return diffrax.diffeqsolve(
-            diffrax.ODETerm(rate),
-            self.solver,
-            t0=start,
-            t1=end,
+            diffrax.ODETerm(rate), self.solver, t0=start, t1=end,
             dt0=-step if step is not None and backward else step,
-            y0=initial,
-            args=self.control,
-            saveat=saveat,
-            stepsize_controller=self.stepsize_controller,
-            adjoint=self.adjoint,
-            max_steps=self.max_steps,
-            throw=False,
-        )
+            y0=initial, args=self.control, saveat=saveat, adjoint=self.adjoint,
+            stepsize_controller=self.stepsize_controller, max_steps=self.max_steps, throw=False,
+        )  # fmt: skip
 
     def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
         failed = ~diffrax.is_successful(solution.result)

@@ -67,19 +67,13 @@ class TransformerField(eqx.Module):
         attention_key, feed_forward_key = jax.random.split(key)
         return cls(
             CausalAttention.init(
-                width,
-                heads=heads,
-                head_size=head_size,
-                bias=bias,
-                rotary=rotary,
-                attend=attend,
-                eta=eta,
-                key=attention_key,
+                width, heads=heads, head_size=head_size, bias=bias, rotary=rotary, attend=attend,
+                eta=eta, key=attention_key,
             ),
             FeedForward.init(
                 width, hidden=hidden, activation=activation, eta=eta, key=feed_forward_key
             ),
-        )
+        )  # fmt: skip
 
     @property
     def sublayers(self) -> tuple[CausalAttention, Field]:

@@ -260,15 +260,12 @@ class ResidualFlow(eqx.Module):
 
     def _policy(self) -> Callable[..., Any]:
         """Which of a layer's values are saved for the way back."""
-        policies = jax.checkpoint_policies
+        policies, both = jax.checkpoint_policies, jax.checkpoint_policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
         if self.remat == "full":
             return outputs
         # Attention's own products have axes of heads in common: they are remade all the same.
-        products = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, is_linear
-        )
-        return policies.save_from_both_policies(products, outputs)
+        return both(both(policies.dots_with_no_batch_dims_saveable, is_linear), outputs)
 
     def layer(self, number: Int[Array, ""], dtype: DTypeLike) -> tuple[Any, Scalar]:
         """One layer by its number, for states of a precision, as in `scan`."""

@@ -43,13 +43,9 @@ HARDY = 2.0
 # GELU's is largest at the root of 2, that of its approximation at 1.4185, SiLU's at 2.3994.
 GELU_SLOPES = {False: 1.12890415, True: 1.12899307}
 SLOPES: tuple[tuple[Callable[[Array], Array], float], ...] = (
-    (jnp.tanh, 1.0),
-    (jax.nn.relu, 1.0),
-    (jax.nn.sigmoid, 0.25),
-    (jax.nn.softplus, 1.0),
-    (jax.nn.silu, 1.09983933),
-    (jax.nn.gelu, GELU_SLOPES[True]),
-)
+    (jnp.tanh, 1.0), (jax.nn.relu, 1.0), (jax.nn.sigmoid, 0.25), (jax.nn.softplus, 1.0),
+    (jax.nn.silu, 1.09983933), (jax.nn.gelu, GELU_SLOPES[True]),
+)  # fmt: skip
 
 Scalar = Float[Array, ""]
 Heads = Float[Array, " heads"]
@@ -202,25 +198,17 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
     output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
     return AttentionRegularity(
-        score,
-        local,
-        past,
-        kernel_local,
-        kernel_hardy,
-        head_local,
-        head_hardy,
-        head,
+        score, local, past, kernel_local, kernel_hardy, head_local, head_hardy, head,
         _times(output, jnp.linalg.norm(head)),
         output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
         _root(1.0, jnp.linalg.norm(values), output * by_parameters),
-    )
+    )  # fmt: skip
 
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError for subclasses too: they may compute something else."""
-    require(
-        type(value) is kind, name, got=described(value), expected=f"a {kind.__name__}", cure=cure
-    )
+    got, expected = described(value), f"a {kind.__name__}"
+    require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
 def _require_plain(attention: CausalAttention) -> None:
