@@ -98,12 +98,8 @@ def continuous_adjoint(
     zeros = jnp.zeros_like(x)
     at_times = diffrax.SubSaveAt(ts=times[::-1], fn=_covector)
     at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
-    backward = flow.integrate(
-        _Rates(forward, flow.profile, grid),
-        (terminal, zeros, zeros),
-        diffrax.SaveAt(subs=[at_times, at_end]),
-        backward=True,
-    )
+    rates, saveat = _Rates(forward, flow.profile, grid), diffrax.SaveAt(subs=[at_times, at_end])
+    backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
     failed = ~diffrax.is_successful(backward.result)
     covectors, (cone, local) = backward.result.error_if(backward.ys, failed)
     ends = jnp.array([0.0, flow.horizon], x.dtype), (x, forward.ys[-1])

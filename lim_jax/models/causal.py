@@ -177,11 +177,9 @@ class CausalLM(eqx.Module):
     trained: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        cure = "Take a checkpoint's own number."
+        expected, cure = "a positive finite number", "Take a checkpoint's own number."
         for name in ("embedding_scale", "logit_scale"):
-            require_positive(
-                getattr(self, name), name, expected="a positive finite number", cure=cure
-            )
+            require_positive(getattr(self, name), name, expected=expected, cure=cure)
         require_optional(self.logit_cap, "logit_cap", cure)
         if self.trained is not None:
             as_int(self.trained, "trained")

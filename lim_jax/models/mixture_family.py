@@ -163,11 +163,10 @@ def llama4_text(config: Configuration) -> Recipe:
         rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
     scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
+    seen = masks_of(config, kinds, lambda kind: rotary)
     of_layers = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
-        for mask, rotates in zip(
-            masks_of(config, kinds, lambda kind: rotary), rotated, strict=False
-        )
+        for mask, rotates in zip(seen, rotated, strict=False)
     )
     step, layers = get_int(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
