@@ -68,9 +68,7 @@ def cases_of(
         asked = {how: (kind, [*map(kind.weights, no_answers)]) for how, kind in kinds.items()}
     return {
         f"{name} network, {how}": Case(
-            network,
-            stacked_rows([row.astype(network.embedding.dtype) for row in rows]),
-            kind.loss,
+            network, stacked_rows([row.astype(network.embedding.dtype) for row in rows]), kind.loss
         )
         for name, network in networks.items()
         for how, (kind, rows) in asked.items()

@@ -9,13 +9,7 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.methods import METHODS, Cost, MethodName, Scored, scores_of_parts
-from lim_jax.attribution.parts import (
-    REST,
-    averaged_records,
-    is_document,
-    part_scores,
-    parts_of,
-)
+from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores, parts_of
 from lim_jax.models import CausalLM
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context

@@ -20,10 +20,7 @@ from lim_jax.results.compared import (
     finding,
     record_row,
 )
-from lim_jax.results.measured import (
-    ComparedContexts,
-    compare_contexts,
-)
+from lim_jax.results.measured import ComparedContexts, compare_contexts
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 

@@ -10,13 +10,7 @@ from tqdm import tqdm
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
-from lim_jax.attribution.measuring import (
-    SHOWN,
-    Measured,
-    accounts_of,
-    measure,
-    require_fitting,
-)
+from lim_jax.attribution.measuring import SHOWN, Measured, accounts_of, measure, require_fitting
 from lim_jax.attribution.methods import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding

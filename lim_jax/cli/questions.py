@@ -21,13 +21,7 @@ from lim_jax.attribution.asking import (
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.matrix import PartScores
 from lim_jax.attribution.measuring import Measured, measure
-from lim_jax.attribution.methods import (
-    METHODS,
-    Cost,
-    Scored,
-    scored_by_tokens,
-    scores_of_parts,
-)
+from lim_jax.attribution.methods import METHODS, Cost, Scored, scored_by_tokens, scores_of_parts
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes

@@ -288,12 +288,7 @@ def _ended(
 
 @filter_jit
 def _back(
-    flow: ResidualFlow,
-    sweep: _Sweep,
-    number: Int[Array, ""],
-    state: State,
-    grid: Grid,
-    apart: bool,
+    flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
 ) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
     """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
     layer, before = flow.layer(number, state.dtype), sweep.covector

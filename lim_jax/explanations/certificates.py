@@ -103,11 +103,7 @@ def primacy_of_the_cone(
 
 @filter_jit
 def _amplifications(
-    model: CausalLM,
-    ids: Int[Array, "examples length"],
-    grid: Grid,
-    depth: int,
-    key: Key[Array, ""],
+    model: CausalLM, ids: Int[Array, "examples length"], grid: Grid, depth: int, key: Key[Array, ""]
 ) -> Float[Array, "examples layers"]:
     def one(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
         norms = interaction_norms(model.flow, model.embed(ids), grid, key=key)

@@ -236,12 +236,7 @@ def explain(
         of_network = model, adjoints, regions, depth
         judges = [
             lambda: _of_queries(
-                model,
-                windows,
-                query_weights,
-                (adjoints.vectors[:, 0], last),
-                regions,
-                loss,
+                model, windows, query_weights, (adjoints.vectors[:, 0], last), regions, loss
             ),
             lambda: (survival_of_recency(*of_network, norms_key, certificates),),
             lambda: (primacy_of_the_cone(*of_network, loss.terminal, certificates),),
