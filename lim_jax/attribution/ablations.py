@@ -55,11 +55,9 @@ def losses_without(
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, " ablations"]:
     """The loss of a context without some of its parts, once for each row of `kept`."""
-    require(
-        int(np.flatnonzero(context.weights)[0]) > 0, "loss",
-        got="one that asks at every place", expected="one of an answer",
-        cure="What is left out may not be asked: take --loss answer or margin.",
-    )  # fmt: skip
+    require(int(np.flatnonzero(context.weights)[0]) > 0, "loss", got="one that asks at every place",
+            expected="one of an answer",
+            cure="What is left out may not be asked: take --loss answer or margin.")  # fmt: skip
     rows = [without_parts(context, places, row) for row in kept]
     windows, asked = [row.window for row in rows], [row.asked for row in rows]
     return losses_of_ids(model, windows, ask=asked, loss=loss, progress=progress)

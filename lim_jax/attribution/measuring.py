@@ -200,18 +200,10 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
     longest = max(context.length for context in contexts)
     places = longest if network.positions is None else network.positions.shape[0]
-    require(
-        longest <= places,
-        "data",
-        got=f"a context of {longest} tokens",
-        expected=f"at most {places}, the places that the network knows",
-        cure="Take a smaller --max-length, or shorter lines.",
-    )
+    require(longest <= places, "data", got=f"a context of {longest} tokens",
+            expected=f"at most {places}, the places that the network knows",
+            cure="Take a smaller --max-length, or shorter lines.")  # fmt: skip
     largest = max(int(context.window.max()) for context in contexts)
-    require(
-        largest < network.vocabulary,
-        "tokenizer",
-        got=f"the id {largest}",
-        expected=f"ids below {network.vocabulary}, the network's words",
-        cure="Tokenizer and weights must be of one model.",
-    )
+    require(largest < network.vocabulary, "tokenizer", got=f"the id {largest}",
+            expected=f"ids below {network.vocabulary}, the network's words",
+            cure="Tokenizer and weights must be of one model.")  # fmt: skip

@@ -202,13 +202,9 @@ def _trained(
 
 
 def _require_enough(read: ReadContexts, contexts: int | None) -> None:
-    require(
-        contexts is None or contexts <= len(read.windows),
-        "contexts",
-        got=f"{contexts}",
-        expected=f"at most {len(read.windows)}, those of the data",
-        cure="Give more data, or leave --contexts out.",
-    )
+    require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
+            expected=f"at most {len(read.windows)}, those of the data",
+            cure="Give more data, or leave --contexts out.")  # fmt: skip
 
 
 def announced(

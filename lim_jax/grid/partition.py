@@ -36,14 +36,11 @@ class Regions(eqx.Module):
     def __check_init__(self):
         names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
-        require(
-            not empty,
-            "regions",
-            got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
-            f"{self.delta}, {len(self.left_out)} of them left out",
-            expected="at least one node in each region",
-            cure='Take a larger delta, a longer context, or convention="overlap".',
-        )
+        require(not empty, "regions",
+                got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
+                f"{self.delta}, {len(self.left_out)} of them left out",
+                expected="at least one node in each region",
+                cure='Take a larger delta, a longer context, or convention="overlap".')  # fmt: skip
 
     @property
     def weights(self) -> Float[Array, "3 length"]:

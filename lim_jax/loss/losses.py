@@ -252,13 +252,9 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 def _require_answers(targets: Labels, classes: int) -> None:
     """Raise ValueError unless targets are class numbers, of at least two classes."""
-    require(
-        _class_numbers(targets),
-        "targets",
-        got=described(targets),
-        expected="class numbers, whole numbers of one for each position",
-        cure="A margin is one answer's: pass its number.",
-    )
+    require(_class_numbers(targets), "targets", got=described(targets),
+            expected="class numbers, whole numbers of one for each position",
+            cure="A margin is one answer's: pass its number.")  # fmt: skip
     as_int(
         classes,
         "logits",
@@ -366,13 +362,9 @@ def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> S
 
 
 def _require_for_each(weights: Array, losses: Array) -> None:
-    require(
-        weights.shape == losses.shape,
-        "weights",
-        got=f"shape {weights.shape}",
-        expected=f"{losses.shape}, one for each position",
-        cure="Logits and weights must be on the same positions.",
-    )
+    require(weights.shape == losses.shape, "weights", got=f"shape {weights.shape}",
+            expected=f"{losses.shape}, one for each position",
+            cure="Logits and weights must be on the same positions.")  # fmt: skip
 
 
 def _losses(

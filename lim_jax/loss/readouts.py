@@ -127,13 +127,9 @@ class LocalReadout(eqx.Module):
         axes = "length window vocabulary width"
         require_floats(self.blocks, "blocks", axes, length=length, width=width)
         window = self.blocks.shape[1]
-        require(
-            window % 2 == 1,
-            "blocks",
-            got=f"a window of {window} tokens",
-            expected="an odd number, 2 r_H + 1",
-            cure="Add blocks of zeros on one side.",
-        )
+        require(window % 2 == 1, "blocks", got=f"a window of {window} tokens",
+                expected="an odd number, 2 r_H + 1",
+                cure="Add blocks of zeros on one side.")  # fmt: skip
         padded = jnp.pad(x, ((window // 2, window // 2), (0, 0)))
         windows = jnp.stack([padded[k : k + length] for k in range(window)], axis=1)
         return jnp.einsum("ikvd,ikd->iv", self.blocks, windows)
@@ -185,13 +181,9 @@ class BandReadout(eqx.Module):
     kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
 
     def __check_init__(self):
-        require(
-            self.edges in ("zero", "renormalised", "reflecting"),
-            "edges",
-            got=repr(self.edges),
-            expected='"zero", "renormalised" or "reflecting"',
-            cure="See BandReadout.",
-        )
+        require(self.edges in ("zero", "renormalised", "reflecting"), "edges", got=repr(self.edges),
+                expected='"zero", "renormalised" or "reflecting"',
+                cure="See BandReadout.")  # fmt: skip
         require_positive(
             self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
         )

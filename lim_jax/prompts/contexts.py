@@ -186,16 +186,12 @@ def _contrast(
     prompts = [
         one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
     ]
-    require(
-        all(after.any() for after in follows) and prompts[0].size > 0, where,
-        got="no tokens of prompt, answer or foil", expected="some of each",
-        cure="Pass texts that are not empty.",
-    )  # fmt: skip
-    require(
-        np.array_equal(prompts[0], prompts[1]), where,
-        got="a prompt whose last token is another before the answer than before the foil",
-        expected="one prompt", cure="Begin both with a space, or both without.",
-    )  # fmt: skip
+    require(all(after.any() for after in follows) and prompts[0].size > 0, where,
+            got="no tokens of prompt, answer or foil", expected="some of each",
+            cure="Pass texts that are not empty.")  # fmt: skip
+    require(np.array_equal(prompts[0], prompts[1]), where,
+            got="a prompt whose last token is another before the answer than before the foil",
+            expected="one prompt", cure="Begin both with a space, or both without.")  # fmt: skip
     prompt, answer = prompts[0], found.ids[follows[0]]
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
@@ -212,13 +208,10 @@ def _context(
     require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
             cure="The last token is a target only.")  # fmt: skip
     answered = found.within(len(laid.text), end)
-    require(
-        not kind.needs_answer or bool(answered.any() and not answered[0]),
-        where,
-        got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
-        expected="a prompt and an answer of some tokens each",
-        cure="--loss next-token takes any text.",
-    )
+    require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
+            got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+            expected="a prompt and an answer of some tokens each",
+            cure="--loss next-token takes any text.")  # fmt: skip
     spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
@@ -228,13 +221,10 @@ def _span(
 ) -> Span:
     """The context's tokens whose last characters lie in [start, end)."""
     parts: Any = list(span) if isinstance(span, Sequence) else [span]
-    require(
-        list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most,
-        where,
-        got=f"the span {parts}",
-        expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
-        cure="The end is not of the span, as in a Python slice.",
-    )
+    require(list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most, where,
+            got=f"the span {parts}",
+            expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
+            cure="The end is not of the span, as in a Python slice.")  # fmt: skip
     start, end, name = span
     return Span(name, np.flatnonzero(found.within(start, end)[:length]))
 

@@ -73,13 +73,10 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """
     require_several(documents, Document, "documents", "Make each by Document(title, text).")
     for number, one in enumerate(documents, 1):
-        require(
-            all(isinstance(part, str) for part in one) and bool(one.text.strip()),
-            f"documents, document {number}",
-            got=f"{tuple(one)!r}"[:60],
-            expected="texts, of which that of the document is not empty",
-            cure="Leave a document without a text out.",
-        )
+        require(all(isinstance(part, str) for part in one) and bool(one.text.strip()),
+                f"documents, document {number}", got=f"{tuple(one)!r}"[:60],
+                expected="texts, of which that of the document is not empty",
+                cure="Leave a document without a text out.")  # fmt: skip
     names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
     while shared := {name for name, count in Counter(names).items() if count > 1 or _ours(name)}:
         names = [

@@ -160,13 +160,9 @@ def _require_fitting(
     cure = "Make them by explanations.account_of_context."
     require_several(accounts, TokenAccount, "accounts", cure)
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
-    require(
-        len(shapes) == 1,
-        "accounts",
-        got=f"heads and depths of {sorted(shapes)}",
-        expected="those of one network at one depth",
-        cure="Write a page for each.",
-    )
+    require(len(shapes) == 1, "accounts", got=f"heads and depths of {sorted(shapes)}",
+            expected="those of one network at one depth",
+            cure="Write a page for each.")  # fmt: skip
     lengths, expected = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
     require(
         lengths == expected,

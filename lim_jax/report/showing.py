@@ -98,13 +98,11 @@ def show(
     weights = query_weights
     if weights is None:
         weights = [teacher_forcing(len(window) - 1) for window in windows]
-    require(
-        len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
-        "windows",
-        got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
-        expected="at least one, and weights and spans of each, or no spans",
-        cure="Pass lists of one length.",
-    )
+    require(len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
+            "windows",
+            got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
+            expected="at least one, and weights and spans of each, or no spans",
+            cure="Pass lists of one length.")  # fmt: skip
     accounts = [
         account_of_context(model, window, asked, depth, loss)
         for window, asked in zip(windows, weights, strict=True)

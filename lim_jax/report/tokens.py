@@ -91,13 +91,9 @@ def blocks_of(
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
-    require(
-        not outside,
-        "spans",
-        got=f"the places {outside[:3]}",
-        expected=f"places from 0 to {len(density) - 1}",
-        cure="Count them from the first token of the context that is shown.",
-    )
+    require(not outside, "spans", got=f"the places {outside[:3]}",
+            expected=f"places from 0 to {len(density) - 1}",
+            cure="Count them from the first token of the context that is shown.")  # fmt: skip
     inside = {at for places in named.values() for at in places}
     rest = [at for at in range(len(density)) if at not in inside]
     parts = [*named.items(), ("", rest)] if named and rest else named.items()

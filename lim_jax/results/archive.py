@@ -129,13 +129,10 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
     if kind_of(value) in KINDS:
         parts = {name: getattr(value, name) for name in _parts(type(value))}
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
-    require(
-        isinstance(value, np.dtype | type(jnp.float32)) or _is_number_type(value),
-        place or "result",
-        got=described(value),
-        expected="a result, or lists and dictionaries of results, arrays and numbers",
-        cure="Leave it out, for example by result._replace(params=None).",
-    )
+    require(isinstance(value, np.dtype | type(jnp.float32)) or _is_number_type(value),
+            place or "result", got=described(value),
+            expected="a result, or lists and dictionaries of results, arrays and numbers",
+            cure="Leave it out, for example by result._replace(params=None).")  # fmt: skip
     return {"dtype": jnp.dtype(value).name}
 
 
@@ -179,13 +176,9 @@ def _read(value: Any, arrays: Arrays) -> Any:
 
 
 def _kind_named(kind: str) -> type:
-    require(
-        kind in KINDS,
-        "path",
-        got=f"a result of the kind {kind!r}",
-        expected=f"one of {', '.join(KINDS)}",
-        cure="Read it with the lim_jax that wrote it.",
-    )
+    require(kind in KINDS, "path", got=f"a result of the kind {kind!r}",
+            expected=f"one of {', '.join(KINDS)}",
+            cure="Read it with the lim_jax that wrote it.")  # fmt: skip
     return getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
 
 

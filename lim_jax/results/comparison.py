@@ -100,13 +100,9 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     """
     for influence, name in ((first, "first"), (second, "second")):
         require_kind(influence, Influence, name, "Measure one with density.influence.")
-    require(
-        bool(first.regions == second.regions),
-        "second",
-        got=f"influence over {second.regions}",
-        expected=f"influence over {first.regions}, those of the first",
-        cure="Measure both with the same regions.",
-    )
+    require(bool(first.regions == second.regions), "second", got=f"influence over {second.regions}",
+            expected=f"influence over {first.regions}, those of the first",
+            cure="Measure both with the same regions.")  # fmt: skip
     counts = [_kept(influence) for influence in (first, second)]
     if pairs is None:
         alike = counts[0] == counts[1]

@@ -124,13 +124,9 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     axes = {name: array.dims for name, array in data.data_vars.items()}
     chosen = set(by.split() or next(iter(axes.values())))
     names = [name for name, dims in axes.items() if set(dims) == chosen != set()]
-    require(
-        bool(names),
-        "by",
-        got=repr(by),
-        expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
-        cure="Single numbers have no axis: take to_xarray.",
-    )
+    require(bool(names), "by", got=repr(by),
+            expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
+            cure="Single numbers have no axis: take to_xarray.")  # fmt: skip
     return data[names].to_dataframe()
 
 
@@ -151,13 +147,8 @@ def _only(own: Grid | None, given: Grid | None) -> Grid | None:
     if given is None:
         return own
     require_grid(given)
-    require(
-        own in (None, given),
-        "grid",
-        got=f"{given}",
-        expected=f"{own}, the result's own",
-        cure="Leave it out.",
-    )
+    require(own in (None, given), "grid", got=f"{given}", expected=f"{own}, the result's own",
+            cure="Leave it out.")  # fmt: skip
     return given
 
 

@@ -103,13 +103,9 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     """
     for contexts, name in ((first, "first"), (second, "second")):
         require_kind(contexts, MeasuredContexts, name, "Read contexts.npz by results.load.")
-    require(
-        first.delta == second.delta,
-        "second",
-        got=f"boundary regions of {second.delta}",
-        expected=f"those of the first, {first.delta}",
-        cure="Measure both with one delta.",
-    )
+    require(first.delta == second.delta, "second", got=f"boundary regions of {second.delta}",
+            expected=f"those of the first, {first.delta}",
+            cure="Measure both with one delta.")  # fmt: skip
     pairs = paired_names(first.names, second.names)
     ours, theirs = energies_before_queries(first), energies_before_queries(second)
     rest = None

@@ -245,13 +245,8 @@ def gradient_flow(
     """
     embedded_on(grid, loss, params, batch)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
-    require(
-        len(jax.tree.leaves(arrays)) > 0,
-        "params",
-        got=described(params),
-        expected="some arrays of floats",
-        cure="They are what the flow moves.",
-    )
+    require(len(jax.tree.leaves(arrays)) > 0, "params", got=described(params),
+            expected="some arrays of floats", cure="They are what the flow moves.")  # fmt: skip
     _require_times(times)
     require_optional(first_step, "first_step", "None lets the controller choose.")
     flow = _GradientFlow(
@@ -280,13 +275,9 @@ def gradient_flow(
 
 def _require_same_times(stored: Array, times: Array) -> None:
     """Raise ValueError unless the times go on from those of the checkpoint."""
-    require(
-        np.array_equal(stored, times),
-        "times",
-        got=f"{np.asarray(times).tolist()}",
-        expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
-        cure="Give these, and more after them, or name another checkpoint.",
-    )
+    require(np.array_equal(stored, times), "times", got=f"{np.asarray(times).tolist()}",
+            expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
+            cure="Give these, and more after them, or name another checkpoint.")  # fmt: skip
 
 
 def _require_times(times: Any) -> None:
