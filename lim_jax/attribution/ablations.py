@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lim_jax._checks import require, require_extra
+from lim_jax.attribution.parts import windows_and_asked
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import losses_of_ids
@@ -58,8 +59,7 @@ def losses_without(
     require(int(np.flatnonzero(context.weights)[0]) > 0, "loss", got="one that asks at every place",
             expected="one of an answer",
             cure="What is left out may not be asked: take --loss answer or margin.")  # fmt: skip
-    rows = [without_parts(context, places, row) for row in kept]
-    windows, asked = [row.window for row in rows], [row.asked for row in rows]
+    windows, asked = windows_and_asked([without_parts(context, places, row) for row in kept])
     return losses_of_ids(model, windows, ask=asked, loss=loss, progress=progress)
 
 

@@ -202,14 +202,8 @@ def ask(
     parts = parts_of_answer(method, foil, parts)
     read = context_of_line(line, model.tokenizer, loss, max_length)
     context = answered_context(model, read, loss, answer_tokens, progress)
-    by_part = None
-    if parts is not None:
-        by_part = scores_by_part(model, context, parts, document_parts, progress)
-    if by_part is None:
-        asked = model.network, [context], loss_kind(loss).loss
-        (scored,) = scores_of_parts(*asked, method, bar=progress)
-    else:
-        scored = scored_by_tokens(context, by_part.by_position.sum(axis=0))
+    cuts = parts, document_parts
+    scored, by_part = scores_of_answer(model, context, loss, method, cuts, bar=progress)
     answered = answer_of(line, context, scored, model, method, question)
     return with_given(answered._replace(by_part=by_part), model, loss)
 
@@ -223,19 +217,27 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
     return (parts or "sentence") if has_parts else None
 
 
-def scores_by_part(
+def scores_of_answer(
     model: LanguageModel,
     context: Context,
-    parts: AnswerParts,
-    document_parts: DocumentParts,
+    loss: LossName,
+    method: MethodName,
+    cuts: tuple[AnswerParts | None, DocumentParts],
     bar: Bar = no_bar,
     checkpoint: Path | None = None,
-) -> PartScores:
-    """What each part of a context's answer came from; the parts' scores sum to the answer's."""
-    asked = model.network, context, answer_segments(context, model.tokenizer, parts)
-    progress = partial(bar, desc="mask-gradient", unit="context")
-    segments = document_segments(context, document_parts)
-    return part_scores(*asked, segments, checkpoint=checkpoint, progress=progress)
+) -> tuple[Scored, PartScores | None]:
+    """The scores of an answer; and where it is cut into parts theirs, which sum to the answer's."""
+    parts, document_parts = cuts
+    if parts is None:
+        asked, run = loss_kind(loss).loss, {"checkpoint": checkpoint, "bar": bar}
+        (scored,) = scores_of_parts(model.network, [context], asked, method, **run)
+        return scored, None
+    by_part = part_scores(
+        model.network, context, answer_segments(context, model.tokenizer, parts),
+        document_segments(context, document_parts), checkpoint=checkpoint,
+        progress=partial(bar, desc="mask-gradient", unit="context"),
+    )  # fmt: skip
+    return scored_by_tokens(context, by_part.by_position.sum(axis=0)), by_part
 
 
 def question_line(
@@ -254,8 +256,9 @@ def question_line(
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
-        texts = [Document("", one) if isinstance(one, str) else one for one in documents]
-        read = named_documents(texts)
+        read = named_documents(
+            [Document("", text) if isinstance(text, str) else text for text in documents]
+        )
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}

@@ -20,6 +20,7 @@ from lim_jax.attribution.parts import (
     averaged_records,
     measured_contexts,
     record_shares,
+    windows_and_asked,
 )
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
@@ -122,13 +123,13 @@ def _energies(
     bar: Bar,
 ) -> list[Energy]:
     """The energies of contexts, but for the first, which are known."""
-    rest = contexts[known:]
-    if not rest:
+    windows, queries = windows_and_asked(contexts[known:])
+    if not windows:
         return []
     return models.energies_of_ids(
         network,
-        [context.window for context in rest],
-        ask=[context.asked for context in rest],
+        windows,
+        ask=queries,
         loss=loss_kind(asked).loss,
         checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
         progress=partial(bar, desc="profile", unit="context"),

@@ -21,7 +21,8 @@ from lim_jax._digest import digest
 from lim_jax._resuming import once
 from lim_jax.attribution import gradients
 from lim_jax.attribution.ablations import ablations, leave_one_out
-from lim_jax.attribution.parts import parts_of
+from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.parts import parts_of, windows_and_asked
 from lim_jax.attribution.segments import document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
@@ -49,9 +50,9 @@ class Cost(NamedTuple):
 
     def __str__(self) -> str:
         """As a command says it before it runs."""
-        of = f"{self.gradients} gradient" if self.gradients else f"{self.passes} pass"
-        several = max(self.gradients, self.passes) > 1
-        return of + ("s" if self.gradients else "es") * several
+        if self.gradients:
+            return f"{self.gradients} gradient" + "s" * (self.gradients > 1)
+        return f"{self.passes} pass" + "es" * (self.passes > 1)
 
 
 class Method(NamedTuple):
@@ -80,16 +81,12 @@ def _one_gradient(_: int) -> Cost:
     return Cost(1, 1)
 
 
-def gradient_times_input(
-    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any
-) -> Float[Array, " length"]:
+def gradient_times_input(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
     """Minus x times the loss's derivative in it, by token."""
     return -gradients.gradient_times_input(loss.loss, model, loss.embed(model, ids, y), y)
 
 
-def integrated_gradients(
-    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
-) -> Float[Array, " length"]:
+def integrated_gradients(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """Along the way from the average word at the parts' places."""
     x, words = loss.embed(model, ids, y), model.embedding
     require(
@@ -99,13 +96,10 @@ def integrated_gradients(
     assert isinstance(words, Array)
     average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
     baseline = jnp.where((parts >= 0)[:, None], x + average, x)
-    path = gradients.integrated_gradients(loss.loss, model, x, y, baseline, steps=STEPS)
-    return -path
+    return -gradients.integrated_gradients(loss.loss, model, x, y, baseline, steps=STEPS)
 
 
-def mask_gradient(
-    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
-) -> Float[Array, " length"]:
+def mask_gradient(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     r"""Minus the loss's derivative in the log weight of each token in what attention reads.
 
     Taken where all parts weigh `WEIGHT`, since at one a softmax is often saturated; see
@@ -114,14 +108,12 @@ def mask_gradient(
     return _mask_gradient(loss, model, ids, y, parts, jnp.log(WEIGHT))
 
 
-def mask_path(
-    loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
-) -> Float[Array, " length"]:
+def mask_path(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """The integral of the mask gradient as all parts come in: they add up to what all gave."""
     points, shares = np.polynomial.legendre.leggauss(NODES)
     first = math.log(LEAST)
 
-    def at(point: Float[Array, ""]) -> Float[Array, " length"]:
+    def at(point: Float[Array, ""]) -> Tokens:
         return _mask_gradient(loss, model, ids, y, parts, point)
 
     rows = jax.lax.map(at, jnp.asarray(first * (1 - points) / 2, model.embedding.dtype))
@@ -130,7 +122,7 @@ def mask_path(
 
 def _mask_gradient(
     loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any, log_weight: Any
-) -> Float[Array, " length"]:
+) -> Tokens:
     x = loss.embed(model, ids, y)
     chosen = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
     y = y._replace(parts=parts)  # a part reads itself as before
@@ -158,7 +150,7 @@ def given_by_parts(
     return np.array([without - whole for without, whole in rows])
 
 
-def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " length"]:
+def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
     """What attention hands on from each token to the places that ask; it knows no answer."""
     x = loss.embed(model, ids, y)
     matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
@@ -206,30 +198,37 @@ def scores_of_parts(
 ) -> list[Scored]:
     """Score the parts of every context by one of `METHODS`."""
     require_name(method, METHODS, "method", "Each is one entry of attribution.methods.METHODS.")
-    if METHODS[method].of_parts is not None:
-        return _scores_of_parts(model, contexts, loss, method, checkpoint, bar)
-    tokens = _scores_of_tokens(model, contexts, loss, method, checkpoint, bar)
-    return [scored_by_tokens(*pair) for pair in zip(contexts, tokens, strict=True)]
+    of_tokens, of_parts = METHODS[method].of_tokens, METHODS[method].of_parts
+    progress = partial(bar, desc=method, unit="context")
+    if of_parts is not None:
+        return _scores_of_parts(of_parts, model, contexts, loss, checkpoint, progress)
+    run = {"checkpoint": checkpoint, "progress": progress}
+    if of_tokens is None:
+        windows, asked = windows_and_asked(contexts)
+        energies = energies_of_ids(model, windows, ask=asked, loss=loss, **run)
+        rows = [energy / (energy.sum() or 1) for energy in energies]
+    else:
+        rows = _rows(of_tokens, model, contexts, loss, **run)
+    return [scored_by_tokens(*pair) for pair in zip(contexts, rows, strict=True)]
 
 
 def _scores_of_parts(
+    score: Callable[..., Float[np.ndarray, " parts"]],
     model: CausalLM,
     contexts: Sequence[Context],
     loss: Loss,
-    method: str,
     checkpoint: Path | None,
     bar: Callable[..., Any],
 ) -> list[Scored]:
-    of, scored = METHODS[method].of_parts, []
-    assert of is not None
-    run = {} if checkpoint is None else {"scores": digest((of, model, loss))}
-    for number in bar(list(range(len(contexts))), desc=method, unit="context"):
+    scored = []
+    run = {} if checkpoint is None else {"scores": digest((score, model, loss))}
+    for number in bar(list(range(len(contexts)))):
         context, named = contexts[number], list(parts_of(contexts[number]))
-        places = [where for _, where in named]
-        measured = partial(of, model, context, places, loss) if named else partial(np.zeros, 0)
+        places = [of_part for _, of_part in named]
+        measured = partial(score, model, context, places, loss) if named else partial(np.zeros, 0)
         if checkpoint is not None:
-            told = digest((context.window, context.asked, places))
-            measured = partial(once, checkpoint / f"{number}", {**run, "context": told}, measured)
+            about = {**run, "context": digest((context.window, context.asked, places))}
+            measured = partial(once, checkpoint / f"{number}", about, measured)
         scored.append(Scored(_by_name(named, measured()), None))
     return scored
 
@@ -244,28 +243,10 @@ def _by_name(named: Sequence[tuple[Any, Any]], scores: Any) -> dict[Any, float]:
     return {name: float(score) for (name, _), score in zip(named, scores, strict=True)}
 
 
-def _scores_of_tokens(
-    model: CausalLM,
-    contexts: Sequence[Context],
-    loss: Loss,
-    method: str,
-    checkpoint: Path | None,
-    bar: Callable[..., Any],
-) -> list[Float[np.ndarray, " length"]]:
-    windows, asked = [one.window for one in contexts], [one.asked for one in contexts]
-    of, progress = METHODS[method].of_tokens, partial(bar, desc=method, unit="context")
-    if of is None:
-        energies = energies_of_ids(
-            model, windows, ask=asked, loss=loss, checkpoint=checkpoint, progress=progress
-        )
-        return [energy / (energy.sum() or 1) for energy in energies]
-    return _rows(of, model, contexts, loss, checkpoint=checkpoint, progress=progress)
-
-
 def _rows(
-    of: Scores, model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
+    score: Scores, model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
 ) -> list[Float[np.ndarray, " _"]]:
-    windows, asked = [one.window for one in contexts], [one.asked for one in contexts]
+    windows, asked = windows_and_asked(contexts)
     # Those of the documents alone: what asks counts whole wherever a gradient is taken.
     numbers = [document_numbers(context) for context in contexts]
-    return scores_of_ids(of, model, windows, ask=asked, loss=loss, parts=numbers, **run)
+    return scores_of_ids(score, model, windows, ask=asked, loss=loss, parts=numbers, **run)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -69,6 +69,11 @@ def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
     rest = np.setdiff1d(np.arange(context.length), np.concatenate([*named.values(), []]))
     if named and rest.size:
         yield ("", REST), rest
+
+
+def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
+    """The windows of contexts, and what is asked of each."""
+    return [context.window for context in contexts], [context.asked for context in contexts]
 
 
 def part_text(context: Context, places: np.ndarray) -> str:

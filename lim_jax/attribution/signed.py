@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.orders import averages_of_lines
+from lim_jax.attribution.parts import windows_and_asked
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.explanations.tables import regional_lines
 from lim_jax.grid.carrying import carrying_shares
@@ -70,11 +71,12 @@ def signed_profile(
     bar: Bar = no_bar,
 ) -> SignedProfile:
     """Measure it of contexts, as `measuring.measure` does influence: one gradient of each."""
+    windows, queries = windows_and_asked(contexts)
     rows = scores_of_ids(
         _gains,
         network,
-        [context.window for context in contexts],
-        ask=[context.asked for context in contexts],
+        windows,
+        ask=queries,
         loss=loss_kind(asked).loss,
         checkpoint=checkpoint and checkpoint / "signed",
         progress=partial(bar, desc="signed profile", unit="context"),

@@ -8,11 +8,7 @@ from jaxtyping import Float
 from lim_jax.results.measured import percent
 
 MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-
-
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
-
-
 MOST = 3  # tokens of a part that are named
 
 

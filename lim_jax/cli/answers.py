@@ -5,14 +5,13 @@ from functools import partial
 
 from tqdm import tqdm
 
-from lim_jax.attribution.asking import answer_text
+from lim_jax.attribution.asking import DOTS, answer_text
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
 from lim_jax.prompts import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 SHOWN = 5  # answers of the model's own that are printed
-DOTS = "..."  # behind an answer that was cut
 
 
 def own_answers(

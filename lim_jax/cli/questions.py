@@ -15,20 +15,20 @@ from lim_jax.attribution.asking import (
     answered_context,
     parts_of_answer,
     question_line,
-    scores_by_part,
+    scores_of_answer,
     with_given,
 )
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.matrix import PartScores
 from lim_jax.attribution.measuring import Measured, measure
-from lim_jax.attribution.methods import METHODS, Cost, Scored, scored_by_tokens, scores_of_parts
+from lim_jax.attribution.methods import METHODS, Cost, Scored, scored_by_tokens
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import Method, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.losses import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.reading import context_of_line
 from lim_jax.report.sources import answer_page
@@ -106,7 +106,9 @@ def ask(
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
-        _require_options(arguments, loss)
+        as_int(max_length, "max_length")  # before a long computation
+        as_int(answer_tokens, "answer_tokens")
+        require_page(html, loss)
         opened = open_model(model, download)
         line = question_line(opened, question, documents, answer=answer, foil=foil, chat=chat)
         read = context_of_line(line, opened.tokenizer, loss, max_length)
@@ -142,18 +144,15 @@ def _scored(
 ) -> tuple[Scored, Measured | None, PartScores | None]:
     """The scores by the method, with all that profile measures, or with those by part."""
     run = {"checkpoint": unfinished, "bar": placed_bar(model.network, unfinished)}
-    asked, method = (model.network, [context]), arguments["method"]
+    method = arguments["method"]
     if method == "influence":
-        shown = int(arguments["html"])
-        measured = measure(*asked, loss, delta=arguments["delta"], shown=shown, **run)
+        about = {"delta": arguments["delta"], "shown": int(arguments["html"])}
+        measured = measure(model.network, [context], loss, **about, **run)
         (energy,) = measured.energies
         return scored_by_tokens(context, energy / (energy.sum() or 1)), measured, None
-    if arguments["parts"] is not None:
-        parts = arguments["parts"], arguments["document_parts"]
-        by_part = scores_by_part(model, context, *parts, **run)
-        return scored_by_tokens(context, by_part.by_position.sum(axis=0)), None, by_part
-    (scored,) = scores_of_parts(*asked, loss_kind(loss).loss, method, **run)
-    return scored, None, None
+    cuts = arguments["parts"], arguments["document_parts"]
+    scored, by_part = scores_of_answer(model, context, loss, method, cuts, **run)
+    return scored, None, by_part
 
 
 def _print(answered: Answer, notes: Sequence[str]) -> None:
@@ -172,13 +171,6 @@ def _write_page(
     said = {"answer": answered.shown, "findings": [answered.finding, NO_ERROR]}
     write_profile_page(measured, model, "margin", answered.question, folder, **said)
     return "profile.html"
-
-
-def _require_options(arguments: dict[str, Any], loss: LossName) -> None:
-    """Raise before a long computation at options that could not be followed."""
-    as_int(arguments["max_length"], "max_length")
-    as_int(arguments["answer_tokens"], "answer_tokens")
-    require_page(arguments["html"], loss)
 
 
 def _cost_of_parts(

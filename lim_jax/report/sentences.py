@@ -135,8 +135,6 @@ def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
 
 
 SHARED = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", "most in")
-
-
 SCORED = ("part", "   score", "   error", " of documents", *SHARED[3:])
 
 
