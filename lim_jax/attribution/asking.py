@@ -101,37 +101,38 @@ class Answer(NamedTuple):
     def finding(self) -> str:
         """Which document gave most, in a sentence."""
         signed = METHODS[self.method].signed
-        said = finding_of(self.parts, self.shown, self.foil, signed=signed)
+        finding = finding_of(self.parts, self.shown, self.foil, signed=signed)
         if self.given is None:
-            return said
-        said = f"{said} All documents together give {self.given:+.2f} of log odds"
-        if self.method != "mask-path":
-            return f"{said}."
-        # They differ by the quadrature's error alone.
-        whole = sum(part.score for part in self.parts)
-        return f"{said}; their scores add up to {whole:+.2f}."
+            return finding
+        finding += f" All documents together give {self.given:+.2f} of log odds"
+        if self.method == "mask-path":
+            # They differ by the quadrature's error alone.
+            whole = sum(part.score for part in self.parts)
+            finding += f"; their scores add up to {whole:+.2f}"
+        return f"{finding}."
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        signed = METHODS[self.method].signed
+        score = "  score" if signed else "  share"
+        head = ("part", score, " of documents", " tokens", "most in")
+        return [head, *(_row(part, signed) for part in self.parts)]
 
     @property
     def table(self) -> str:
         """The parts, a line each: whole names in quotation marks, which the rest has not."""
-        signed = METHODS[self.method].signed
-        rows = [_head(signed), *(_row(part, signed) for part in self.parts)]
-        return text_table(rows, left=(0, 4))
+        return text_table(self._rows, left=(0, 4))
 
     def __str__(self) -> str:
         """What a terminal shows."""
         return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
 
     def _repr_html_(self) -> str:
-        signed, said = METHODS[self.method].signed, map(html.escape, (self.question, self.shown))
-        rows = [[html.escape(cell) for cell in _row(part, signed)] for part in self.parts]
-        table = "".join(
-            f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in [_head(signed), *rows]
-        )
-        return (
-            "<p><b>{}</b><br>{}</p>".format(*said)
-            + f"<p>{html.escape(self.finding)}</p><table>{table}</table>"
-        )
+        lines = (self.question, self.shown, self.finding)
+        question, shown, finding = map(html.escape, lines)
+        rows = ("</td><td>".join(map(html.escape, row)) for row in self._rows)
+        table = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
+        return f"<p><b>{question}</b><br>{shown}</p><p>{finding}</p><table>{table}</table>"
 
 
 def ask(
@@ -289,17 +290,17 @@ def answer_of(
         score, most = scored.parts[name, kind], ""
         kind = kind if kind == REST else kinds.get(name, "message")
         if scored.tokens is not None:
-            for_it = np.maximum(scored.tokens, 0)
-            held = held_by_text(context.tokens, for_it, places.tolist())
-            most = most_in_words(held) if any(held.values()) else ""
+            speaking_for = np.maximum(scored.tokens, 0)
+            by_text = held_by_text(context.tokens, speaking_for, places.tolist())
+            most = most_in_words(by_text) if any(by_text.values()) else ""
         of_documents = score / whole if kind == "document" else None
         share = places.size / context.length
         return AnswerPart(name, kind, score, of_documents, places.size, share, most)
 
     parts = [part(*named, places) for named, places in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
-    said = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
-    return Answer(question, *said, method, tuple(parts), context, scored.tokens)
+    answer = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
+    return Answer(question, *answer, method, tuple(parts), context, scored.tokens)
 
 
 def with_given(answered: Answer, model: LanguageModel, loss: LossName) -> Answer:
@@ -352,10 +353,6 @@ Against it speaks “b” most: -0.20.
         least.score < 0 < top.score
     )
     return f"{asked}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
-
-
-def _head(signed: bool) -> tuple[str, ...]:
-    return "part", "  score" if signed else "  share", " of documents", " tokens", "most in"
 
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:

@@ -85,15 +85,17 @@ def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
 
 def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
     ids = context_ids(scored.contexts)
-    for number, (id, context, one) in enumerate(zip(ids, *scored[1:3], strict=True)):
+    columns = ids, scored.contexts, scored.scored
+    for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         for part, places in parts_of(context):
-            yield number, id, *part, one.parts[part], places.size, places.size / context.length
+            yield number, id, *part, scores.parts[part], places.size, places.size / context.length
 
 
 def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
-    for number, (context, one) in enumerate(zip(*scored[1:3], strict=True)):
-        assert one.tokens is not None
-        columns = _pieces(context.tokens), context.weights.tolist(), one.tokens.tolist()
+    pairs = zip(scored.contexts, scored.scored, strict=True)
+    for number, (context, scores) in enumerate(pairs):
+        assert scores.tokens is not None
+        columns = _pieces(context.tokens), context.weights.tolist(), scores.tokens.tolist()
         for at, (token, *numbers) in enumerate(zip(*columns, strict=True)):
             yield number, at, *token, *numbers
 

@@ -62,14 +62,14 @@ def _strongest(case: Case, read: ReadContexts, chosen: Iterable[int]) -> list[He
         for (name, kind), places in parts_of(context):
             if kind != REST:
                 by_part.setdefault(name, []).append(gains[:, :, places].sum(axis=2))
-    found = []
+    strongest = []
     for name, rows in by_part.items():
         mean, error = map(np.asarray, sample_mean(jax.device_put(np.stack(rows))))
         for flat in np.argsort(-abs(mean), axis=None, kind="stable")[:STRONGEST]:
             at = np.unravel_index(flat, mean.shape)
             numbers = float(mean[at]), float(error[at]), len(rows)
-            found.append(HeadOfPart(name, int(at[0]), int(at[1]), *numbers))
-    return found
+            strongest.append(HeadOfPart(name, int(at[0]), int(at[1]), *numbers))
+    return strongest
 
 
 def _gains(
@@ -102,11 +102,11 @@ def _by_head(
     return grid.weights[None, None] * gradient.by_head
 
 
-def heads_table(found: Sequence[HeadOfPart]) -> str:
+def heads_table(heads: Sequence[HeadOfPart]) -> str:
     """A line for each head."""
     rows = [
-        (f"“{one.name}”", f"{one.layer}", f"{one.head}", f"{one.score:+.4f}",
-         f"{one.error:.4f}" if np.isfinite(one.error) else "-", f"{one.contexts}")
-        for one in found
+        (f"“{head.name}”", f"{head.layer}", f"{head.head}", f"{head.score:+.4f}",
+         f"{head.error:.4f}" if np.isfinite(head.error) else "-", f"{head.contexts}")
+        for head in heads
     ]  # fmt: skip
     return text_table([HEAD, *rows])

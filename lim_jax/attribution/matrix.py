@@ -68,17 +68,15 @@ def part_scores(
     rows = weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
     scores = jax.tree_util.Partial(_mask_gradients, jax.device_put(_in_batches(rows)))
     numbers, window, asked = [document_numbers(context)], [context.window], [context.asked]
-    (columns,) = scores_of_ids(
-        scores, model, window, ask=asked, loss=loss, parts=numbers, **run
-    )  # fmt: skip
+    (columns,) = scores_of_ids(scores, model, window, ask=asked, loss=loss, parts=numbers, **run)
     return PartScores(answer, documents, columns.T[: len(answer)])
 
 
 def write_matrix(scores: PartScores, path: Path) -> None:
     """Write a row for each part of the answer and each of the documents."""
     rows = [
-        (row, said.text, column, part.within, part.text, part.places.size, score)
-        for row, said in enumerate(scores.answer)
+        (row, answer.text, column, part.within, part.text, part.places.size, score)
+        for row, answer in enumerate(scores.answer)
         for column, (part, score) in enumerate(
             zip(scores.documents, scores.scores[row].tolist(), strict=True)
         )

@@ -176,8 +176,8 @@ def first_accounts(
     layers = partial(bar, desc="its layers, both ways", unit="layer", leave=False)
 
     def account(number: int) -> TokenAccount:
-        of = network, shown[number], asked[number], depth, loss
-        return explanations.account_of_context(*of, progress=layers)
+        context = shown[number], asked[number]
+        return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
     if checkpoint is not None:
         run = digest((network, shown, asked, depth, loss))

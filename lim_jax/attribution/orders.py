@@ -72,7 +72,7 @@ def shuffled_shares(
         names = tuple(f"document {place + 1}" for place in places)
         numbers = [list(places) for _ in lines]
     documents = np.array(
-        [np.array(of)[line.orders] for of, line in zip(numbers, lines, strict=True)]
+        [np.array(own)[line.orders] for own, line in zip(numbers, lines, strict=True)]
     )
     effects = two_way_shares(shares, documents)
     return ShuffledShares(names, shares, documents, effects, alike and _of_one_text(lines))

@@ -70,19 +70,19 @@ def cost_of_contexts(contexts: Sequence[Context], method: MethodName) -> Cost:
 
 def scored_records(contexts: Sequence[Context], scored: Sequence[Scored]) -> list[ScoredPart]:
     """The parts of each name, in the order in which they are met; the rest stands last."""
-    held = part_scores(contexts, [one.parts for one in scored])
-    for_it = [
-        np.zeros(context.length) if one.tokens is None else np.maximum(one.tokens, 0)
-        for context, one in zip(contexts, scored, strict=True)
+    parts = part_scores(contexts, [scores.parts for scores in scored])
+    speaking_for = [
+        np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
+        for context, scores in zip(contexts, scored, strict=True)
     ]
     sizes = [
-        sum(abs(score) for part, score in one.parts.items() if is_document(*part)) or 1
-        for one in scored
+        sum(abs(score) for part, score in scores.parts.items() if is_document(*part)) or 1
+        for scores in scored
     ]
     records = []
-    for part, mean in zip(held, averaged_records(held, contexts, for_it), strict=True):
-        of = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
-        records.append(ScoredPart(*mean[:4], of, *mean[4:]))
+    for part, mean in zip(parts, averaged_records(parts, contexts, speaking_for), strict=True):
+        share = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
+        records.append(ScoredPart(*mean[:4], share, *mean[4:]))
     return records
 
 
@@ -94,12 +94,13 @@ def scores_finding(scored: ScoredContexts) -> str:
     >>> scores_finding(ScoredContexts("mask-gradient", [], [], parts))
     '“b” has the largest score by mask-gradient, +1.500 ± 0.125. “a” has the least, -0.500 ± 0.125.'
     """
-    named = sorted((one for one in scored.records if one.kind != REST), key=lambda one: one.score)
-    least, top = named[0], named[-1]
-    said = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
+    named = (part for part in scored.records if part.kind != REST)
+    ordered = sorted(named, key=lambda part: part.score)
+    least, top = ordered[0], ordered[-1]
+    finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
     if not least.score < 0 < top.score:
-        return said
-    return f"{said} “{least.name}” has the least, {_with_error(least)}."
+        return finding
+    return f"{finding} “{least.name}” has the least, {_with_error(least)}."
 
 
 def _with_error(part: ScoredPart) -> str:

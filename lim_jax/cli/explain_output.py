@@ -47,7 +47,7 @@ def report_explanations(
         records = _records(contexts, result)
         figures += _save_explanation(result, name, out)
         parts = [record._asdict() for record in records]
-        of_parts = [one._asdict() for one in heads.get(name, ())]
+        of_parts = [head._asdict() for head in heads.get(name, ())]
         documents[name] = {**result.record(), "records": parts, "heads_of_parts": of_parts}
         lengths = [energy.size for energy in result.token_energies]
         print(f"\n== {name}: {described_contexts(lengths)} ==")

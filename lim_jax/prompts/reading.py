@@ -163,15 +163,15 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
 def _of_folder(folder: Path) -> tuple[Document, ...]:
     """The files of a folder, and of those in it."""
     files = files_within(folder)
-    texts = {one: text_of_file(folder / one, "documents") for one in files}
-    empty = [one for one, text in texts.items() if not text.strip()]
+    texts = {file: text_of_file(folder / file, "documents") for file in files}
+    empty = [file for file, text in texts.items() if not text.strip()]
     require(len(files) > len(empty), "documents", got=f"{folder} without a file that has a text",
             expected="some", cure="Each file is a document.")  # fmt: skip
     if empty:
-        said = ", ".join(map(str, empty))
-        warnings.warn(f"documents: {folder} has empty files, left out: {said}.", stacklevel=3)
+        names = ", ".join(map(str, empty))
+        warnings.warn(f"documents: {folder} has empty files, left out: {names}.", stacklevel=3)
     return _documents(
-        [{"title": _title(one), "text": text} for one, text in texts.items() if text.strip()],
+        [{"title": _title(file), "text": text} for file, text in texts.items() if text.strip()],
         f"{folder}",
     )
 
@@ -332,11 +332,12 @@ def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     cure = "Both are texts, and there are no other entries."
     listed = entries if isinstance(entries, list) else []
     require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
-    for number, one in enumerate(listed, 1):
-        texts = isinstance(one, dict) and all(isinstance(text, str) for text in one.values())
-        fits = texts and {"text"} <= set(one) <= {"title", "text"} and bool(one["text"].strip())
-        require(fits, f"{where}, document {number}", got=_shown(one), expected=expected, cure=cure)
-    return named_documents([Document(one.get("title", ""), one["text"]) for one in listed])
+    for number, entry in enumerate(listed, 1):
+        texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
+        fits = texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip())
+        place, got = f"{where}, document {number}", _shown(entry)
+        require(fits, place, got=got, expected=expected, cure=cure)
+    return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
 
 
 def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
