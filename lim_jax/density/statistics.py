@@ -405,8 +405,8 @@ class Influence(eqx.Module):
             "left_out": list(self.regions.left_out),
             "total": float(total),
             "total_error": float(total_error),
-            "indices": _numbers_by_name(indices),
-            "index_errors": _numbers_by_name(index_errors),
+            "indices": numbers_by_name(indices),
+            "index_errors": numbers_by_name(index_errors),
             "positions": self.grid.nodes.tolist(),
             "density": self.density.tolist(),
             "density_error": self.density_error.tolist(),
@@ -463,7 +463,8 @@ def _spelt(value: Scalar, error: Scalar) -> str:
     return f"{float(value):.3g} ± {float(error):.3g}"
 
 
-def _numbers_by_name(values: Indices) -> dict[str, float]:
+def numbers_by_name(values: Any) -> dict[str, float]:
+    """The fields of a named tuple as plain numbers."""
     return {name: float(value) for name, value in values._asdict().items()}
 
 

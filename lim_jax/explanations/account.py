@@ -125,7 +125,7 @@ def account_of_context(
     share = length / size
     channels, hops, by_depth = (
         share**2 * energies[:, :length]
-        for energies in (_squares(parts.vectors), parts.hop_energies, parts.by_depth)
+        for energies in (squares(parts.vectors), parts.hop_energies, parts.by_depth)
     )
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
     heads = share * parts.head_energies
@@ -253,9 +253,9 @@ def parts_of_context(
         states[depth],
         states[-1],
         jnp.stack([terminal, sweep.cone, sweep.local]),
-        _squares(hops),
+        squares(hops),
         heads[depth:],
-        jnp.concatenate([energies, _squares(terminal)[None]]),
+        jnp.concatenate([energies, squares(terminal)[None]]),
         growths,
         sweep.met,
     )
@@ -295,7 +295,7 @@ def _back(
     sweep, heads = (_taken_apart if apart else _passed)(flow, sweep, layer, state, grid)
     sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
     growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
-    return sweep, (_squares(sweep.covector), heads, growth)
+    return sweep, (squares(sweep.covector), heads, growth)
 
 
 def _taken_apart(
@@ -309,7 +309,7 @@ def _taken_apart(
     met = attending.state, attending.covector
     covector = sweep.covector + cone + local
     moved = _Sweep(covector, hops, few, sweep.cone + cone, sweep.local + local, met)
-    return moved, _squares(heads) @ grid.weights
+    return moved, squares(heads) @ grid.weights
 
 
 def _passed(
@@ -346,5 +346,6 @@ def _embedded(model: CausalLM, ids: Int[Array, " length"]) -> State:
     return model.embed(ids)
 
 
-def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
+def squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
+    """The squares of vectors' Euclidean norms."""
     return jnp.sum(vectors**2, axis=-1)

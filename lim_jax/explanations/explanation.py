@@ -35,13 +35,14 @@ from lim_jax.adjoint.ledger import (
 from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.residual import amplification
 from lim_jax.density.adjoints import Loss
-from lim_jax.density.statistics import Influence
+from lim_jax.density.statistics import Influence, numbers_by_name
 from lim_jax.explanations.account import (
     HOPS,
     ContextParts,
     as_depth,
     asked_of_windows,
     parts_of_ids,
+    squares,
 )
 from lim_jax.explanations.certificates import (
     Adjoints,
@@ -149,9 +150,9 @@ class Explanation(NamedTuple):
             "hop_energies": _named(HOPS, self.hop_energies.tolist()),
             "regional_hop_energies": _named(REGIONS, [_named(HOPS, found) for found in hops]),
             "regional_energies": by_region,
-            "boundary_strengths": _numbers(strengths),
+            "boundary_strengths": numbers_by_name(strengths),
             "head_energies": self.head_energies.tolist(),
-            "terminal_contrast": _numbers(self.terminal_contrast),
+            "terminal_contrast": numbers_by_name(self.terminal_contrast),
             "certificates": [certificate.record() for certificate in self.certificates],
         }
 
@@ -315,21 +316,17 @@ def _of_context(
         return profiles if shares is None else profiles @ shares.T
 
     vectors = parts.vectors
-    energy = _squares(vectors.sum(axis=0))
+    energy = squares(vectors.sum(axis=0))
     measured = _Measured(
         carried(energy),
-        carried(_squares(vectors)),
+        carried(squares(vectors)),
         carried(relative_energies(vectors, parts.state, own.grid)),
         carried(parts.hop_energies),
         parts.head_energies,
         regional_channels(vectors[None], own).products[0],
-        own.grid.weights @ _squares(vectors[0]),
+        own.grid.weights @ squares(vectors[0]),
     )
     return measured, energy
-
-
-def _squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
-    return (vectors**2).sum(axis=-1)
 
 
 def _stack(trees: Sequence[Any]) -> Any:
@@ -341,9 +338,9 @@ def _adjoints(
     parts: Sequence[tuple[Array, Targets, ContextParts]], depth: int
 ) -> tuple[Adjoints, States]:
     """What certificates judge, of contexts of one length, and the contexts' last states."""
-    ids, asked, found = _stack(parts)
-    products = _products_from_below(found.growths, depth)
-    return Adjoints(ids, asked, found.vectors, products, found.met), found.last
+    ids, asked, adjoints = _stack(parts)
+    products = _products_from_below(adjoints.growths, depth)
+    return Adjoints(ids, asked, adjoints.vectors, products, adjoints.met), adjoints.last
 
 
 @filter_jit
@@ -383,10 +380,6 @@ def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[
 
 def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in values._asdict().items()}
 
 
 def explanation_table(result: Explanation) -> str:

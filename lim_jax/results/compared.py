@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lim_jax.density.statistics import Indices
+from lim_jax.density.statistics import numbers_by_name
 from lim_jax.results.measured import (
     ComparedContexts,
     ComparedInfluences,
@@ -88,16 +88,12 @@ def document(compared: ComparedInfluences) -> dict[str, Any]:
     difference = {
         "total": float(change.total),
         "total_error": float(change.total_error),
-        "indices": _by_name(change.indices),
-        "index_errors": _by_name(change.index_errors),
+        "indices": numbers_by_name(change.indices),
+        "index_errors": numbers_by_name(change.index_errors),
         "density": change.density.tolist(),
         "density_error": change.density_error.tolist(),
     }
     return {"first": first.record(), "second": second.record(), "difference": difference}
-
-
-def _by_name(values: Indices) -> dict[str, float]:
-    return {name: float(value) for name, value in values._asdict().items()}
 
 
 def by_position(compared: ComparedInfluences) -> Iterator[tuple[float, ...]]:
