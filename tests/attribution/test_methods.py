@@ -171,6 +171,6 @@ def test_methods_say_their_cost():
     ]  # fmt: skip
     totals = {name: method.cost(10).total for name, method in methods.METHODS.items()}
     assert totals == {
-        "influence": 3, "mask-gradient": 3, "mask-path": 12, "gradient-times-input": 3,
+        "influence": 3, "mask-gradient": 3, "mask-path": 24, "gradient-times-input": 3,
         "integrated-gradients": 24, "rollout": 1, "leave-one-out": 11, "ablations": 64,
     }  # fmt: skip
