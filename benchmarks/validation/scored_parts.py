@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._errors import filter_jit
+from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.gradients import attention_rollout, integrated_gradients
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
@@ -56,18 +57,6 @@ class MaskVariant(NamedTuple):
         return [(float(np.log(weight)), float(self.own)) for weight in self.weights]
 
 
-def path_rule(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Weights between `LEAST` and one, and shares: the Gauss--Legendre rule in their logarithm.
-
-    >>> weights, shares = path_rule(2)
-    >>> bool(np.isclose(sum(shares), -np.log(LEAST))), bool(LEAST < weights[0] < weights[1] < 1)
-    (True, True)
-    """
-    points, shares = np.polynomial.legendre.leggauss(nodes)
-    weights = np.exp(np.log(LEAST) * (1 - points) / 2)
-    return tuple(weights.tolist()), tuple((-np.log(LEAST) * shares / 2).tolist())
-
-
 def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[MaskVariant]:
     """One gradient at each weight, and paths of so many: of both losses, both ways of a part.
 
@@ -75,7 +64,9 @@ def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[Ma
     ['mask-gradient at 0.2', 'mask-path on 2', 'mask-gradient at 0.2, own']
     """
     rules = {f"mask-gradient at {weight:g}": ((weight,), (1.0,)) for weight in weights}
-    rules |= {f"mask-path on {nodes}": path_rule(nodes) for nodes in paths}
+    for nodes in paths:
+        log_weights, shares = path_rule(nodes, LEAST)
+        rules[f"mask-path on {nodes}"] = tuple(np.exp(log_weights).tolist()), tuple(shares.tolist())
     return [
         MaskVariant(f"{name}{', margin' * margin}{', own' * own}", *rule, own, margin)
         for margin in (False, True)

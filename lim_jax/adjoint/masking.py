@@ -207,8 +207,6 @@ def mask_path(
     nodes, between = as_int(nodes, "nodes"), isinstance(least, Real) and 0 < least < 1
     cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
     require(between, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
-    first = math.log(least)
-    points, shares = np.polynomial.legendre.leggauss(nodes)
     log_weights = _log_weights(grid)
 
     def at(log_weight):
@@ -222,12 +220,22 @@ def mask_path(
     def loss(log_weight):
         return terminal_loss(flow(x, at(log_weight)), y)
 
-    path = jnp.asarray([first * (1 - points) / 2, -first * shares / 2], log_weights.dtype).T
+    path = jnp.asarray(path_rule(nodes, least).T, log_weights.dtype)
     nothing = jnp.zeros((flow.depth, heads, grid.size), log_weights.dtype)
     by_head, _ = jax.lax.scan(add, nothing, path)
-    whole, without = jax.lax.map(loss, jnp.asarray([0, first], log_weights.dtype))
+    whole, without = jax.lax.map(loss, jnp.asarray([0, math.log(least)], log_weights.dtype))
     remainder = whole - without - integral(by_head.sum(axis=(0, 1)), grid)
     return MaskPath(whole, without, by_head, remainder)
+
+
+def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
+    """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient.
+
+    >>> path_rule(2, 1e-3).sum(axis=1).round(6).tolist()  # two times the middle, and the whole way
+    [-6.907755, 6.907755]
+    """
+    (points, shares), first = np.polynomial.legendre.leggauss(nodes), math.log(least)
+    return np.stack([first * (1 - points) / 2, -first * shares / 2])
 
 
 def _log_weights(grid: Grid) -> Float[Array, " length"]:

@@ -20,6 +20,7 @@ from lim_jax.prompts.contexts import Context
 
 sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
 Places = Sequence[Int[np.ndarray, " _"]]
+ABLATIONS = 64  # on which a sparse regression is fitted
 Kept = Bool[np.ndarray, "ablations parts"]
 
 
@@ -78,7 +79,7 @@ def ablations(
     places: Places,
     loss: Loss,
     *,
-    count: int = 64,
+    count: int = ABLATIONS,
     **progress: Any,
 ) -> Float[np.ndarray, " parts"]:
     """The coefficients of a sparse regression of minus the loss on which parts are kept.

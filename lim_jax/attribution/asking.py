@@ -105,7 +105,7 @@ class Answer(NamedTuple):
         if self.given is None:
             return finding
         finding += f" All documents together give {self.given:+.2f} of log odds"
-        if self.method == "mask-path":
+        if METHODS[self.method].adds_up:
             # They differ by the quadrature's error alone.
             whole = sum(part.score for part in self.parts)
             finding += f"; their scores add up to {whole:+.2f}"
@@ -305,7 +305,7 @@ def answer_of(
 
 def with_given(answered: Answer, model: LanguageModel, loss: LossName) -> Answer:
     """The same answer with what all documents gave, of methods that go by log weights."""
-    if not answered.method.startswith("mask"):
+    if not METHODS[answered.method].by_log_weights:
         return answered
     (given,) = given_by_parts(model.network, [answered.context], loss_kind(loss).loss)
     return answered._replace(given=float(given))

@@ -19,9 +19,11 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require, require_name
 from lim_jax._digest import digest
 from lim_jax._resuming import once
+from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution import gradients
-from lim_jax.attribution.ablations import ablations, leave_one_out
+from lim_jax.attribution.ablations import ABLATIONS, ablations, leave_one_out
 from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.parts import parts_of, windows_and_asked
 from lim_jax.attribution.segments import document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
@@ -70,6 +72,10 @@ class Method(NamedTuple):
     of_tokens: Scores | None = None
     of_parts: Callable[..., Float[np.ndarray, " parts"]] | None = None
     signed: bool = True
+    # Whether it goes by log weights, so that what all documents gave is told beside its scores, and
+    # whether these add up to that.
+    by_log_weights: bool = False
+    adds_up: bool = False
 
 
 class Scored(NamedTuple):
@@ -107,24 +113,23 @@ def mask_gradient(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
     Taken where all parts weigh `WEIGHT`, since at one a softmax is often saturated; see
     `adjoint.masking`, which has it by layer and head.
     """
-    return _mask_gradient(loss, model, ids, y, parts, jnp.log(WEIGHT))
+    return mask_gradient_at(loss, model, ids, y, parts, math.log(WEIGHT))
 
 
 def mask_path(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """The integral of the mask gradient as all parts come in: they add up to what all gave."""
-    points, shares = np.polynomial.legendre.leggauss(NODES)
-    first = math.log(LEAST)
+    log_weights, shares = jnp.asarray(path_rule(NODES, LEAST), model.embedding.dtype)
 
-    def at(point: Float[Array, ""]) -> Tokens:
-        return _mask_gradient(loss, model, ids, y, parts, point)
+    def at(log_weight: Float[Array, ""]) -> Tokens:
+        return mask_gradient_at(loss, model, ids, y, parts, log_weight)
 
-    rows = jax.lax.map(at, jnp.asarray(first * (1 - points) / 2, model.embedding.dtype))
-    return jnp.where(parts >= 0, jnp.asarray(-first * shares / 2, rows.dtype) @ rows, 0)
+    return jnp.where(parts >= 0, shares @ jax.lax.map(at, log_weights), 0)
 
 
-def _mask_gradient(
+def mask_gradient_at(
     loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any, log_weight: Any
 ) -> Tokens:
+    """Minus the loss's derivative in the log weights, where all parts have the same."""
     x = loss.embed(model, ids, y)
     chosen = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
     y = y._replace(parts=parts)  # a part reads itself as before
@@ -138,18 +143,19 @@ def given_by_parts(
 
     Two passes for each context; the scores of a mask path add up to it, but for the quadrature.
     """
-
-    def ends(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Float[Array, "2"]:
-        x = loss.embed(model, ids, y)
-
-        def at(log_weight: Float[Array, ""]) -> Float[Array, ""]:
-            chosen = jnp.where(parts >= 0, log_weight, 0)
-            return loss.loss(model, x, y._replace(log_weights=chosen, parts=parts))
-
-        return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
-
-    rows = _rows(ends, model, contexts, loss)
+    rows = _rows(_path_ends, model, contexts, loss)
     return np.array([without - whole for without, whole in rows])
+
+
+def _path_ends(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Float[Array, "2"]:
+    """The loss where the parts weigh next to nothing, and the whole context's."""
+    x = loss.embed(model, ids, y)
+
+    def at(log_weight: Float[Array, ""]) -> Float[Array, ""]:
+        chosen = jnp.where(parts >= 0, log_weight, 0)
+        return loss.loss(model, x, y._replace(log_weights=chosen, parts=parts))
+
+    return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
 
 def rollout(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
@@ -166,11 +172,12 @@ MethodName = Literal[
 METHODS: Mapping[str, Method] = {
     "influence": Method("its share of the squared gradient", _one_gradient, signed=False),
     "mask-gradient": Method(
-        "by how much the answer gains as attention reads more of it", _one_gradient, mask_gradient
+        "by how much the answer gains as attention reads more of it", _one_gradient, mask_gradient,
+        by_log_weights=True,
     ),
     "mask-path": Method(
         "the same from next to nothing on, so that scores add up",
-        lambda _: Cost(NODES, NODES), mask_path,
+        lambda _: Cost(NODES, NODES), mask_path, by_log_weights=True, adds_up=True,
     ),
     "gradient-times-input": Method(
         "its states times the gradient", _one_gradient, gradient_times_input
@@ -184,7 +191,7 @@ METHODS: Mapping[str, Method] = {
         "the loss's rise without it", lambda parts: Cost(parts + 1), None, leave_one_out
     ),
     "ablations": Method(
-        "its coefficient in a sparse regression", lambda _: Cost(64), None, ablations
+        "its coefficient in a sparse regression", lambda _: Cost(ABLATIONS), None, ablations
     ),
 }  # fmt: skip
 
@@ -196,7 +203,7 @@ def scores_of_parts(
     method: str = "influence",
     *,
     checkpoint: Path | None = None,
-    bar: Callable[..., Any] = lambda items, **_: items,
+    bar: Bar = no_bar,
 ) -> list[Scored]:
     """Score the parts of every context by one of `METHODS`."""
     require_name(method, METHODS, "method", "Each is one entry of attribution.methods.METHODS.")

@@ -3,7 +3,7 @@ r"""The signed profile by position: what attention's reading of each place gives
 Of each context minus the mask gradient's density :math:`-g_j/\Delta p_j` (`adjoint.masking`), where
 all positions have weight one: by how much the loss falls as attention reads more of a place. It is
 carried to the common grid as a measure, and averaged. Positions compete for attention: its integral
-is zero.
+is zero, but for networks with attention sinks.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
+from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.measuring import Bar, no_bar
+from lim_jax.attribution.methods import mask_gradient_at
 from lim_jax.attribution.orders import averages_of_lines
 from lim_jax.attribution.parts import windows_and_asked
 from lim_jax.density.adjoints import LossOfIds
@@ -92,8 +92,6 @@ def signed_profile(
     return SignedProfile(regions, sample_mean(of_contexts), regional, len(densities))
 
 
-def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " length"]:
-    """Minus the loss's derivative in the log weight of each token."""
-    x = loss.embed(model, ids, y)
-    nothing = jnp.zeros(x.shape[0], x.dtype)
-    return -jax.grad(lambda u: loss.loss(model, x, y._replace(log_weights=u)))(nothing)
+def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
+    """Minus the mask gradient where all positions have weight one."""
+    return mask_gradient_at(loss, model, ids, y, parts, 0.0)
