@@ -146,6 +146,9 @@ def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found[0].tokens, first[0].tokens)
     with pytest.raises(ValueError, match="another"):
         run(CONTEXTS[1:], LOSS, method, checkpoint=tmp_path)
+    other = CONTEXTS[1]._replace(spans=CONTEXTS[1].spans[:1])  # the same ids, fewer parts
+    with pytest.raises(ValueError, match="of context"):
+        run([CONTEXTS[0], other], LOSS, method, checkpoint=tmp_path)
     with pytest.raises(ValueError):
         run(CONTEXTS, LOSS, "rollout", checkpoint=tmp_path)
 

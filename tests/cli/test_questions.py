@@ -212,6 +212,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
             float(loss(network, x, y._replace(log_weights=u, parts=numbers)))
             for u in map(jax.device_put, (u, 0 * u))
         ]
+        assert abs(ends[0] - ends[1]) > 1e-3
         np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
         assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
         both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
