@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.validation.faithfulness import INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
 from benchmarks.validation.findings_page import markdown_table, page_of
 from benchmarks.validation.judged_faithfulness import MASK, SCORE
-from lim_jax.attribution.methods import Cost
+from lim_jax.attribution.methods import WEIGHT, Cost
 
 Record = Mapping[str, Any]
 HOW = (
@@ -104,7 +104,24 @@ def _choice(found: Record) -> str:
         "odds of the answer's tokens); and the mean over parts can be taken off. Of each family "
         "the variant with the highest score on the prompts of even numbers, on average over the "
         f"kinds of prompts, is chosen, and **all else on this page is of the other half**. Chosen "
-        f"are {words}."
+        f"are {words}.{_taken(found)}"
+    )
+
+
+def _taken(found: Record) -> str:
+    """How the variant that the package takes did, on average over the kinds of prompts."""
+
+    def means(name: str) -> str:
+        halves = zip(*(one["variants"][name] for one in found["kinds"].values()), strict=True)
+        return " and ".join(f"{sum(scores) / len(scores):.2f}" for scores in map(list, halves))
+
+    taken = f"{MASK} at {WEIGHT:g}, margin, own"
+    if taken not in next(iter(found["kinds"].values()))["variants"]:
+        return ""
+    return (
+        f" `lim-jax ask` takes {taken}: on average over the kinds a score of {means(taken)} on the "
+        f"even half and on the other, where {found['chosen'][MASK]} has "
+        f"{means(found['chosen'][MASK])}."
     )
 
 
