@@ -452,7 +452,7 @@ STATIC = {
     ),
     "unknown route": (
         lambda: observability.observability_gramians(lambda x: x, STATES, 1.0, "jacrev"),
-        r"mode: got 'jacrev' with rank None .*, expected one of",
+        r"mode: got 'jacrev', expected \"forward\" or \"reverse\" or \"cheapest\"",
     ),
     "a density of NaN to draw": (
         lambda: plots.influence_profile(influence_of_nan()),

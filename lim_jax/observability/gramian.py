@@ -24,6 +24,7 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
     require_indices,
+    require_name,
 )
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
@@ -34,7 +35,7 @@ Observations = Callable[[State], Float[Array, "depth observed"]]
 Gramians = Float[Array, "positions width width"]
 Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
-Mode = Literal["cheapest", "forward", "reverse", "low rank"]
+Mode = Literal["cheapest", "forward", "reverse"]
 
 
 class ObservedTokens(eqx.Module):
@@ -84,16 +85,13 @@ def observability_gramians(
     mode: Mode = "cheapest",
     *,
     positions: Positions | None = None,
-    rank: int | None = None,
 ) -> Gramians:
     r"""Compute the Gramian :math:`G_i` of every position, or of some.
 
     `eq:finite-token-observability-gramian`. Forward mode carries each feature of each position
     through the layers, reverse mode each number observed back to the input
     (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
-    differentiable in every mode. The low-rank recursion keeps, at every layer, the `rank` largest
-    principal components of what is observed above it: Gramians from below, exact at rank
-    :math:`Mr` or :math:`Ld`, without derivatives.
+    differentiable in every mode.
 
     Parameters
     ----------
@@ -106,17 +104,9 @@ def observability_gramians(
         :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
         :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
     mode
-        ``"forward"``, ``"reverse"``, ``"low rank"``, or the one that `cheapest_mode` names.
+        ``"forward"``, ``"reverse"``, or the one that `cheapest_mode` names.
     positions
         The monitored positions, all by default. Forward mode computes no others.
-    rank
-        Of the low-rank recursion, which is a candidate only where a rank is given.
-
-    Raises
-    ------
-    ValueError
-        Where the mode has another name, or the low-rank recursion has no layers, or no rank or one
-        smaller than what is observed at one layer.
 
     Examples
     --------
@@ -126,23 +116,15 @@ def observability_gramians(
     """
     # Every route passes all layers of a function: their number does not tell which is cheapest.
     depth = None if isinstance(observations, ObservedTokens) else 1
-    products = layer_products(observations, x, positions, rank, depth=depth)
-    require(
-        mode in (*products, "cheapest"),
-        "mode",
-        got=f"{mode!r} with rank {rank} for {type(observations).__name__}",
-        expected=f"one of {sorted(products)} or 'cheapest'",
-        cure="The low-rank recursion needs ObservedTokens and a rank.",
-    )
+    products = layer_products(observations, x, positions, depth=depth)
+    require_name(mode, (*products, "cheapest"), "mode", "See observability_gramians.")
     chosen = cheapest_mode(products) if mode == "cheapest" else mode
     positions = jnp.arange(len(x)) if positions is None else guarded_positions(positions, x)
     if chosen == "forward":
         return _pushed_gramians(observations, x, step, positions)
     if not isinstance(observations, ObservedTokens):
         return _pulled_gramians(observations, x, step)[positions]
-    if chosen == "reverse" or rank is None:
-        return _swept_gramians(observations, x, step)[positions]
-    return low_rank_gramians(observations, x, step, rank)[positions]
+    return _swept_gramians(observations, x, step)[positions]
 
 
 def require_observations(observations: Any, x: Any) -> None:
@@ -161,7 +143,6 @@ def layer_products(
     observations: Observations,
     x: State,
     positions: Positions | None = None,
-    rank: int | None = None,
     *,
     depth: int | None = None,
 ) -> dict[str, int]:
@@ -171,12 +152,11 @@ def layer_products(
 
     With S positions of width d, M layers, K of them observed and r numbers at each: :math:`SdM`
     forward; in reverse :math:`KrM`, but :math:`rM(M-1)/2` for `ObservedTokens`, which observe all
-    layers (K = M) and let the sweep stop where nothing is seen above; :math:`RM` for the recursion
-    of rank R. `accumulated_numbers` counts what is added up beside these.
+    layers (K = M) and let the sweep stop where nothing is seen above.
 
     Parameters
     ----------
-    observations, x, positions, rank
+    observations, x, positions
         As in `observability_gramians`.
     depth
         M. Leave it out for `ObservedTokens`; any other function may observe fewer layers (K < M).
@@ -194,7 +174,6 @@ def layer_products(
     require_observations(observations, x)
     if positions is not None:
         require_indices(positions, "positions")
-    rank = None if rank is None else as_int(rank, "rank")
     layers, observed = jax.eval_shape(observations, x).shape
     layered = isinstance(observations, ObservedTokens)
     if layered:
@@ -206,10 +185,7 @@ def layer_products(
         depth = as_int(depth, "depth", cure=cure)
     monitored = x.shape[0] if positions is None else positions.shape[0]
     passed = depth * (depth - 1) // 2 if layered else layers * depth
-    products = {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
-    if layered and rank is not None:
-        products["low rank"] = rank * depth
-    return products
+    return {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
@@ -249,7 +225,7 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
     def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
         index, weight = layer
         rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
-        return gramians + weight * _outer(rows), None
+        return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
 
     layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
     return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
@@ -276,36 +252,6 @@ def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gram
     return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
 
 
-def low_rank_gramians(observations: ObservedTokens, x: State, step: Steps, rank: int) -> Gramians:
-    r"""Carry all that is observed back through the layers in a factor of bounded rank.
-
-    The Gramian of a whole layer's state obeys :math:`\mathcal G_k = J_k^*\mathcal G_{k+1}J_k +
-    \varepsilon\,C_k^*C_k`. Each layer carries the rows of a factor back, appends its own, and
-    keeps the `rank` largest of their principal components.
-    """
-    observed = jax.eval_shape(observations.seen, x)
-    require(
-        rank >= observed.size,
-        "rank",
-        got=f"{rank}",
-        expected=f"at least the {observed.size} numbers observed at a layer",
-        cure="Raise it, or observe fewer tokens.",
-    )
-
-    def back(factor: Array, layer: Any, state: State, weight: Array) -> tuple[Array, None]:
-        pull, rows = _linearised(observations, layer, state)
-        rows = jnp.concatenate([jax.vmap(pull)(factor), jnp.sqrt(weight) * rows])
-        _, components = jnp.linalg.eigh(jnp.einsum("ria,sia->rs", rows, rows))
-        # Components of equal sizes have no derivative.
-        return jnp.einsum("rn,ria->nia", components[:, -rank:], rows), None
-
-    states = observations.flow.trajectory(x, observations.grid).states[:-1]
-    steps = layer_steps(step, states)
-    factor = jnp.zeros((rank, *x.shape), observed.dtype)
-    factor, _ = observations.flow.scan(back, factor, states, steps, reverse=True)
-    return _outer(factor)
-
-
 def _linearised(
     observations: ObservedTokens, layer: Any, state: State
 ) -> tuple[Callable[[State], State], Float[Array, "observed length width"]]:
@@ -314,10 +260,6 @@ def _linearised(
     seen, pull_seen = jax.vjp(observations.seen, state)
     rows = jax.vmap(lambda e: pull_seen(e)[0])(jnp.eye(seen.size, dtype=seen.dtype))
     return lambda covector: pull(covector)[0], rows
-
-
-def _outer(rows: Float[Array, "rows length width"]) -> Gramians:
-    return jnp.einsum("ria,rib->iab", rows, rows)
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:

@@ -154,32 +154,6 @@ def trace_products(
     return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
 
 
-def accumulated_numbers(
-    observations: Observations, x: State, draws: int, positions: Positions | None = None
-) -> dict[str, int]:
-    r"""Count the numbers that each route to the traces squares and adds up.
-
-    With K layers observed, r numbers at each, S positions and R draws: :math:`SRKr` for forward
-    probes (:math:`SRKd_x` in `subsec:algorithm-complexity`, which has r = d_x), :math:`SdKr` for
-    exact Gramians; in reverse :math:`LdKr`, and :math:`LdR` for injected noise.
-
-    Parameters
-    ----------
-    observations, x, draws, positions
-        As in `trace_products`.
-
-    Examples
-    --------
-    >>> accumulated_numbers(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
-    {'forward': 4, 'probes': 20, 'reverse': 4, 'injected': 10}
-    """
-    require_observations(observations, x)
-    passes = trace_products(lambda x: observations(x), x, draws, positions, depth=1)
-    seen = passes["reverse"]  # K r
-    ahead = {name: passes[name] * seen for name in ("forward", "probes")}
-    return ahead | {"reverse": x.size * seen, "injected": x.size * draws}
-
-
 def probed_traces(
     gramians: Gramians, probes: Float[Array, "probes width"]
 ) -> Float[Array, " length"]:

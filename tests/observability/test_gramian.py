@@ -388,12 +388,11 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
             {
                 "forward": observability_gramians(see, x, steps, "forward"),
                 "reverse": observability_gramians(see, x, steps, "reverse"),
-                "low rank": observability_gramians(see, x, steps, "low rank", rank=18),
                 "bare": observability_gramians(bare, x, steps, "reverse"),
             },
             {
-                mode: observability_gramians(see, x, steps, mode, positions=some, rank=18)
-                for mode in ("forward", "reverse", "low rank")
+                mode: observability_gramians(see, x, steps, mode, positions=some)
+                for mode in ("forward", "reverse")
             },
         )
 
@@ -406,36 +405,12 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
         np.testing.assert_allclose(gramians, expected[np.asarray(some)], rtol=0, atol=1e-10 * scale)
 
 
-def test_truncated_factors_give_gramians_from_below():
-    grid, x = lim.token_grid(6), random_states(2, 6, 4)
-    see = ObservedTokens(light_flow(1, depth=4, width=4, horizon=4.0), grid, jnp.array([5]))
-    ranks, steps = (4, 6, 12, 16), jnp.array([0.5, 0.2, 1.0, 0.3])
-
-    @jax.jit
-    def gramians(x):
-        truncated = [gramian.low_rank_gramians(see, x, steps, rank) for rank in ranks]
-        return jax.jacfwd(see)(x), observability_gramians(see, x, steps, "reverse"), truncated
-
-    jacobian, swept, truncated = jax.tree.map(np.asarray, gramians(x))
-    exact = np.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
-    np.testing.assert_allclose(swept, exact, rtol=1e-10, atol=1e-12 * np.abs(exact).max())
-    gaps = []
-    for found in truncated:
-        missing = exact - found
-        assert np.linalg.eigvalsh(missing).min() > -1e-12
-        gaps.append(missing.trace(axis1=1, axis2=2).sum())
-    assert gaps == sorted(gaps, reverse=True) and gaps[0] > 1e-3
-    assert gaps[2] > 1e-8 and abs(gaps[-1]) < 1e-12
-    with pytest.raises(ValueError, match="at least the 4 numbers"):
-        observability_gramians(see, x, 0.5, "low rank", rank=3)
-
-
 def test_products_are_counted_as_the_cost_model_says():
-    """S d M forward, r M (M-1)/2 back through known layers, K r M else, R M at rank R."""
+    """S d M forward, r M (M-1)/2 back through known layers, K r M else."""
     # `subsec:algorithm-complexity`.
     see = ObservedTokens(light_flow(1, depth=4, width=4), lim.token_grid(6), jnp.array([5]))
     x = random_states(2, 6, 4)
-    assert gramian.layer_products(see, x, rank=5) == {"forward": 96, "reverse": 24, "low rank": 20}
+    assert gramian.layer_products(see, x) == {"forward": 96, "reverse": 24}
     assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
     assert gramian.layer_products(see, x, depth=4) == gramian.layer_products(see, x)
     assert gramian.layer_products(lambda x: see(x), x, depth=4) == {"forward": 96, "reverse": 64}

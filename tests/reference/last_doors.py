@@ -174,12 +174,11 @@ LAST = {
         SEEN | {"step": Unpoisoned(0.5), "injected": Unread(numbers(2, 1, LENGTH * WIDTH))},
     ),
     "layer_products": (
-        lambda observations, x, positions, rank, depth: observability.layer_products(
-            observations, x, positions, rank, depth=depth
+        lambda observations, x, positions, depth: observability.layer_products(
+            observations, x, positions, depth=depth
         ),
         SEEN | {
-            "x": Shaped(STATES), "positions": optional(Whole(whole(2))), "rank": optional(Known(1)),
-            "depth": Known(2),
+            "x": Shaped(STATES), "positions": optional(Whole(whole(2))), "depth": Known(2),
         },
     ),
     "penalty_bias": (

@@ -183,10 +183,6 @@ LATER = {
             "depth": Known(3),
         },
     ),
-    "accumulated_numbers": (
-        observability.accumulated_numbers,
-        TRACES | {"x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
-    ),
     "probed_observability": (
         lambda observations, x, positions: observability.probed_observability(
             observations, x, 0.5, numbers(1, WIDTH), positions
