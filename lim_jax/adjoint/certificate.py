@@ -24,16 +24,12 @@ class Premise(NamedTuple):
 
 
 class Inequality(NamedTuple):
-    r"""A strict inequality of computed numbers, greater above lesser.
-
-    `rounding` is how far rounding may have moved them apart: :math:`\sqrt{\epsilon}` times the size
-    of what was added up to make them, which covers sums of :math:`2/\sqrt\epsilon` terms.
-    """
+    """A strict inequality of computed numbers, greater above lesser."""
 
     statement: str
     greater: float
     lesser: float
-    rounding: float
+    rounding: float  # how far it may have moved them: the root of epsilon times what was added up
 
     @property
     def margin(self) -> float:

@@ -50,31 +50,22 @@ def cone_mass(
     larger than the attention matrices, or than a matrix of the width for each position. Operator
     norms are exact to rounding where the largest singular value is isolated, to the gap where it is
     not; in float32 they may stop at the second one (seen once, 7 % lower), not in float64. They are
-    differentiated once; for second derivatives take the Frobenius norm. For the average over depth
-    and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
+    differentiated once (NotImplementedError): for second derivatives take the Frobenius norm. For
+    the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
+    examples.
 
     Parameters
     ----------
     attention
         The attention sublayer, for example ``field.attention``; or any causal field of two slots,
-        whose blocks are then formed, column by column, by as many pushes as there are features.
-    x
-        The states of one example.
-    grid
-        Their positions.
+        whose blocks are then formed, column by column, by as many pushes as there are features. One
+        whose columns reach rows before their own raises EquinoxRuntimeError.
+    x, grid
+        The states of one example and their positions.
     norm
         ``"operator"`` (the paper's) or ``"frobenius"``, by which probes estimate it.
     normalisation
         ``"density"``, or ``"finite"`` for the literal estimator.
-
-    Raises
-    ------
-    ValueError
-        Where the norm or the normalisation has another name.
-    EquinoxRuntimeError
-        Where a field looks ahead: where a column of its blocks reaches a row before its own.
-    NotImplementedError
-        Where the operator norm is differentiated twice.
 
     Examples
     --------
@@ -107,22 +98,13 @@ def probed_cone_mass(
 ) -> Estimate:
     r"""Estimate the Frobenius cone mass with probes supported at one token each.
 
-    `eq:probe-cone-mass-estimator` for the kernel alone: :math:`\mathbb E\,\|K(p,q)\xi\|^2
-    = \|K(p,q)\|_F^2`. The local operator, which the printed estimator includes at i = j, is left
-    out, as in the mass it estimates. With a full set of orthogonal probes it is exact.
+    `eq:probe-cone-mass-estimator` for the kernel alone:
+    :math:`\mathbb E\,\|K(p,q)\xi\|^2 = \|K(p,q)\|_F^2`. The local operator, which the printed
+    estimator includes at i = j, is left out, as in the mass it estimates. With a full set of
+    orthogonal probes it is exact.
 
-    Parameters
-    ----------
-    attention, x, grid, normalisation
-        As in `cone_mass`.
-    probes
-        From `probes`; the same at every token.
-
-    Returns
-    -------
-    Estimate
-        Of every position, with standard errors that take the probes as independent (orthogonal
-        probes err less).
+    Arguments are those of `cone_mass`, and `probes`, the same at every token. Standard errors take
+    the probes as independent (orthogonal probes err less).
 
     Examples
     --------
@@ -157,15 +139,8 @@ def probed_cone_mass(
 def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
     r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
 
-    Its mean over examples is the cone covariance energy :math:`Q_t(q)`
+    Of its `attention_sites`. The mean over examples is the cone covariance energy :math:`Q_t(q)`
     (`eq:exact-cone-covariance-energy`).
-
-    Parameters
-    ----------
-    sites
-        From `sites.attention_sites`.
-    grid
-        Their positions.
     """
     require_sites(sites, grid)
 
@@ -211,15 +186,10 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     Parameters
     ----------
     sites
-        `sites.attention_sites` of every example, by `vmap`: the arrays have a leading axis of
-        examples, the attention and the increments too.
+        `attention_sites` of every example, by `vmap`: the arrays have a leading axis of examples,
+        the attention and the increments too.
     grid
-        The positions: any but Gauss--Legendre panels, whose weights have signs.
-
-    Raises
-    ------
-    ValueError
-        Where the grid's weights may be negative.
+        The positions: any but Gauss--Legendre panels, whose weights have signs (ValueError).
     """
     got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are non-negative"
     cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."

@@ -58,22 +58,10 @@ def continuous_adjoint(
     tolerances of both; for exact gradients of a discretisation take `adjoint_trajectory`. To
     differentiate further, differentiate the flow itself.
 
-    Parameters
-    ----------
-    flow
-        The depth flow.
-    terminal_loss, example, grid
-        As in `sweep.adjoint_trajectory`.
-    times
-        The depth times at which to save P, increasing.
-
-    Raises
-    ------
-    ValueError
-        Where the example is no pair ``(x, y)``, or the state or the times do not fit.
-    EquinoxRuntimeError
-        Where the state is not finite, or either solve fails; where the field at either end is not
-        causal, as far as `looks_ahead` sees (`channels`).
+    Arguments and errors are those of `adjoint_trajectory`, with a continuous flow, and the
+    increasing depth `times` at which to save P. A state that is not finite, a solve that fails, and
+    a field that is not causal at either end, as far as `looks_ahead` sees, raise
+    EquinoxRuntimeError.
 
     Examples
     --------

@@ -47,16 +47,9 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     r"""Bound the cone energy's average from below on the left, from above in the middle.
 
     With :math:`\kappa_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
-    :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`).
-    On a grid :math:`A_B` averages the square of the cone's own length, :math:`(L - j + 1)/L` on
-    tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
-
-    Parameters
-    ----------
-    cone
-        From `cone.joint_cone`.
-    regions
-        On the same grid.
+    :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`),
+    of `joint_cone`. On a grid :math:`A_B` averages the square of the cone's own length,
+    :math:`(L - j + 1)/L` on tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
     """
     require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
     require_regions(regions)
@@ -82,21 +75,8 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
     (`eq:cone-actual-primacy-condition`), compared with its factor :math:`T^2`, implies that the
     cone energy is on average larger over E_L than over E_M. The two sides are the bounds of
-    `cone_bounds`.
-
-    It is sufficient and far from necessary: causal averaging, which is primacy itself, fails it.
-
-    Parameters
-    ----------
-    cone
-        From `cone.joint_cone`.
-    regions
-        On the same grid.
-
-    Raises
-    ------
-    ValueError
-        Where a number is NaN or infinite.
+    `cone_bounds`. It is sufficient and far from necessary: causal averaging, which is primacy
+    itself, fails it.
     """
     require_concrete("cone", cone)
     bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
@@ -142,14 +122,8 @@ def energy_stability(
     .. math:: |\mathcal A_B(P_0) - \mathcal A_B(P_T)|
               \le \tfrac{1}{|B|}\,\mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr].
 
-    Parameters
-    ----------
-    terminal, initial
-        :math:`P_T` and :math:`P_0` of every example, densities.
-    amplification
-        c of every example: either bound of `residual.amplification`.
-    regions
-        On the covectors' grid.
+    `terminal` and `initial` are :math:`P_T` and :math:`P_0` of every example, densities, and
+    `amplification` c: either bound of `residual.amplification`.
 
     Examples
     --------
@@ -207,21 +181,10 @@ def recency_survival(
     here. `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` is well above 1 where a sample does not
     refute it.
 
-    Parameters
-    ----------
-    terminal, initial
-        :math:`P_T` and :math:`P_0` of every example.
-    amplification
-        c of every example: either bound of `residual.amplification`, or its `products`, whose first
-        is c: a criterion that cannot hold then says at which depth it could. Of a continuous flow
-        :math:`e^{TC} - 1`, of a proved :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`.
-    regions
-        On the covectors' grid.
-
-    Raises
-    ------
-    ValueError
-        Where a covector holds NaN or infinity, or a bound is NaN.
+    Arguments are those of `energy_stability`. The `amplification` may also be the `products` of
+    `residual.amplification`, whose first is c: a criterion that cannot hold then says at which
+    depth it could. Of a continuous flow it is :math:`e^{TC} - 1`, of a proved
+    :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`; it may be infinite.
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
@@ -304,11 +267,6 @@ def right_biased_queries(
         :math:`P_T` of every example, a density.
     regions
         On the loss's grid.
-
-    Raises
-    ------
-    ValueError
-        Where a number is NaN or infinite.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)

@@ -29,16 +29,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
     An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
-
-    Parameters
-    ----------
-    regional
-        From `ledger.regional_channels`.
-
-    Raises
-    ------
-    ValueError
-        Where a number is NaN or infinite.
+    `regional` is from `regional_channels`.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
@@ -120,19 +111,9 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     .. math:: \ell_L > U_M + \Gamma_M + \Gamma_L, \qquad \ell_R > U_M + \Gamma_M + \Gamma_R
 
     imply that both boundaries average more influence than the middle
-    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`).
-
-    Parameters
-    ----------
-    regional
-        From `ledger.regional_channels`.
-    bounds
-        From `bootstrap_bounds`, or your own.
-
-    Raises
-    ------
-    ValueError
-        Where the data contradict a bound, which the message names, or a number is NaN or infinite.
+    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`). `regional` is from
+    `regional_channels`; `bounds` from `bootstrap_bounds`, or your own: one that the data contradict
+    raises ValueError, which names it.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")

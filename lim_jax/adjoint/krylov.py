@@ -45,11 +45,10 @@ def norm_bounds(
     steps: int,
     failure: float,
 ) -> NormBounds:
-    r"""Bound :math:`\|B\|_2` from both sides by k = `steps` applications of B and :math:`B^*`.
+    r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` by k = `steps` products with it.
 
-    Stores 2k vectors. Differentiable once in `arguments`: that of :math:`\|Bv\|` at the maximising
-    v, held still. ``operator(arguments)`` is the linear map, `start` standard normal, `failure` the
-    probability that the upper bound is too small.
+    Stores 2k vectors. Differentiable once, at the maximising vector, held still. `start` is
+    standard normal, `failure` the probability that the upper bound is too small.
     """
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)

@@ -77,17 +77,10 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
 
 
 def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
-    r"""Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
+    """Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
 
-    The tokens within `radius` of a query (`eq:local-readout-support`); a readout of one token has
-    radius 0.
-
-    Raises
-    ------
-    ValueError
-        Where the radius is no whole number known before tracing.
-    EquinoxRuntimeError
-        Where a query weight is NaN or infinite.
+    The tokens within `radius`, a whole number known before tracing, of a query
+    (`eq:local-readout-support`); a readout of one token has radius 0.
 
     Examples
     --------
@@ -118,21 +111,13 @@ def readout_residual_energies(
     Parameters
     ----------
     readout
-        ``readout(x, grid)``, tokenwise. A band's covectors mix the queries, and their energies
-        are no product of query weights and :math:`\rho`.
-    states
-        The terminal states of every example.
-    targets
-        Their labels, rows or class numbers.
+        ``readout(x, grid)``, tokenwise. A band's covectors mix the queries, and their energies are
+        no product of query weights and :math:`\rho`: it raises EquinoxRuntimeError, as a class
+        number outside the vocabulary does.
+    states, targets
+        The terminal states of every example, and their labels, rows or class numbers.
     regions
         On the states' grid.
-
-    Raises
-    ------
-    ValueError
-        Where states or targets do not fit the regions' grid or one another.
-    EquinoxRuntimeError
-        Where the readout is not tokenwise, or a class number is outside the vocabulary.
     """
     require_regions(regions)
     require_on_grid(states, regions.grid, "states", "examples length width")

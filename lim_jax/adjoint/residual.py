@@ -38,20 +38,8 @@ def interaction_orders(
     channel, and the rows up to the number of layers sum to :math:`P_0`. One reverse sweep carries
     all orders.
 
-    Parameters
-    ----------
-    flow
-        The depth flow, of any step.
-    terminal_loss, example, grid
-        As in `sweep.adjoint_trajectory`.
-    highest
-        The highest order, at most the number of layers.
-
-    Raises
-    ------
-    ValueError
-        Where the example is no pair ``(x, y)``, or `highest` no whole number, known before tracing,
-        from 0 to the number of layers.
+    Arguments and errors are those of `adjoint_trajectory`, and the `highest` order, a whole number
+    known before tracing and at most the number of layers.
 
     Examples
     --------
@@ -94,34 +82,19 @@ def interaction_norms(
     r"""Bound :math:`\|B_k\|` of every layer along the flow from x, from both sides.
 
     For the one-field recursion the largest over :math:`\varepsilon` is :math:`\Lambda`
-    (`eq:adjoint-operator-bound`). Differentiable once.
+    (`eq:adjoint-operator-bound`). Differentiable once (NotImplementedError). Of each layer there is
+    `attained`, which a vector attains, and `upper`, but for a probability of failure.
 
     Parameters
     ----------
-    flow
-        The depth flow, of any step.
-    x
-        The input of one example.
-    grid
-        Its positions.
+    flow, x, grid
+        The depth flow, of any step, and the input of one example on its positions.
     key
         For the random start, one for all layers.
     steps
         The dimension of the Krylov space of each layer.
     failure
         The probability that a layer's upper bound is too small, below 1/2.
-
-    Returns
-    -------
-    NormBounds
-        `attained`, which a vector attains, and `upper`, one of either for each layer.
-
-    Raises
-    ------
-    ValueError
-        Where there is no step, or the probability is not in (0, 1/2).
-    NotImplementedError
-        Where it is differentiated twice.
 
     Examples
     --------
@@ -198,20 +171,9 @@ class Amplification(NamedTuple):
 def amplification(norms: NormBounds) -> Amplification:
     r"""Bound the change of the terminal covector by the upper bounds on the layers' norms.
 
-    c of `eq:residual-stability-bound`.
-
+    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example.
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
     they fail with at most M times the norms' probability of failure.
-
-    Parameters
-    ----------
-    norms
-        Of every layer, from `interaction_norms`.
-
-    Raises
-    ------
-    ValueError
-        Where they are not those of layers, or of several examples: map over these.
 
     Examples
     --------

@@ -56,19 +56,12 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
 
     The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
     `eq:terminal-adjoint-softmax` times L (the field under :math:`\mathcal E_L`), in the continuum
-    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. What
-    it is of the logits' residual is the readout's: tokenwise `eq:tokenwise-terminal-adjoint`
-    (linear, `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from
-    a window of tokens `eq:local-readout-adjoint`. `loss.LocalReadout` has any maps of either kind.
+    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. What it
+    is of the logits' residual is the readout's: tokenwise `eq:tokenwise-terminal-adjoint` (linear,
+    `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from a window
+    of tokens `eq:local-readout-adjoint`. `loss.LocalReadout` has any maps of either kind.
 
-    Parameters
-    ----------
-    terminal_loss
-        As in `adjoint_trajectory`.
-    example
-        A terminal state and its labels, ``(state, y)``.
-    grid
-        The positions of the state.
+    Arguments are those of `adjoint_trajectory`, the example a terminal state and its labels.
 
     Examples
     --------
@@ -89,11 +82,10 @@ def adjoint_trajectory(
     r"""Flow forward, then carry the terminal covector back through every layer.
 
     :math:`P_k = (D X_{k+1}/D X_k)^* P_{k+1}`, the adjoint taken in the grid's pairing
-    (`eq:residual-adjoint-step`): the exact
-    discrete form of `eq:adjoint` for either step function. :math:`P_0` gives the first variation
-    of the loss, :math:`\frac{d}{d\epsilon}\mathscr L(X_0 + \epsilon\xi) = \langle P_0, \xi\rangle`
-    (`eq:first-variation`), and :math:`\langle P_k, U_k\rangle` is the same at every depth along a
-    tangent U.
+    (`eq:residual-adjoint-step`): the exact discrete form of `eq:adjoint` for either step function.
+    :math:`P_0` gives the first variation of the loss, :math:`\frac{d}{d\epsilon}\mathscr L(X_0 +
+    \epsilon\xi) = \langle P_0, \xi\rangle` (`eq:first-variation`), and
+    :math:`\langle P_k, U_k\rangle` is the same at every depth along a tangent U.
 
     Parameters
     ----------
@@ -104,15 +96,10 @@ def adjoint_trajectory(
         a Module, such as ``model.terminal_loss``, or a function with a name is compiled once, and
         other labels of the same shapes compile nothing; a new lambda is compiled anew.
     example
-        One example ``(x, y)``: its input :math:`X_0` and its labels, any pytree; None for a loss
-        that looks at none.
+        One example, a pair ``(x, y)``: its input :math:`X_0`, on the grid, and its labels, any
+        pytree; None for a loss that looks at none.
     grid
         The positions of x.
-
-    Raises
-    ------
-    ValueError
-        Where the example is not a pair, or x does not fit the grid.
 
     Examples
     --------
