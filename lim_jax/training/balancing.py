@@ -60,9 +60,7 @@ class Penalty(eqx.Module):
 
     With ``Regions.weights`` these are the averages that LIM compares. The unpooled penalty looks at
     every position, so that under a last-token loss, which puts nearly all influence on that token,
-    it looks at little else: in ``notebooks/remedies.py`` training lowers :math:`2\Phi` from 25.0 to
-    3.0 by it, and LIM rises from 0.21 to 0.65; pooled by regions without that token, LIM falls to
-    -0.03.
+    it looks at little else (``notebooks/remedies.py``).
 
     What makes the penalty differentiable beyond one length, and what `penalty_premises` reports of
     a batch, is in `prop:influence-l2-differentiability`.
@@ -71,18 +69,18 @@ class Penalty(eqx.Module):
     ----------
     target
         :math:`\nu`, of integral one: a number for each position, or for each pool; 1 is uniform.
-        With a leading axis of examples it is a density for each: then the density is each
-        example's own, that of `estimate` of it alone, and the penalty the mean of their
-        discrepancies. So one asks a network to look *where the evidence is*.
+        With a leading axis of examples it is a density for each: then the density is each example's
+        own, and the penalty the mean of their discrepancies. So one asks a network to look *where
+        the evidence is*.
     discrepancy
         `squared_discrepancy`, the formula above, `cross_entropy_discrepancy`, or a function
         ``discrepancy(density, target, weights)`` of your own.
     estimate
         `balanced_density`, or an `Estimator` of your own.
     pools
-        :math:`W_{ri}`, the weights of the integral over each pool: nowhere negative, no row of
-        zeros. ``Regions.weights`` is of this form, so are rows of `grid.interval_weights`. A
-        position in no pool does not count. None for every position by itself.
+        :math:`W_{ri}`, the weights of the integral over each pool, as ``Regions.weights`` and rows
+        of `grid.interval_weights` are: nowhere negative, no row of zeros. A position in no pool
+        does not count. None for every position by itself.
     epsilon
         :math:`\epsilon_{inf}`, against a vanishing total; 0 for
         `eq:influence-discrepancy-functional` itself.
@@ -162,16 +160,10 @@ def influence_penalty(
 ) -> Scalar:
     r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
 
-    `eq:influence-discrepancy-functional`, of the batch's empirical law. Penalties and objectives
-    refuse what does not fit the grid (`ValueError`), and a batch or a number that is NaN or
-    infinite (`EquinoxRuntimeError`).
-
-    Parameters
-    ----------
-    loss, params, batch, grid
-        As in `influence`.
-    penalty
-        Target, discrepancy, estimator and pools; by default towards even influence.
+    `eq:influence-discrepancy-functional`, of the batch's empirical law, by default towards even
+    influence; the other arguments are those of `influence`. Penalties and objectives refuse what
+    does not fit the grid (`ValueError`), and a batch or a number that is NaN or infinite
+    (`EquinoxRuntimeError`).
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
     return _objective(loss, params, batch, grid, _options(penalty, grid, share=0.0, strength=1.0))
@@ -192,16 +184,9 @@ def balanced_objective(
               + \frac\beta2\sum_i \Delta p_i\,(\hat m_i - \nu_i)^2
 
     (`eq:discrete-target-influence-penalty`; with a fine grid and `epsilon` 0
-    `eq:gd-target-penalty`). `jax.value_and_grad` of it in the parameters costs some three task
-    gradients; `risk_and_penalty` gives its two parts for no more. A strength that changes with
-    the step is any optax schedule.
-
-    Parameters
-    ----------
-    loss, params, batch, grid, penalty
-        As in `influence_penalty`.
-    strength
-        :math:`\beta`.
+    `eq:gd-target-penalty`), of the arguments of `influence_penalty` and the `strength`
+    :math:`\beta`, which may follow any optax schedule. `jax.value_and_grad` of it in the parameters
+    costs some three task gradients; `risk_and_penalty` gives its two parts for no more.
 
     Examples
     --------
@@ -232,27 +217,27 @@ def risk_and_penalty(
     pass and costs as much. Apart, one can clip the penalty's gradient alone
     (``optax.clip_by_global_norm``), or scale it to the norm of the risk's.
 
-    With `previous` the average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of the energies takes the
-    place of :math:`\hat I` before it is normalised: over some :math:`1/(1-\mu)` steps it is as good
-    as so many batches, so that the ratio's bias falls by that factor. Only this step's share has a
-    gradient, so :math:`\beta` is in effect :math:`(1-\mu)` times as strong. Of other estimators the
-    average is that of their statistic.
+    With `previous` the average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of the energies (of other
+    estimators, of their statistic) takes the place of :math:`\hat I` before it is normalised: over
+    some :math:`1/(1-\mu)` steps it is as good as so many batches, so that the ratio's bias falls by
+    that factor. Only this step's share has a gradient, so :math:`\beta` is in effect
+    :math:`(1-\mu)` times as strong.
 
     Parameters
     ----------
     loss, params, batch, grid, penalty
         As in `influence_penalty`.
     previous
-        The average that the step before returned; at the first None, or with memory 0 anything of
-        its shape, that of the estimator's statistic: a number for each position or pool.
+        The average that the step before returned, a number for each position or pool; at the first
+        None, or with memory 0 anything of its shape.
     memory
         :math:`\mu` in [0, 1).
 
     Returns
     -------
     tuple
-        The values :math:`(R, \Phi_\nu)`; the gradients in the parameters' floating-point
-        arrays, with None in place of other leaves; and the average for the next step.
+        The values :math:`(R, \Phi_\nu)`; the gradients in the parameters' floating-point arrays,
+        with None in place of other leaves; and the average for the next step.
 
     Examples
     --------

@@ -32,19 +32,10 @@ def parameter_shift(
     r"""How a penalty moves the minimiser of a risk, to first order.
 
     By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
-    conjugate gradients on Hessian-vector products. With half the strength of a trace penalty it is
-    `eq:algorithm3-objective-bias-expansion`.
-
-    Parameters
-    ----------
-    risk, penalty
-        R and :math:`\Phi`, functions of the parameters.
-    params
-        A minimiser of R with positive definite Hessian; a pytree of floating-point arrays.
-    strength
-        :math:`\beta`.
-    tolerance
-        Of the linear solve, relative.
+    conjugate gradients on Hessian-vector products to a relative `tolerance`. With half the strength
+    of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
+    functions of the parameters, floating-point arrays at which the risk is least and its Hessian
+    positive definite; `strength` is :math:`\beta`.
 
     Examples
     --------
@@ -76,16 +67,8 @@ def shift_bound(
     r"""Bound how far a penalty can move the minimiser: :math:`\beta G/\mu`.
 
     `eq:influence-regularization-parameter-shift-bound`; unlike `parameter_shift` it holds at any
-    strength.
-
-    Parameters
-    ----------
-    strength
-        :math:`\beta`.
-    slope
-        G, no less than :math:`\|\nabla\Phi\|` between the two minimisers.
-    convexity
-        :math:`\mu`, no more than the smallest curvature of the risk there.
+    `strength` :math:`\beta`. The `slope` G is no less than :math:`\|\nabla\Phi\|` between the two
+    minimisers, the `convexity` :math:`\mu` no more than the smallest curvature of the risk there.
 
     Examples
     --------

@@ -47,10 +47,7 @@ def squared_discrepancy(
 ) -> Scalar:
     r""":math:`\frac12\sum_r w_r\,(m_r - \nu_r)^2`, the paper's (`eq:gd-target-penalty`).
 
-    Parameters
-    ----------
-    density, target, weights
-        :math:`m`, :math:`\nu` and :math:`w`, of every place: a position, or a pool.
+    Of density, target and weight of every place: a position, or a pool.
 
     Examples
     --------
@@ -70,16 +67,11 @@ def cross_entropy_discrepancy(
 ) -> Scalar:
     r""":math:`-\sum_r w_r\,\nu_r\log(m_r + 10^{-6})`, for a target that asks for a few places.
 
-    Of a target that has all its mass in one place it is minus the logarithm of that place's share
-    of the influence, up to a constant. The squared one asks for the target's *values*, at every
-    place alike, and pulls no harder than by their difference; this one asks only for places where
-    the target has mass, by a gradient that goes as one over their density. The floor, a millionth
-    of an even density, keeps a share of zero finite.
-
-    Parameters
-    ----------
-    density, target, weights
-        :math:`m`, :math:`\nu \ge 0` and :math:`w`, of every place: a position, or a pool.
+    Of a target :math:`\nu \ge 0` that has all its mass in one place it is minus the logarithm of
+    that place's share of the influence, up to a constant. The squared one asks for the target's
+    *values*, at every place alike, and pulls no harder than by their difference; this one asks only
+    for places where the target has mass, by a gradient that goes as one over their density. The
+    floor, a millionth of an even density, keeps a share of zero finite.
 
     Examples
     --------

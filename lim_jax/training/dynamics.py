@@ -115,19 +115,9 @@ def density_dynamics(
 ) -> DensityDynamics:
     r"""Differentiate the influence along a direction of parameters, by one product.
 
-    The derivative of `prop:influence-differentiability`, at finite length.
-
-    Parameters
-    ----------
-    loss
-        ``loss(params, x, y)`` of one example, or `density.LossOfIds`.
-    params
-        Any pytree; leaves that are not floating-point arrays stay as they are.
-    batch, grid
-        As in `influence`.
-    direction
-        :math:`\eta`, a pytree like the parameters' floating-point arrays; None for
-        :math:`-\nabla R` of the same batch, the law of gradient flow.
+    The derivative of `prop:influence-differentiability`, at finite length. The first arguments are
+    those of `influence`; `direction` is :math:`\eta`, a pytree like the parameters' floating-point
+    arrays, or None for :math:`-\nabla R` of the same batch, the law of gradient flow.
 
     Examples
     --------
@@ -190,10 +180,9 @@ class TrainingPath(NamedTuple):
         return self.energy / jnp.where(total == 0, 1, total)
 
     def indices(self, regions: Regions, epsilon: Scalar | float = 1e-8) -> Indices:
-        r"""The regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
+        """The regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
 
-        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Of regions that leave positions out
-        they are those of the density of the others, as in `density.Influence`.
+        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`, as of `density.Influence`.
         """
         require_regions(regions, self.grid)
         total = (self.energy @ regions.kept_weights)[None]
@@ -216,16 +205,14 @@ def gradient_flow(
 ) -> TrainingPath:
     r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.
 
-    `eq:gd-flow`.
-
-    One solve between every two saved times, so that an interrupted flow resumes at the last of
-    them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()`` and
-    `first_step` it is gradient descent at that rate. Not for use inside `jax.jit`.
+    `eq:gd-flow`. One solve between every two saved times, so that an interrupted flow resumes at
+    the last of them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()``
+    and `first_step` it is gradient descent at that rate. Not for use inside `jax.jit`.
 
     Parameters
     ----------
     loss, params, batch, grid
-        As in `density_dynamics`.
+        As in `influence`.
     times
         Increasing training times to save at; the first is where `params` stand.
     solver, stepsize_controller, first_step

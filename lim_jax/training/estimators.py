@@ -102,11 +102,7 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
 def pooled_energies(
     energies: Float[Array, "examples length"], pools: Pools
 ) -> tuple[Float[Array, "examples pools"], Float[Array, " pools"]]:
-    r"""Average energies over each pool, and give the pools' shares of what they all hold.
-
-    :math:`\sum_i W_{ri}\,I_b(p_i)/|W_r|` and :math:`|W_r|/\sum_s|W_s|`, with the weights
-    :math:`W_{ri}` of `balancing.Penalty`.
-    """
+    """Average energies over each pool, and give the pools' shares of what they all hold."""
     sizes = pools.sum(axis=1)
     fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
     message = "pools: expected weights nowhere negative, and no pool without any, got others."

@@ -29,9 +29,10 @@ def resumable(
 ) -> tuple[State, PyTree]:
     """Take steps, keep what each records, and go on from a checkpoint where there is one.
 
-    A step sees only its state and its index, so a run that was interrupted and is called again
-    with the same arguments gives the same numbers as one that was not; called with more steps, it
-    is that of more steps. Steps are ordinary Python: jit what is inside.
+    A step sees only its state and its index, so a run that was interrupted and is called again with
+    the same arguments gives the same numbers as one that was not; called with more steps, it is
+    that of more steps. Steps are ordinary Python: jit what is inside. Returned are the last state,
+    and the records stacked along a leading axis of steps.
 
     Parameters
     ----------
@@ -47,18 +48,13 @@ def resumable(
         functions in any pytree. A checkpoint is compared with this and with `state`, static fields
         included; nothing of `step` is, which may hold what every process has anew.
     checkpoint
-        A file to read, if it exists, and to write: the state and all records so far. Another
-        process that reads it sees a whole checkpoint, never half of one. Its folder is made where
-        it is missing. One of a longer run, of another one or cut short raises ValueError.
+        A file to read, if it exists, and to write, always whole: the state and all records so far.
+        Its folder is made where it is missing. One of a longer run, of another one or cut short
+        raises ValueError.
     every
         Steps between checkpoints; the last step is always stored.
     progress
         Wraps the range of steps that are left, for example ``tqdm.tqdm``.
-
-    Returns
-    -------
-    tuple
-        The last state, and the records stacked along a leading axis of steps.
 
     Examples
     --------

@@ -57,7 +57,7 @@ def functional_of_adjoints(
     *,
     has_aux: bool = False,
 ) -> Any:
-    r"""A function of a batch's losses and input adjoints, to differentiate in the parameters.
+    """A function of a batch's losses and input adjoints, to differentiate in the parameters.
 
     Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
     parameters, the batch and the options, forward, reverse, and nested. The first, in the
@@ -66,23 +66,15 @@ def functional_of_adjoints(
     Parameters
     ----------
     functional
-        A pure function. What it needs and is traced or differentiated comes through `options`: it
-        may close over numbers known before tracing only.
+        A pure function. What it needs and is traced or differentiated comes through `options`, any
+        pytree: it may close over numbers known before tracing only.
     loss
-        ``loss(params, x, y)`` of one example, a pure function that closes over no tracers; or
-        `density.LossOfIds` of two such.
+        As in `influence`; it closes over no tracers (ValueError).
     params, batch, grid
         As in `influence`.
-    options
-        A pytree.
     has_aux
         Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
         arrays that is handed out without derivatives.
-
-    Raises
-    ------
-    ValueError
-        Where what is differentiated is closed over.
 
     Examples
     --------
@@ -157,20 +149,13 @@ def gradients_apart(
     *,
     has_aux: bool = False,
 ) -> tuple:
-    r"""The mean loss and a function of input adjoints, and the gradients of both, from one pass.
+    """The mean loss and a function of input adjoints, and the gradients of both, from one pass.
 
-    It is the pass that gives the gradient of their sum. To differentiate further, in any mode.
-
-    Parameters
-    ----------
-    functional, loss, params, batch, grid, options, has_aux
-        As in `functional_of_adjoints`; the functional returns the penalty.
-
-    Returns
-    -------
-    tuple
-        The values, and the gradients in the floating-point arrays of `params`, with None in place
-        of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed out.
+    It is the pass that gives the gradient of their sum, to be differentiated further in any mode.
+    The arguments are those of `functional_of_adjoints`, whose functional returns the penalty.
+    Returned are the values, and the gradients in the floating-point arrays of `params`, with None
+    in place of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed
+    out.
 
     Examples
     --------
@@ -213,11 +198,7 @@ def _mixed_gradient(
     direction: Adjoints,
     weights: Losses,
 ) -> tuple[PyTree, PyTree]:
-    r"""The gradients of the losses' sum, and of :math:`\sum_b a_b\,loss_b + D_x loss_b\cdot c_b`.
-
-    In what is moving. The second is the derivative of the first in a shift of x and in factors of
-    the losses, along (c, a).
-    """
+    """The gradients of the losses' sum, and of its derivative along direction and weights."""
     # Inside `jax.shard_map` a gradient in what all devices hold would be the sum over them.
     moving = varying_as(moving, (direction, weights))
 

@@ -83,11 +83,7 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
 def sampled_trace_penalty(
     traces: Float[Array, " positions"], weights: Float[Array, " positions"]
 ) -> Scalar:
-    r"""The trace penalty over some positions, each weighted for all that it stands for.
-
-    With weights over the inclusion probabilities each sum is without bias, and the mean is over the
-    weights' own sum.
-    """
+    """The trace penalty over some positions, each weighted for all that it stands for."""
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
 
@@ -110,35 +106,30 @@ def observability_objective(
     r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
-    (`eq:observability-balanced-training-objective`), the traces averaged over probes and examples.
-    The penalty is biased upwards by the noise of the traces, by what `trace_estimates.penalty_bias`
-    says; averaging over steps lessens it. Its gradient is reverse mode through the probes' forward
-    mode.
+    (`eq:observability-balanced-training-objective`), and :math:`\hat g`, the traces averaged over
+    probes and examples. The penalty is biased upwards by the noise of the traces, by what
+    `penalty_bias` says; averaging over steps lessens it. Its gradient is reverse mode through the
+    probes' forward mode.
 
     Parameters
     ----------
     loss, params, batch, grid
         As in `influence`.
     observations
-        ``observations(params, x)``, as in `gramian.observability_gramians`.
+        ``observations(params, x)``, as in `observability_gramians`.
     probes
         From `probes`, drawn anew at each step; common to all positions. Signs rather than Gaussian
         entries: on section 4's Gramians one of them has a bias of 0.05 % in place of 50 %.
     strength
         :math:`\lambda_{obs}`.
     step
-        As in `gramian.observability_gramians`; layers are subsampled by it.
+        As in `observability_gramians`; layers are subsampled by it.
     positions, weights
         The monitored positions, all by default, and what each stands for: the grid's weights, or
         those over the probability with which each position is drawn.
     previous, memory
-        Traces of earlier steps at these positions, and their share in the average with this
-        step's, for temporal averaging. Only this step's share has a gradient.
-
-    Returns
-    -------
-    tuple
-        The objective, and the averaged traces :math:`\hat g`.
+        Traces of earlier steps at these positions, and their share in the average with this step's,
+        for temporal averaging. Only this step's share has a gradient.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
     strength, memory = _options(observations, strength, memory)
@@ -185,25 +176,14 @@ def injected_objective(
 ) -> tuple[Scalar, Profile]:
     r"""Algorithm 3's objective with the traces of all positions from noise injected at every layer.
 
-    As `observability_objective`, with the estimate of `trace_estimates.layer_injected_traces`. Its
-    noise :math:`z` makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input
-    gradient is the sample :math:`w`, so the penalty is a function of input adjoints and has their
-    rule: its gradient takes a few plain gradients of the observations, whatever the length.
+    As `observability_objective`, with the estimate of `layer_injected_traces`. Its noise :math:`z`
+    makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input gradient is the
+    sample :math:`w`, so the penalty is a function of input adjoints and has their rule: its
+    gradient takes a few plain gradients of the observations, which close over no tracers, whatever
+    the length.
 
-    Parameters
-    ----------
-    loss, observations, params, batch, grid, strength, step
-        As in `observability_objective`; the observations close over no tracers.
-    injected
-        Independent isotropic entries, best signs, drawn anew at each step. Those of different
-        examples should be independent too: averaging over the batch then averages their noise.
-    previous, memory
-        As in `observability_objective`, of all positions.
-
-    Returns
-    -------
-    tuple
-        The objective, and the averaged traces :math:`\hat g`.
+    `injected` are independent isotropic entries, best signs, drawn anew at each step, and best
+    independent between examples too: averaging over the batch then averages their noise.
 
     Examples
     --------

@@ -45,19 +45,10 @@ def reweight_positions(
     r"""One damped multiplicative update of Algorithm 2's loss weights.
 
     :math:`\tilde w_i = \mathrm{clip}(w_i\,e^{\eta_w(\nu_i - m_i)})`, then division by
-    :math:`\sum_j \Delta p_j \tilde w_j` (`eq:mask-aware-weight-update`). Clipping comes first, so
-    the weights returned have unit mean and may leave the clipping interval.
-
-    Parameters
-    ----------
-    weights, density, target
-        :math:`w`, the measured influence density :math:`m` and its target :math:`\nu`.
-    grid
-        Their positions.
-    rate
-        :math:`\eta_w`.
-    smallest, largest
-        The clipping interval.
+    :math:`\sum_j \Delta p_j \tilde w_j` (`eq:mask-aware-weight-update`): of weights :math:`w`, the
+    measured influence density :math:`m` and its target :math:`\nu`, at the rate :math:`\eta_w`.
+    Clipping to [`smallest`, `largest`] comes first, so the weights returned have unit mean and may
+    leave the interval.
 
     Examples
     --------
@@ -91,15 +82,9 @@ def first_order_step(
 
     .. math:: \eta_w\,w_i\Bigl(d_i - \sum_j \Delta p_j w_j d_j\Bigr), \qquad d = \nu - m
 
-    `eq:normalized-multiplicative-first-order-step`: the change that `reweight_positions` makes
-    where nothing is clipped, up to :math:`O(\eta_w^2)`. Its integral is zero.
-
-    Parameters
-    ----------
-    weights
-        w, with :math:`\sum_j \Delta p_j w_j = 1`; with another mean the formula is of no step.
-    density, target, grid, rate
-        As in `reweight_positions`.
+    `eq:normalized-multiplicative-first-order-step`: the change that `reweight_positions` makes of
+    weights with :math:`\sum_j \Delta p_j w_j = 1` where nothing is clipped, up to
+    :math:`O(\eta_w^2)`. Its integral is zero.
 
     Examples
     --------
@@ -223,18 +208,9 @@ def response(
     r"""Differentiate LIM through a training stage, along a change of its loss weights.
 
     Neither a decrease of LIM nor alignment follows from Algorithm 2's update: this says whether
-    they are there.
-
-    Parameters
-    ----------
-    stage
-        From loss weights to the influence density after the next training stage: the response map
-        :math:`\mathcal M`, with the stage unrolled so that it is differentiated, as that of
-        `response_map` is.
-    weights, change
-        w, and :math:`\Delta w`, for example from `reweight_positions`.
-    regions
-        Of LIM.
+    they are there. `stage` is the response map :math:`\mathcal M`, from loss weights to the
+    influence density after the next training stage, unrolled so that it is differentiated, as
+    `response_map` is; `change` is :math:`\Delta w`, for example from `reweight_positions`.
 
     Examples
     --------

@@ -38,13 +38,8 @@ Places = Float[Array, "examples length"]
 class FourthMoments(NamedTuple):
     r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
 
-    Attributes
-    ----------
-    adjoint
-        :math:`\mathbb E\int\|P_0\|^4`.
-    sensitivity
-        :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`: along one
-        direction only.
+    :math:`\mathbb E\int\|P_0\|^4` of the `adjoint`, and its `sensitivity` along one direction,
+    :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`.
     """
 
     adjoint: Estimate
@@ -100,16 +95,10 @@ def penalty_premises(
     errors above zero. Where a premise does not hold, read the squared penalty at this length and on
     these data only.
 
-    It reads numbers and takes a second derivative of every adjoint, so it does not work under jit:
-    ask it before a training and after, or now and then.
-
-    Parameters
-    ----------
-    loss, params, batch, grid
-        As in `influence_penalty`. Labels count where they are floating point: their integral over
-        position if they have one value for each, else their sum.
-    direction
-        :math:`\eta`, such as the gradient of the risk; only its direction counts.
+    The arguments are those of `influence`, and a `direction` :math:`\eta` such as the gradient of
+    the risk. Labels count where they are floating point: their integral over position if they have
+    one value for each, else their sum. It takes a second derivative of every adjoint, and does not
+    work under jit: ask it before a training and after.
 
     Examples
     --------
@@ -157,12 +146,7 @@ def adjoint_growth(
 
     No :math:`C_{U,T}` is smaller than the largest over examples, parameters and directions, of
     which these are some. Values that grow with the size of the data, with the context or along
-    training say that there is none. Works under jit and vmap.
-
-    Parameters
-    ----------
-    loss, params, batch, grid, direction
-        As in `penalty_premises`.
+    training say that there is none. Arguments are those of `penalty_premises`.
 
     Examples
     --------
