@@ -65,19 +65,12 @@ def attention_studies(
     attention, states
         The sublayer and the field X(p).
     sizes, make_grid
-        The refinements and the grid of each.
-    inside, delta
-        As above.
+        The refinements and the grid of each; some token is in the left region.
     references
         Two grids for the continuum; their panels must separate the jumps of `states`.
     smooth
-        Whether the states are continuously differentiable, the theorem's premise. Without it
-        nothing is claimed.
-
-    Raises
-    ------
-    ValueError
-        If `smooth` states are not resolved as such, or no token is in the left region.
+        Whether the states are continuously differentiable, the theorem's premise: without it
+        nothing is claimed, and states that are not resolved as such raise ValueError.
 
     Examples
     --------
@@ -173,9 +166,6 @@ def attention_constant(
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
-
-    Extremes over `points` positions are samples, no bound. Raises ValueError if scores depend on
-    more than the states, such as positions or a window.
     """
     beyond = _beyond_the_theorem(attention)
     cure = "The constant is of keys that know their position by the states alone."

@@ -55,11 +55,7 @@ def printed_cone_mass_study(
     *,
     positions: tuple[float, ...] = (0.25, 0.5, 0.75),
 ) -> Study:
-    r"""Measure the cone mass as `eq:finite-cone-mass-estimator` prints it, on tokens.
-
-    The errors are the largest values at the positions: blocks are K/L, so they fall like
-    :math:`L^{-2}`.
-    """
+    """Measure `eq:finite-cone-mass-estimator` as it is printed: it falls like :math:`L^{-2}`."""
 
     @filter_jit
     def largest(grid: Grid) -> Array:

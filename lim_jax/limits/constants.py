@@ -208,8 +208,7 @@ def largest_control_distances(
 ) -> Float[np.ndarray, " depth"]:
     r"""Each layer's :math:`\int_{t_k}^{t_{k+1}}\|\theta_k - \theta(t)\|\,dt` for a linear control.
 
-    `eq:control-l1-convergence`, never too small: between knots, ends and middles of layers the
-    integrand is convex, so trapezoids are above it.
+    `eq:control-l1-convergence`, never too small: between ends and knots the integrand is convex.
     """
     joined = linear_knots(control)
     assert joined is not None
@@ -237,10 +236,7 @@ def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
 def depth_constants(
     fields: PyTree, states: Float[Array, "samples length width"], grid: Grid
 ) -> DepthConstants:
-    """Measure the constants of stacked fields, each at one state, in the grid's norm.
-
-    They are samples, where `proved_constants` are bounds. Every Jacobian is formed densely.
-    """
+    """Measure the constants of stacked fields, each at one state, from dense Jacobians."""
     root = jnp.sqrt(grid.weights)[:, None]
 
     def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:

@@ -391,10 +391,7 @@ def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
-    """Errors of the three regional averages of influence against the number of positions.
-
-    One example, two layers, an adjoint singular at 0. Richardson costs both grids' nodes.
-    """
+    """Errors of regional averages of influence against the number of positions."""
     sizes = tuple(sizes)
     flow = ResidualFlow(gaussian_attention(seed, 2))
 

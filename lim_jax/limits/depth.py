@@ -55,14 +55,14 @@ def trajectory_studies(
       the next (`eq:resnet-ode-convergent-control-bound`). It is of order 1 at best.
 
     By the theorem either is at most
-    :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the claimed order is
-    that of the bracket. :math:`C_T` follows the proof (`DepthConstants`), with the largest defect
-    of a layer over all depths. The premises hold for a `linear_control` of pre-norm Transformer
-    fields, :math:`\zeta = 1` and the steps of this library: then constants are bounds
-    (`proved_constants`, `largest_control_distances`). For others state them by a `DepthProfile` and
-    by `lipschitz`: then, and if the bounds overflow, constants are samples along the flow, the
-    coarsest recursion and halfway (`depth_constants`, `control_distance`), so the study's verdict
-    is "measured". Without premises nothing is claimed.
+    :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the claimed order is that
+    of the bracket. :math:`C_T` follows the proof (`DepthConstants`), with the largest defect of a
+    layer over all depths. The premises hold for a `linear_control` of pre-norm Transformer fields,
+    :math:`\zeta = 1` and the steps of this library: then constants are bounds (`proved_constants`,
+    `largest_control_distances`). For others state them by a `DepthProfile` and by `lipschitz`:
+    then, and if the bounds overflow, constants are samples along the flow, the coarsest recursion
+    and halfway (`depth_constants`, `control_distance`), so the study's verdict is "measured".
+    Without premises nothing is claimed; those that samples refute raise ValueError.
 
     Parameters
     ----------
@@ -78,14 +78,8 @@ def trajectory_studies(
         Two depth flows: the second is the limit, the first gives its error. By default those of
         `reference_flows`.
     lipschitz
-        Whether fields are Lipschitz in states and parameters and the control is in time, and a
-        step from elsewhere is Euler's up to :math:`O(\varepsilon^2)`.
-
-    Raises
-    ------
-    ValueError
-        If a `DepthProfile` exceeds its bound or slope, or samples refute `lipschitz`: the field at
-        x in time, defects, or constants.
+        Whether fields are Lipschitz in states and parameters and the control is in time, and a step
+        from elsewhere is Euler's up to :math:`O(\varepsilon^2)`.
 
     Examples
     --------
@@ -323,17 +317,16 @@ def shadowing_study(
     r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
 
     The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. It has order 1, though
-    no common flow is approached, under the premises of `trajectory_studies`. If :math:`\zeta = 1`,
-    steps that freeze the field within a layer attain their own order. The bound is
-    :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with
-    `proved_constants` of all layers, or else ``sampled`` on the coarsest recursion.
+    no common flow is approached, under the premises of `trajectory_studies`, whose other arguments
+    and errors it shares. If :math:`\zeta = 1`, steps that freeze the field within a layer attain
+    their own order. The bound is :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda +
+    \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with `proved_constants` of all layers, or else
+    ``sampled`` on the coarsest recursion.
 
     Parameters
     ----------
     make_layers
         From the depth to its stacked layers, bounded but otherwise free.
-    x, grid, depths, horizon, profile
-        As in `trajectory_studies`.
     step
         As in `flow.ResidualFlow`.
     references
@@ -343,11 +336,6 @@ def shadowing_study(
     lipschitz
         Whether all layers are Lipschitz in states, by one constant, and a step from elsewhere is
         Euler's up to :math:`O(\varepsilon^2)`.
-
-    Raises
-    ------
-    ValueError
-        If a `DepthProfile` exceeds its bound or slope, or samples refute `lipschitz`.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)

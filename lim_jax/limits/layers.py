@@ -155,10 +155,7 @@ LAYER_ROWS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
-    """Terminal errors of depth schemes against evaluations of a field that is fixed in depth.
-
-    A split layer counts one evaluation, a Strang layer four.
-    """
+    """Terminal errors of depth schemes against evaluations of a field that is fixed in depth."""
     depths = tuple(depths)
     field = _control(seed)(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)

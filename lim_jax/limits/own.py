@@ -47,18 +47,15 @@ LEAST = 4  # a slope through fewer points says nothing
 
 
 class Quantity(NamedTuple):
-    r"""A quantity of a network's result that a study measures, and its expected order.
+    """A quantity of a network's result that a study measures, and its expected order.
 
     Attributes
     ----------
     value
-        ``value(result, grid)``: from the network's result on the grid to an array. It is either of
-        one shape on every grid, or a field with a row for each position, which is compared at the
-        positions of each refinement.
-    order
-        The expected order of its error, or None.
-    bound
-        A bound on its error, a function of the refinement; or None.
+        ``value(result, grid)``: from the network's result on the grid to an array, of one shape on
+        every grid, or with a row for each position, which is compared at those of each refinement.
+    order, bound
+        The expected order of its error, and a bound on it, a function of the refinement; or None.
     norm
         ``norm(gap, grid)``: the size of an error, a NumPy array. `largest`, `mean_square`, or any.
     source
@@ -115,7 +112,7 @@ def convergence_study(
     scheme: Scheme | None = None,
     references: Sequence[Grid] | Sequence[ContinuousFlow] | None = None,
 ) -> Rates:
-    r"""Measure how fast quantities of a network converge as positions, layers or both are refined.
+    """Measure how fast quantities of a network converge as positions, layers or both are refined.
 
     Several grids refine positions: errors are against the same network on the reference grids.
     `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
@@ -131,13 +128,14 @@ def convergence_study(
     network
         A field ``field(x, context, grid)``, which is applied once; a `ResidualFlow` or a
         `ContinuousFlow`; or any function ``network(x, grid)``, such as one that gives an adjoint.
+        One without a limit, as with a window or with `Rotary` without `tokens`, raises ValueError.
     states
         The input as a field X(p), so that every grid samples the same one.
     grids
         Four grids or more, of increasing size; or one fixed grid, if depth is refined.
     quantities
-        By name, a `Quantity` or a function ``value(result, grid)``. Names that agree up to a comma
-        share a panel in figures.
+        By name, a `Quantity` or a function ``value(result, grid)``, of floats whose error is
+        positive and finite. Names that agree up to a comma share a panel in figures.
     depths
         As many numbers of layers, increasing.
     scheme
@@ -147,13 +145,6 @@ def convergence_study(
         singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its
         error. Three grids of sizes n, 2n and 4n are extrapolated at the expected order. If `grids`
         is one grid, pass two flows.
-
-    Raises
-    ------
-    ValueError
-        If fewer than four refinements are passed; if the network has no limit, as with a window or
-        with `Rotary` without `tokens`; if a quantity is not an array of floats, is neither of one
-        shape nor a field, or its error is not positive and finite.
 
     Examples
     --------

@@ -48,17 +48,10 @@ def loss_study(
     g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
     which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
 
-    Parameters
-    ----------
-    logits, labels
-        Fields of position.
-    sizes, make_grid, references
-        As in `attention_studies`.
-    query_density
-        :math:`\chi`, or None for one.
-    lipschitz
-        Whether logits and labels are Lipschitz, and with them g or :math:`\chi g`. Without this
-        premise nothing is claimed; if 25,600 points do not resolve it, a ValueError is raised.
+    Logits and labels are fields of position; `sizes`, `make_grid` and `references` are those of
+    `attention_studies`. `lipschitz` states that logits and labels, and with them g or
+    :math:`\chi g`, are Lipschitz: without this premise nothing is claimed, and where 25,600 points
+    do not resolve it, a ValueError is raised.
 
     Examples
     --------
@@ -116,9 +109,9 @@ def terminal_adjoint_study(
     `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
     fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
     `rem:linear-readout-consistency`): order 1 if the readout's adjoint is consistent
-    (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight,
-    w / (2 * size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges
-    reflect, at order ½ if rows or columns lose mass at the ends.
+    (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight, w / (2 *
+    size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges reflect, at
+    order ½ if rows or columns lose mass at the ends.
 
     Order and bound are claimed if :math:`P_T` is `lipschitz` and the readout is `limit` itself at
     every size, a `LinearReadout` or a `TokenwiseReadout`. The bound :math:`\mathrm{Lip}(P_T)/L`,
@@ -126,24 +119,9 @@ def terminal_adjoint_study(
     steepest secant between 2,001 points. With a `query_density` the adjoint is
     `eq:continuum-ar-terminal-adjoint`, for which the paper states no order; the bound holds.
 
-    Parameters
-    ----------
-    readout
-        From the number of tokens to their readout.
-    limit
-        The tokenwise readout of the continuum.
-    states, labels
-        Fields of position.
-    sizes
-        Numbers of tokens.
-    query_density
-        :math:`\chi`, or None for one.
-    references
-        As in `attention_studies`.
-    lipschitz
-        Whether logits, labels, and the readout's derivative are Lipschitz, and with them
-        :math:`P_T`. Without this premise nothing is claimed; if 25,600 points do not resolve it,
-        a ValueError is raised.
+    `readout` gives that of so many tokens, `limit` is the tokenwise one of the continuum. The
+    others are those of `loss_study`, with states in place of logits: `lipschitz` is of logits,
+    labels and the readout's derivative, and with them of :math:`P_T`.
     """
     chi, (check, reference) = query_density, references
     fine = np.linspace(0.0, 1.0, 2001)
@@ -197,15 +175,8 @@ def readout_consistency_study(
     `rem:linear-readout-consistency` and the bound :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L`
     (`eq:linear-readout-first-order-bound`), with the steepest secant between 2,001 points.
 
-    Parameters
-    ----------
-    readout, limit, states, sizes, references
-        As in `terminal_adjoint_study`; `limit` may be any readout on panels.
-    residuals
-        :math:`\Delta`, a field of position with the logits' width.
-    lipschitz
-        Whether :math:`\Delta` is Lipschitz. Without this premise nothing is claimed; if 25,600
-        points do not resolve it, a ValueError is raised.
+    `residuals` are :math:`\Delta`, a field of position with the logits' width, which `lipschitz` is
+    of. The others are those of `terminal_adjoint_study`; `limit` may be any readout on panels.
 
     Examples
     --------
@@ -276,11 +247,7 @@ def singularity_study(
     *,
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
 ) -> Study:
-    r"""Measure how the continuum's input adjoint grows at position 0.
-
-    The errors are :math:`\|P_0(q)\|` against :math:`\log(1/q)`, :math:`q = \frac34 2^{-k}` for k in
-    `halvings`: a polynomial of degree M in the logarithm, so the order is about -M.
-    """
+    r"""Measure how the continuum's input adjoint grows at 0: like :math:`\log(1/q)^M`."""
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
     @filter_jit
@@ -307,15 +274,9 @@ def input_adjoint_studies(
 ) -> dict[str, Study]:
     r"""Compare the input adjoint and influence density of one example on tokens with the continuum.
 
-    - ``inside``: the largest error of :math:`P_0` over :math:`p_i \ge` `inside`;
-    - ``global``: the error of the embedded :math:`P_0` in :math:`L^2(0, 1)`;
-    - ``density``: the error of the embedded density m in :math:`L^1`;
-    - ``regional averages``: the largest error of the three.
-
-    The paper states none. Causal averaging has the kernel 1/p, so :math:`P_0` grows like
+    The paper states no order. Causal averaging has the kernel 1/p, so :math:`P_0` grows like
     :math:`\log^M(1/q)` at 0 and equal cells have order ½ in global :math:`L^2`, 1 in averages, up
-    to powers of log L; the graded grid 2 in averages. In ``terminal_loss(x, grid)`` the grid takes
-    the place of the labels.
+    to powers of log L; the graded grid 2 in averages.
     """
     check, reference = references
     quadrature = _fine_quadrature(reference)
@@ -371,8 +332,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
 
     ``exp(c C)``, with :math:`(Cf)(p)` the mean of f over [0, p], has beside the identity the last
     row :math:`\sqrt{c/y}\,I_1(2\sqrt{cy})`, :math:`y = \log(1/q)`: the adjoint at q of the last
-    token. The token version is the exponential series of the averaging matrix, so no solver is
-    involved. The largest relative error in the middle of the cells with q in (0.05, 0.98).
+    token. The largest relative error in the middle of the cells with q in (0.05, 0.98).
     """
 
     @filter_jit

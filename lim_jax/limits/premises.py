@@ -22,18 +22,13 @@ def require_smooth(states: FieldOfOne) -> None:
     r"""Raise ValueError if 25,600 points do not resolve a field of position as smooth.
 
     The unevenness of its slopes must fall by a fifth everywhere from 1,600 points to 25,600. For
-    :math:`|p-a|^\beta` it changes by the factor :math:`16^{1-\beta}`: it stays for a kink and grows
-    for a jump. Roughness between the points passes, and what is finer than they are is refused.
+    :math:`|p-a|^\beta` it changes by the factor :math:`16^{1-\beta}`.
     """
     _require_resolved(states, "states", "smooth", 0.8, "four fifths of that at most")
 
 
 def require_lipschitz(field: FieldOfOne, name: str = "field") -> None:
-    r"""Raise ValueError if 25,600 points do not resolve a field of position as Lipschitz.
-
-    The unevenness of `require_smooth` may grow by a quarter: it grows for a jump, and for
-    :math:`|p-a|^\beta` with :math:`\beta < 0.9`.
-    """
+    """Raise ValueError if unevenness, as in `require_smooth`, grows by over a quarter."""
     _require_resolved(field, name, "Lipschitz", 1.25, "a quarter more at most")
 
 

@@ -28,11 +28,10 @@ ROUGH = (
 
 
 def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[PyTree]:
-    """Replace a network's results on two panel grids by one polynomial field on both.
+    """Replace a network's results on two panel grids by one cubic through four rows.
 
-    Every array with an axis of positions becomes Bernstein's cubic with four of the second grid's
-    rows, smooth and positive where they are. Empty if the grids are not panels of two sizes, or
-    results differ in more than axes of positions.
+    Empty if the grids are not panels of two sizes, or results differ in more than axes of
+    positions.
     """
     panels = all(isinstance(grid, PanelGrid) for grid in grids)
     if not panels or grids[0].size == grids[1].size:
@@ -68,11 +67,7 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
 
 
 def reliability_warning(of_polynomial: float, of_limit: float, dtype: Any) -> str:
-    """Say why a reference on panels is unreliable; empty if half of its digits agree on both.
-
-    `of_polynomial` and `of_limit` are relative changes of the quantity between the two grids: of
-    `polynomial_twins`, and of the network.
-    """
+    """Say why a reference is unreliable, from changes between two panel grids."""
     rounding = np.sqrt(np.finfo(dtype).eps)
     if of_polynomial > rounding:
         return PICKS

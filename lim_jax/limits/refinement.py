@@ -19,10 +19,7 @@ Gap = Float[np.ndarray, "..."]
 
 
 class Order(NamedTuple):
-    """A fitted convergence order: errors behave like ``constant / refinement**value``.
-
-    `half_width` is two standard errors of `value`.
-    """
+    """A fitted convergence order: errors behave like ``constant / refinement**value``."""
 
     value: float
     half_width: float
@@ -148,11 +145,6 @@ def largest(gap: Gap, grid: Grid) -> float:
 
 def mean_square(gap: Gap, grid: Grid) -> float:
     r"""The grid's :math:`L^2` norm of a field's error: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
-
-    Raises
-    ------
-    ValueError
-        If the error does not have a row for each position.
 
     Examples
     --------

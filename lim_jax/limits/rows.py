@@ -45,10 +45,7 @@ class Curve(NamedTuple):
 
 
 def rates_table(rows: Sequence[Row]) -> str:
-    """Lay out rows with claimed, expected and measured orders, the bounds' verdicts and reasons.
-
-    Errors below ten times the reference's own are marked, and so are unreliable references.
-    """
+    """Lay out rows with claimed, expected and measured orders, the bounds' verdicts and reasons."""
     lines = [
         f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
         f"{'constant':>9s} {'reference':>9s}"
