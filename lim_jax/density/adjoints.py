@@ -117,10 +117,7 @@ def check_finite(
     losses: Float[Array, " examples"] | None,
     energies: Array | None = None,
 ) -> Tree:
-    """Return a batch's result; its use raises where batch, losses or energies are not finite.
-
-    The check guards the result: a gradient need not depend on x, and then a guarded x is unused.
-    """
+    """Return a batch's result; its use raises where batch, losses or energies are not finite."""
     got = "got NaN or infinite values, expected finite ones."
     cures = {
         "batch": (batch, "Drop or repair the examples that hold them."),

@@ -67,8 +67,7 @@ def influence(
     Raises
     ------
     ValueError
-        Where the batch is no pair, is empty, has integers or the wrong shape, the regions are of
-        another grid, or the loss is not a scalar.
+        Where the batch is no pair, is empty or does not fit, or the loss is not a scalar.
     EquinoxRuntimeError
         Where the batch, the losses or the gradients hold a NaN or an infinity.
 
@@ -106,15 +105,15 @@ def influence_stream(
         Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
         last one, are filled up and what fills them is left out again, so that nothing compiles
         twice; each larger size compiles once. To go on from a checkpoint it must give the same
-        batches again, in the same order: those already counted are drawn and compared, and
-        nothing of them is computed.
+        batches again, in the same order: those already counted are drawn and compared, and nothing
+        of them is computed.
     loss, params, grid, regions, keep_examples
-        As in `influence`. Of a checkpoint all are compared: of a loss its arrays, static fields
-        and code, with what it closes over and finds beside it, not the code of what it imports.
+        As in `influence`. Of a checkpoint all are compared: of a loss its arrays, static fields and
+        code, with what it closes over and finds beside it, not the code of what it imports.
     checkpoint
-        A file to read, if it exists, and to write after each batch, whole or not at all: sums over
-        the batches so far, some :math:`5L` numbers. Its folder is made where it is missing. One of
-        another run raises ValueError.
+        A file to read, if it exists, and to write after each batch, whole or not at all: some
+        :math:`5L` numbers. Its folder is made where it is missing. One of another run raises
+        ValueError.
     progress
         Wraps the batches, for example ``tqdm.tqdm``.
 

@@ -71,19 +71,13 @@ class Indices(NamedTuple):
 
 @filter_jit
 def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indices:
-    r"""Compute :math:`\Delta_\delta`, LIM and SC from regional averages of a density.
+    r"""Compute :math:`\Delta_\delta`, LIM and SC from left, middle and right averages of a density.
 
     .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
               \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
 
-    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
-
-    Parameters
-    ----------
-    averages
-        Left, middle and right, from `regional_averages`. NaN passes on.
-    epsilon
-        :math:`\varepsilon_0 > 0`, finite.
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`, with a finite `epsilon`
+    :math:`\varepsilon_0 > 0`. NaN passes on.
 
     Examples
     --------
@@ -103,9 +97,9 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
 class Influence(eqx.Module):
     r"""Adjoint energies over the data law: their mean, and their scatter for standard errors.
 
-    A sufficient statistic: two of them, of two batches, `merge` into that of both. All results
-    are properties. With one example standard errors are infinite; where several are `alike` they
-    are zero but for rounding, and `summary` says so.
+    A sufficient statistic: two of them, of two batches, `merge` into that of both. All results are
+    properties. With one example standard errors are infinite; where several are `alike` they are
+    zero but for rounding, and `summary` says so.
 
     A last-token loss puts most of its influence on the last token, whatever the others do. Of
     regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
@@ -117,8 +111,7 @@ class Influence(eqx.Module):
     Attributes
     ----------
     regions
-        The regions of `regional_averages` and `indices`, and through them the grid and the
-        positions left out.
+        Of `regional_averages` and `indices`, and through them the grid and the positions left out.
     count
         The number of examples.
     energy
@@ -131,12 +124,11 @@ class Influence(eqx.Module):
         profile: of its squares, of its products with :math:`Z_b`, and of products of its integrals
         over the three regions.
     unit
-        The power of two below the largest energy: the squares of what is measured in it neither
+        The power of two below the largest energy: squares of what is measured in it neither
         underflow nor overflow, whatever the loss's scale.
     example_energies
-        :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`); else
-        None. No result needs them, but two influences of the same examples are compared pair by
-        pair with them (`results.compare`).
+        :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`), by
+        which two influences of the same examples are compared (`results.compare`); else None.
     """
 
     regions: Regions
@@ -242,12 +234,8 @@ class Influence(eqx.Module):
         r"""The influence measure :math:`\mathcal I(B)` of a union of intervals :math:`[a, b)`.
 
         `eq:influence-measure`: additive over disjoint sets, and `total` for [0, 1). For its
-        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`.
-
-        Parameters
-        ----------
-        intervals, convention
-            As in `grid.interval_weights`; by default the convention of the regions.
+        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`,
+        whose arguments it has.
 
         Examples
         --------
@@ -314,10 +302,7 @@ class Influence(eqx.Module):
         return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
 
     def merge(self, other: "Influence") -> "Influence":
-        """Pool with the influence of other examples, on the same grid and regions.
-
-        The examples' own energies are kept where both have them.
-        """
+        """Pool with the influence of other examples, on the same grid and regions."""
         regions, theirs = self.regions, getattr(other, "regions", None)
         require(
             bool(regions == theirs),
@@ -339,10 +324,7 @@ class Influence(eqx.Module):
         return Influence(self.regions, count, energy, *(a + b for a, b in pairs), unit=unit)
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
-        r"""The scatters about another mean and its profile, in another unit.
-
-        With :math:`r'_b = r_b + d\,Z_b` of profiles that are d apart.
-        """
+        """The scatters about another mean and its profile, in another unit."""
         kept, weights = self.regions.kept_weights, self.regions.weights
         shift = (self.energy - mean) / unit
         total, of_total = self.total / unit, jnp.sum(kept * shift)

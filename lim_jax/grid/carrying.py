@@ -27,12 +27,7 @@ def carried(
 
 
 def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_length length"]:
-    r"""The matrix :math:`\int_{I_t}\phi_s/\Delta p_t` by which `carried` acts, in float64.
-
-    It is made on the host, so that one program can carry from grids of many sizes: columns of zeros
-    carry padding. A sum of nonnegative parts loses no digits behind a cell of large mass, as
-    differences of a cumulative sum would.
-    """
+    r"""The matrix :math:`\int_{I_t}\phi_s/\Delta p_t` by which `carried` acts, in float64."""
     below = source._weights_to(target._edges())
     return np.diff(below, axis=0) / target._weights()[:, None]
 
@@ -42,15 +37,9 @@ def cell_embedding(
 ) -> Float[Array, "points *rest"]:
     r"""Evaluate the cellwise constant field :math:`\mathcal E_L(v)(p) = v_l`, :math:`p \in I_l`.
 
-    This is the embedding of `eq:terminal-adjoint-density-embedding`. Position 0, which belongs to
-    no cell, takes the first cell's value. Differentiable in `values`; not in `positions`.
-
-    Raises
-    ------
-    ValueError
-        If `values` does not have a row for each cell.
-    EquinoxRuntimeError
-        If a position lies outside [0, 1].
+    This is the embedding of `eq:terminal-adjoint-density-embedding`, on [0, 1]. Position 0, which
+    belongs to no cell, takes the first cell's value. Differentiable in `values`, which have a row
+    for each cell; not in `positions`.
 
     Examples
     --------

@@ -42,19 +42,13 @@ class CellGrid(Grid):
         return self.cells
 
     def starting(self, starts: Starts) -> "CellGrid":
-        r"""Begin row i's prefix at ``starts[i]``: :math:`W_{ij}` is zero for j < start_i.
+        """Begin row i's prefix at ``starts[i]``: :math:`W_{ij}` is zero for j < start_i.
 
         For packed contexts, which do not see each other, and for padding on the left: pass
-        `segment_starts` of the segments' numbers or of the mask. Starts may be traced. Nodes,
-        weights and integrals over position stay; prefixes, as in attention, change. Where a window
-        and a packed row both limit a prefix, the later start counts.
-
-        Raises
-        ------
-        ValueError
-            If there is not one whole number for each position.
-        EquinoxRuntimeError
-            If a prefix begins before the first position or after its own.
+        `segment_starts` of the segments' numbers or of the mask. Starts, whole numbers from 0 to
+        the row's own, may be traced. Nodes, weights and integrals over position stay; prefixes, as
+        in attention, change. Where a window and a packed row both limit a prefix, the later start
+        counts.
 
         Examples
         --------
@@ -200,13 +194,8 @@ def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 def segment_starts(segments: Int[Array, " length"]) -> Starts:
     """Return where each position's segment begins: for packed contexts, and for padding.
 
-    A segment is a run of equal numbers. In an attention mask (0 on padding, 1 on tokens) the
+    A segment is a run of equal whole numbers. In an attention mask (0 on padding, 1 on tokens) the
     padding is a segment of its own, which no token sees.
-
-    Raises
-    ------
-    ValueError
-        If `segments` is not an array of whole numbers along one axis.
 
     Examples
     --------

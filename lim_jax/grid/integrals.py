@@ -12,11 +12,6 @@ from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "*rest"]:
     r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`. NaN and infinity pass on.
 
-    Raises
-    ------
-    ValueError
-        If `values` is not a floating-point array with a row for each position.
-
     Examples
     --------
     >>> from lim_jax import midpoint_grid
@@ -31,12 +26,7 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
 def inner(
     left: Float[Array, "length *rest"], right: Float[Array, "length *rest"], grid: Grid
 ) -> Float[Array, ""]:
-    r"""The grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ, or do not fit the grid.
+    r"""The grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`, of one shape.
 
     Examples
     --------

@@ -95,18 +95,11 @@ class Grid(eqx.Module):
         Parameters
         ----------
         log_weights
-            :math:`u_j`, zero for what counts as before.
+            :math:`u_j`, zero for what counts as before; plus infinity raises EquinoxRuntimeError.
         parts
             The number of each position's part: a row reads its own part as before, and all others
             by :math:`u`. Those of no part have a negative number, and are read by :math:`u` in
             every row.
-
-        Raises
-        ------
-        ValueError
-            If there is not one number for each position.
-        EquinoxRuntimeError
-            If a log weight is plus infinity or not a number.
 
         Examples
         --------

@@ -58,11 +58,6 @@ class Regions(eqx.Module):
     def without(self, positions: Sequence[int]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others.
 
-        Raises
-        ------
-        ValueError
-            If a position is not on the grid, or none is left in a region.
-
         Examples
         --------
         >>> from lim_jax.grid import token_grid
@@ -102,16 +97,12 @@ def boundary_regions(
     grid
         The grid to divide.
     delta
-        :math:`\delta \in (0, 1/2)`. A float stands for the decimal that it prints, a string such
-        as ``"1/7"`` for the rational that it spells.
+        :math:`\delta \in (0, 1/2)`. A float stands for the decimal that it prints, a string such as
+        ``"1/7"`` for the rational that it spells.
     convention
         ``"overlap"`` (default; the convention of the paper's table) or ``"points"`` (that of its
-        condition numbers and of `eq:discrete-right-middle-sets`).
-
-    Raises
-    ------
-    ValueError
-        If delta is not a number in (0, 1/2), or a region holds no node (``"points"`` only).
+        condition numbers and of `eq:discrete-right-middle-sets`), by which each region must hold a
+        node.
 
     Examples
     --------
@@ -178,14 +169,8 @@ def regional_averages(
 ) -> Float[Array, "3 *rest"]:
     r"""Average a function of position over E_L, E_M and E_R.
 
-    On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on
-    (`eq:gd-left-average`, `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass
-    on.
-
-    Raises
-    ------
-    ValueError
-        If `regions` are not Regions, or `values` does not have a row for each position of the grid.
+    On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on (`eq:gd-left-average`,
+    `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass on.
 
     Examples
     --------

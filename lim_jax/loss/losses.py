@@ -83,17 +83,10 @@ def autoregressive_cross_entropy(
 ) -> Scalar:
     r"""Next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
 
-    `eq:autoregressive-terminal-loss`.
-
-    Parameters
-    ----------
-    logits
-        One row for each query position.
-    targets
-        Row i holds the target :math:`Y_{i+1}` of query i, as in `cross_entropy` (anything where
-        :math:`\alpha_i = 0`, infinite weights among it).
-    query_weights
-        :math:`\alpha`: non-negative, of sum one; see `teacher_forcing` and `last_token`.
+    `eq:autoregressive-terminal-loss`. Row i of `targets` holds the target :math:`Y_{i+1}` of query
+    i, as in `cross_entropy` (anything where :math:`\alpha_i = 0`, infinite weights among it). The
+    `query_weights` :math:`\alpha` are non-negative, of sum one; see `teacher_forcing` and
+    `last_token`.
 
     Examples
     --------
@@ -119,15 +112,8 @@ def margin_loss(
     :math:`-\alpha_i` however sure the network is, where that of the cross-entropy, and with it all
     influence, vanishes like :math:`1-p`. The answer does not enter the sum: nothing cancels.
 
-    Parameters
-    ----------
-    logits
-        One row for each query position. A class other than the answer may be masked (-inf); where
-        all of them are, the loss is :math:`-\infty`.
-    targets
-        Row i's answer :math:`y_i`, a class number (any number where :math:`\alpha_i = 0`).
-    query_weights
-        :math:`\alpha`, as in `autoregressive_cross_entropy`.
+    Arguments are those of `autoregressive_cross_entropy`; targets are class numbers. A class other
+    than the answer may be masked (-inf); where all of them are, the loss is :math:`-\infty`.
 
     Examples
     --------
@@ -148,17 +134,12 @@ def margin_loss(
 
 
 def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> Scalar:
-    r"""`margin_loss` of the network's own answers, the class of the largest logit of each query.
+    """`margin_loss` of the network's own answers, the class of the largest logit of each query.
 
     Its influence is that on what the network says, whether right or not, so that examples serve
-    whose answer nobody knows. Which class it is has no derivative. (Of the network's own
-    *distribution*, held fixed, the cross-entropy has none at all: its derivative in the logits is
-    :math:`p - p`.)
-
-    Parameters
-    ----------
-    logits, query_weights
-        As in `margin_loss`, and refused as there. Of equal logits the first class is the answer.
+    whose answer nobody knows. Which class it is, the first of equal ones, has no derivative. (Of
+    the network's own *distribution*, held fixed, the cross-entropy has none at all: its derivative
+    in the logits is :math:`p - p`.)
 
     Examples
     --------
@@ -183,14 +164,9 @@ def contrast_loss(
     .. math:: \sum_j \log \mathrm{softmax}(z'_j)_{y'_j} - \sum_j \log \mathrm{softmax}(z_j)_{y_j},
 
     each a sum over its own tokens, of which there need not be as many: the log odds of the two as
-    wholes, why this and not that. What makes both likelier alike is not of it.
-
-    Parameters
-    ----------
-    logits, answer
-        A row for each token of the answer, from the place before it, and the tokens.
-    foil_logits, foil
-        The same of the foil, read after the same prompt.
+    wholes, why this and not that. What makes both likelier alike is not of it. `logits` have a row
+    for each token of the answer, from the place before it; `foil_logits` the same of the foil, read
+    after the same prompt.
 
     Examples
     --------
@@ -212,13 +188,6 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
 
     `eq:positionwise-risk-density`: the risk is its integral, a weighted risk that of w times it
     (`eq:weighted-risk-change-of-measure`).
-
-    Raises
-    ------
-    ValueError
-        Where the shapes differ.
-    EquinoxRuntimeError
-        Where a class number is outside the vocabulary.
 
     Examples
     --------
@@ -300,10 +269,7 @@ def sliced_answers(slices: Slices) -> Int[Array, " length"]:
 def _answers_and_others(
     slices: Slices, targets: Labels, weights: Float[Array, " length"]
 ) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
-    """The answers' logits, and the logarithm of the sum of the others' exponentials.
-
-    Of labels that are weights: their product with the logits, and the logarithm of the whole sum.
-    """
+    """The answers' logits, and the log-sum-exp of the others'; of soft labels that of all."""
     size, classes = slices.size, slices.classes
     _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)

@@ -39,19 +39,11 @@ Mode = Literal["cheapest", "forward", "reverse"]
 
 
 class ObservedTokens(eqx.Module):
-    r"""Observe some tokens of every layer but the last, raw or through a readout.
+    """Observe some tokens of every layer but the last, raw or through a readout.
 
-    Differentiated, a readout H becomes the task-aligned :math:`C_k = DH(X_k)`. One position, the
-    last, is the final-query selector.
-
-    Attributes
-    ----------
-    flow, grid
-        The network and its positions.
-    positions
-        The tokens that are observed.
-    readout
-        ``readout(x, grid)``, or None for the states themselves.
+    Differentiated, a `readout` H, ``readout(x, grid)``, becomes the task-aligned
+    :math:`C_k = DH(X_k)`; None shows the states themselves. One of `positions`, the last, is the
+    final-query selector.
 
     Examples
     --------
@@ -146,25 +138,13 @@ def layer_products(
     *,
     depth: int | None = None,
 ) -> dict[str, int]:
-    r"""Count the products with one layer's derivative that each route to the Gramians takes.
+    """Count the products with one layer's derivative that each route to the Gramians takes.
 
-    The costs of `subsec:algorithm-complexity`.
-
-    With S positions of width d, M layers, K of them observed and r numbers at each: :math:`SdM`
-    forward; in reverse :math:`KrM`, but :math:`rM(M-1)/2` for `ObservedTokens`, which observe all
-    layers (K = M) and let the sweep stop where nothing is seen above.
-
-    Parameters
-    ----------
-    observations, x, positions
-        As in `observability_gramians`.
-    depth
-        M. Leave it out for `ObservedTokens`; any other function may observe fewer layers (K < M).
-
-    Raises
-    ------
-    ValueError
-        Where the number of layers is not known, or another than that of `ObservedTokens`.
+    The costs of `subsec:algorithm-complexity`. With S positions of width d, M layers, K of them
+    observed and r numbers at each: :math:`SdM` forward; in reverse :math:`KrM`, but
+    :math:`rM(M-1)/2` for `ObservedTokens`, which observe all layers (K = M) and let the sweep stop
+    where nothing is seen above. Their `depth` M is known; that of another function, which may
+    observe fewer layers, is to be passed.
 
     Examples
     --------
@@ -189,11 +169,7 @@ def layer_products(
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
-    """Name the route that takes least time, from `layer_products` or `trace_products`.
-
-    A product back, with the share of the Gramian's own sums that falls on it, takes some 1.4 times
-    as long as one forward (the median of ten networks on a CPU, `benchmarks/gramians.py`).
-    """
+    """Name the route that takes least time, from `layer_products` or `trace_products`."""
     ahead = ("forward", "probes")
     return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
@@ -201,11 +177,7 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
 def _pushed_gramians(
     observations: Observations, x: State, step: Steps, positions: Positions
 ) -> Gramians:
-    """By forward mode, the features of one position at a time.
-
-    Injected as `eq:finite-token-position-injection`, propagated by
-    `eq:finite-token-position-jacobian`.
-    """
+    """Forward: `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`."""
     observed, push = jax.linearize(observations, x)
     steps = layer_steps(step, observed)
 

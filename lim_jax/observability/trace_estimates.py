@@ -44,17 +44,9 @@ def probed_observability(
 
     Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
     :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`); `probes.sample_mean` gives it
-    with its standard error. One Jacobian-vector product for each probe and position.
-
-    Parameters
-    ----------
-    observations, x, step
-        As in `gramian.observability_gramians`.
-    probes
-        From `probes`; of shape (probes, width) the same at every position, which lessens the noise
-        of differences, else one set for each position.
-    positions
-        The monitored positions, all by default.
+    with its standard error. One Jacobian-vector product for each probe and position. Arguments are
+    those of `observability_gramians`, and `probes`: of shape (probes, width) the same at every
+    position, which lessens the noise of differences, else one set for each position.
 
     Examples
     --------
@@ -90,15 +82,10 @@ def layer_injected_traces(
 ) -> Float[Array, "draws length"]:
     r"""Sample the traces of all positions at once, by one reverse sweep for each draw.
 
-    With independent isotropic :math:`z_k` at every layer, :math:`w = \sum_k\sqrt\varepsilon\,
-    J_k^*C_k^*z_k` has :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i.
-
-    Parameters
-    ----------
-    observations, x, step
-        As in `gramian.observability_gramians`.
-    injected
-        Independent isotropic entries.
+    With independent isotropic :math:`z_k` at every layer, the entries `injected`,
+    :math:`w = \sum_k\sqrt\varepsilon\,J_k^*C_k^*z_k` has
+    :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i. The other arguments are
+    those of `observability_gramians`.
 
     Examples
     --------
@@ -130,17 +117,10 @@ def trace_products(
 ) -> dict[str, int]:
     r"""Count the products with one layer's derivative that each route to the traces takes.
 
-    Beside the exact routes of `gramian.layer_products`: with S positions, M layers and R draws,
-    :math:`SRM` for forward probes and :math:`RM` for injected noise. `subsec:algorithm-complexity`
-    counts :math:`R\sum_k r_k` cotangents in reverse; noise injected at all layers comes back in one
-    sweep, as one cotangent in place of :math:`\sum_k r_k`.
-
-    Parameters
-    ----------
-    observations, x, positions, depth
-        As in `gramian.layer_products`.
-    draws
-        R.
+    Beside the exact routes of `layer_products`, whose arguments it has: with S positions, M layers
+    and R `draws`, :math:`SRM` for forward probes and :math:`RM` for injected noise.
+    `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents in reverse; noise injected
+    at all layers comes back in one sweep, as one cotangent in place of :math:`\sum_k r_k`.
 
     Examples
     --------
@@ -232,16 +212,10 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 
     `eq:algorithm3-penalty-estimator-bias` (`rem:algorithm3-bias`), exact for unbiased traces of any
-    law. With :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is
-    :math:`C^\top DC`, which is the paper's :math:`D - dd^\top` where the weights sum to one.
-
-    Parameters
-    ----------
-    covariance
-        :math:`\Sigma`: from N Gaussian probes, :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from signs,
-        less :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
-    grid
-        The positions.
+    law. With :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is :math:`C^\top DC`,
+    which is the paper's :math:`D - dd^\top` where the weights sum to one. The `covariance`
+    :math:`\Sigma` is from N Gaussian probes :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from signs less
+    :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
 
     Examples
     --------
