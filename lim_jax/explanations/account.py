@@ -36,22 +36,18 @@ HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
 class TokenAccount(NamedTuple):
-    r"""Energies of one context, by token: squared norms of covectors, which are densities.
+    """Energies of one context, by token: squared norms of covectors, which are densities.
 
-    Energies of parts need not sum to that of the sum: parts may oppose or help each other.
-
-    Of the account's depth k: `channels` are :math:`\|P_\alpha(p)\|^2` in the order of
-    `ledger.CHANNELS`, `hops` :math:`\|P_k^{(r)}(p)\|^2` in the order of `HOPS`, and `heads`
-    :math:`\int \|P\|^2` of what every head of the layers from k on adds to the cone channel;
-    `by_depth` are :math:`\|P_j(p)\|^2` at every depth j, the last :math:`P_T`'s.
+    Of depth k, channels in the order of `ledger.CHANNELS` and hops in that of `HOPS`. Energies of
+    parts need not sum to that of the sum: parts may oppose or help each other.
     """
 
     loss: Scalar
     query_weights: Profile
     channels: Float[Array, "3 length"]
     hops: Float[Array, "hops length"]
-    heads: Float[Array, "layers heads"]
-    by_depth: Float[Array, "times length"]
+    heads: Float[Array, "layers heads"]  # integrals of what each adds to the cone, from k on
+    by_depth: Float[Array, "times length"]  # at every depth, the last P_T's
 
     @property
     def depth(self) -> int:
@@ -83,9 +79,10 @@ def account_of_context(
     window
         A context of L ids with the id after it, as in `CausalLM.example`.
     query_weights
-        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others.
+        Where the loss asks, of sum one: `loss.teacher_forcing`, `loss.last_token`, or others.
     depth
-        Of the state whose tokens are judged: 0 is the input, k that after k layers.
+        Of the state whose tokens are judged: 0 is the input, k that after k layers, before the
+        last.
     loss
         `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
     progress
@@ -93,9 +90,6 @@ def account_of_context(
 
     Raises
     ------
-    ValueError
-        Unless the window holds a context and an id after it, there is a weight for each of its
-        places, and `depth` is a whole number from 0 to the last layer's.
     EquinoxRuntimeError
         Where an id is outside the vocabulary, the weights do not sum to one, or the loss or an
         energy is not finite.
@@ -181,22 +175,16 @@ def as_depth(depth: Any, flow: ResidualFlow) -> int:
 
 
 class ContextParts(NamedTuple):
-    r"""What one context's adjoint is made of at depth k.
-
-    `vectors` are the residual, the cone and the local channel (`ledger.CHANNELS`): the first is
-    :math:`P_T`, and their sum :math:`P_k`. `hop_energies`, `head_energies` and `by_depth` are as in
-    `TokenAccount`. `growths` are :math:`\|P_j - P_{j+1}\|/\|P_{j+1}\|` of every layer, at most
-    :math:`\|B_j\|` of `residual.interaction_norms`; zero where :math:`P_{j+1}` is.
-    """
+    """What one context's adjoint is made of at depth k; energies are as in `TokenAccount`."""
 
     loss: Scalar
     state: State  # X_k
     last: State  # X_M
-    vectors: Float[Array, "3 length width"]
+    vectors: Float[Array, "3 length width"]  # of `ledger.CHANNELS`; their sum is P_k
     hop_energies: Float[Array, "hops length"]
     head_energies: Float[Array, "layers heads"]
     by_depth: Float[Array, "times length"]
-    growths: Float[Array, " depth"]
+    growths: Float[Array, " depth"]  # |P_j - P_{j+1}| / |P_{j+1}| of every layer j
     met: tuple[State, State]  # the state and the covector that attention meets in layer k
 
 
@@ -220,16 +208,11 @@ def parts_of_context(
     progress: Callable[[list], Iterable] = iter,
     places: Int[Array, " places"] | None = None,
 ) -> ContextParts:
-    r"""Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
+    """Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
 
-    In one sweep back: the covectors by hops sum to the covector, so that what the layers' parts
-    make of them sums to the channels, which no sweep of their own has to carry. Numbers are those
-    of `ledger.channels`, `hops.attention_hops` and `ledger.cone_by_head`. Programs are of one
-    layer, so that `progress` is told of each, all on the way there and then all on the way back.
-
-    Where `places` are given, the loss asks at these few alone, of a flow that keeps keys and values
-    (`has_kv_cache`) and on a token grid: the covector of no hops is zero elsewhere, and a fourth
-    of the work is saved.
+    In one sweep back, a program for each layer. Where the loss asks at a few `places` alone, of a
+    flow that keeps keys and values on a token grid, the covector of no hops is zero elsewhere, and
+    a fourth of the work is saved.
     """
     require_attention(flow)
     x, y = example

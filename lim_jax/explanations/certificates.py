@@ -36,10 +36,7 @@ Judged = Literal["deciding", "all"]
 
 
 class Adjoints(NamedTuple):
-    r"""Contexts, what is asked of them, and their adjoints at depth k (`account.ContextParts`).
-
-    `products` are bounds c from below on the amplification of the layers from each on, from k.
-    """
+    """Contexts, what is asked of them, and their adjoints at depth k (`account.ContextParts`)."""
 
     ids: Int[Array, "*examples length"]
     asked: Targets
@@ -56,12 +53,7 @@ def survival_of_recency(
     key: Key[Array, ""],
     judged: Judged,
 ) -> Certificate:
-    r"""Judge `criteria.recency_survival` by c from below, and by the norms where that may hold.
-
-    The covectors have :math:`\|P_j - P_{j+1}\| \le \|B_j\|\,\|P_{j+1}\|`, so that the product over
-    layers of one plus that ratio is at most the product of the criterion's c. Where it is beyond
-    what the criterion can bear, so is c: then the norms are computed for ``judged="all"`` alone.
-    """
+    """Judge `criteria.recency_survival` by c from below, and by the norms where that may hold."""
     terminal, initial = found.vectors[:, 0], found.vectors.sum(axis=1)
     below = recency_survival(terminal, initial, found.products, regions)
     if judged == "all" or not below.vacuous:
@@ -80,12 +72,7 @@ def primacy_of_the_cone(
     terminal_loss: Any,
     judged: Judged,
 ) -> Certificate:
-    r"""Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold.
-
-    :math:`\kappa_L` is the least :math:`\Gamma` over all pairs of contributions to the left. Those
-    of one layer to the first token are some of them: where two of these point apart, it is not
-    positive.
-    """
+    """Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold."""
     least = _least_of_first_token(model, *found.met, regions.grid, depth)
     if judged == "all" or float(least) > 0:
         cone = _joint_cone(model, terminal_loss, found.ids, found.asked, regions.grid, depth)

@@ -82,23 +82,20 @@ class Explanation(NamedTuple):
     without_queries
         The same with the positions left out that the loss asks from, which hold most of the
         influence of a last-token loss; None where it asks from all of a region.
-    channel_energies
+    channel_energies, relative_energies
         :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
-        cone and the local channel at depth k.
-    relative_energies
-        The same relative to the state's scale (`ledger.relative_energies`), to be compared between
-        depths.
+        cone and the local channel at depth k; and relative to the state's scale
+        (`ledger.relative_energies`), to be compared between depths.
     hop_energies
         :math:`\mathbb E\|P_k^{(r)}(p)\|^2` by attention hops (`hops.attention_hops`), in the order
-        of `account.HOPS`. Energies of parts: like the channels' they need not sum to that of the
-        sum.
+        of `account.HOPS`. Like the channels' they need not sum to that of the sum.
     regional
         The channels' products over the regions.
     head_energies
         :math:`\int \mathbb E\|P\|^2` of what every head of every layer adds to the cone channel.
     terminal_contrast
-        :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard
-        error over examples of its numerator.
+        :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard error
+        over examples of its numerator.
     certificates
         The paper's criteria, of the flow from depth k on. Of contexts of several lengths those
         alone that average over the regions of each.
@@ -171,10 +168,9 @@ def explain(
 ) -> Explanation:
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
-    It takes the time of some two gradients for each context, and that of the certificates, of
-    which one that cannot hold is judged by less than all of its numbers (see `certificates`).
-
-    Not for use inside `jax.jit`: certificates judge concrete numbers.
+    It takes the time of some two gradients for each context, and that of the certificates, of which
+    one that cannot hold is judged by less than all of its numbers (see `certificates`). Not for use
+    inside `jax.jit`: certificates judge concrete numbers.
 
     Parameters
     ----------
@@ -183,29 +179,19 @@ def explain(
     windows
         Contexts of L ids with the id after each; or a list of contexts of several lengths.
     query_weights
-        Where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others; of all contexts,
-        or a row for each.
+        Where the loss asks, as in `account_of_context`; of all contexts, or a row for each.
     regions
         On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
         Of contexts of several lengths on any token grid, such as that of `results.common_regions`,
         to which their profiles are carried (`grid.carried`).
     key
         For the norms' random starts and the bootstrap.
-    depth
-        Of the state whose positions are judged: 0 is the input, k that after k layers.
-    loss
-        `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`. Right-biased queries,
-        a criterion of the cross-entropy, are judged under the first alone, and where all contexts
-        are asked alike.
+    depth, loss
+        As in `account_of_context`. Right-biased queries, a criterion of the cross-entropy, are
+        judged under `CausalLM.loss` alone, and where all contexts are asked alike.
     certificates
         ``"deciding"`` stops where a criterion is seen to be vacuous; ``"all"`` computes its numbers
         all the same, which takes many times as long.
-
-    Raises
-    ------
-    ValueError
-        Unless the model is a `CausalLM`, the windows have ids in L + 1 columns, the query weights
-        are for L positions, and `depth` is a whole number from 0 to the last layer's.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
@@ -256,10 +242,7 @@ def _of_queries(
     regions: Regions,
     loss: LossOfLogits,
 ) -> tuple[Certificate, ...]:
-    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy.
-
-    By the terminal covectors and the last states.
-    """
+    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy."""
     rows = np.atleast_2d(np.asarray(query_weights))
     if loss is not CausalLM.loss or (rows != rows[0]).any():
         return ()
@@ -271,10 +254,7 @@ def _of_queries(
 
 
 def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:
-    """Average the exact cone mass over layers and contexts, in the operator norm, as a density.
-
-    No loss enters: it is the network's alone. Standard errors are over contexts.
-    """
+    """Average the exact cone mass over layers and contexts, in the operator norm, as a density."""
     masses = []
     for window in windows:
         own, shares = carried_to(regions, len(window) - 1)

@@ -14,11 +14,7 @@ def influence_table(influence: Influence, rest: Influence | None = None) -> str:
 
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
-    r"""How many contexts make LIM known to `width` to either side, as two standard errors.
-
-    Where LIM is beyond one of zero, `width` is a part of it. The error of these contexts falls like
-    the root of their number. None of one context, which has no error; else at least two.
-    """
+    """How many contexts make LIM known to `width` to either side; None of one alone."""
     error, lim = float(influence.index_errors().lim), float(influence.indices().lim)
     if not math.isfinite(error):
         return None

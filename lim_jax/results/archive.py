@@ -65,14 +65,9 @@ def save(result: Any, path: AnyPath) -> None:
     result
         An influence, channels, an explanation, certificates, rates and studies of limits, a
         training path (whose parameters are arrays in dictionaries and lists), a comparison,
-        measured contexts; or a list or a dictionary of them, and of arrays and numbers.
+        measured contexts; or a list or a dictionary of them, and of arrays and numbers. Not traced.
     path
         By custom ``*.npz``.
-
-    Raises
-    ------
-    ValueError
-        Where something in it is traced or cannot be written, or the path is a folder's.
 
     Examples
     --------
@@ -93,11 +88,8 @@ def save(result: Any, path: AnyPath) -> None:
 def load(path: AnyPath) -> Any:
     """Read what `save` wrote: the same result, its arrays exact and in their precision.
 
-    Raises
-    ------
-    ValueError
-        Where the file is missing, damaged, of another version, or no result of ours at all; where
-        its numbers are finer than JAX is set to.
+    A file that is damaged, of another version, no result of ours, or of finer numbers than JAX is
+    set to raises ValueError.
     """
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")

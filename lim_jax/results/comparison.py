@@ -74,13 +74,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
         Over the same regions; for pairs, with `keep_examples`.
     pairs
         Which examples are the same: rows of their numbers in the first and in the second, known
-        before tracing. By default all in their order, where there are as many of
-        both, else none.
-
-    Raises
-    ------
-    ValueError
-        Where one is no influence, their regions differ, or pairs are of no examples that are kept.
+        before tracing. By default all in their order, where there are as many of both, else none.
 
     Examples
     --------

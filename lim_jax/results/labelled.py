@@ -32,12 +32,14 @@ def to_xarray(
 ) -> Any:
     """Label a result: a data set of named axes, coordinates, units and attributes.
 
+    Needs the package xarray, of the extra ``xarray``; ``.to_netcdf(path)`` writes it.
+
     Parameters
     ----------
     result
         An influence, a comparison, channels, an explanation, a training path, rates of limits,
         scores of parts; certificates, studies or rows of limits, one or a list; or a bare array
-        whose axes are named here, such as that of `adjoint.attention_hops`.
+        whose axes are named here, such as that of `adjoint.attention_hops`. Not traced.
     axes
         The names of a bare array's axes: ``"depth hop position component"``.
     grid
@@ -46,18 +48,6 @@ def to_xarray(
         The text at each position.
     model, loss
         Names for the attributes.
-
-    Returns
-    -------
-    xarray.Dataset
-        For netCDF, ``.to_netcdf(path)``.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the package xarray, of the extra ``xarray``.
-    ValueError
-        Where the result is of no such kind or traced, or axes, grid or tokens do not fit it.
 
     Examples
     --------
@@ -88,6 +78,9 @@ def to_xarray(
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     """Return a result's values along some axes as a table, a row for each point of these axes.
 
+    It has a column for each of the result's arrays that has these axes and no others, and for the
+    coordinates that are not its index.
+
     Parameters
     ----------
     result, options
@@ -95,17 +88,6 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     by
         The axes' names: ``"position"``, ``"region"``, ``"example position"``. By default those of
         what matters most.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A column for each of the result's arrays that has these axes and no others, and for the
-        coordinates that are not its index.
-
-    Raises
-    ------
-    ValueError
-        Where no array has these axes, and as in `to_xarray`.
 
     Examples
     --------

@@ -43,29 +43,22 @@ class ComparedInfluences(NamedTuple):
 
 
 class ComparedShares(NamedTuple):
-    """What a record holds of the contexts that have it: means of its share of Z, and their change.
-
-    `contexts` counts those that have it in the first and in the second, `pairs` those in both.
-    """
+    """What a record holds of contexts that have it: means of its share of Z, and their change."""
 
     first: Estimate
     second: Estimate
     change: Estimate
-    contexts: tuple[int, int]
-    pairs: int
+    contexts: tuple[int, int]  # that have it, in the first and in the second
+    pairs: int  # that have it in both
 
 
 class ComparedContexts(NamedTuple):
-    """Two results, context by context where these are in both, which `pairs` counts.
-
-    `without_queries` is of the tokens before the first that is asked, None where a context asks
-    from its first; `shares` are by record, of those that both have.
-    """
+    """Two results, context by context where these are in both, which `pairs` counts."""
 
     pairs: int
     whole: ComparedInfluences
-    without_queries: ComparedInfluences | None
-    shares: Mapping[str, ComparedShares]
+    without_queries: ComparedInfluences | None  # None where a context asks from its first token
+    shares: Mapping[str, ComparedShares]  # by record, of those that both have
 
     def __str__(self) -> str:
         """What changed, in a few lines of text."""
@@ -79,18 +72,9 @@ class ComparedContexts(NamedTuple):
 def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> ComparedContexts:
     """Subtract the first result from the second, in pairs of contexts of one name.
 
-    Contexts in one result alone count too, with independent errors (`results.compare`). Lengths may
-    differ: all are carried to one grid.
-
-    Parameters
-    ----------
-    first, second
-        From the ``contexts.npz`` of ``lim-jax profile``, by `results.load`.
-
-    Raises
-    ------
-    ValueError
-        Where one is no such result, or their boundary regions differ in width.
+    Both are from the ``contexts.npz`` of ``lim-jax profile``, by `results.load`, of one width of
+    boundary regions. Contexts in one result alone count too, with independent errors
+    (`results.compare`). Lengths may differ: all are carried to one grid.
 
     Examples
     --------
@@ -121,10 +105,7 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
 
 
 def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
-    """Say what the middle gained or lost, in points of a hundred of the influence.
-
-    What is within two standard errors is not told from nothing.
-    """
+    """Say what the middle gained or lost, in points of a hundred of the influence."""
     size = float(np.asarray(change.regions.weights)[1].sum())
     moved = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
@@ -207,10 +188,7 @@ def _compared_shares(
 
 
 def energies_before_queries(contexts: MeasuredContexts) -> list[np.ndarray] | None:
-    """The energies of the tokens before the first that is asked, as contexts of their own.
-
-    Densities on the grid of what is left, whose cells are wider: masses stay. None where a context
-    asks from its first token.
+    """The energies of the tokens before the first that is asked; None where that is a first one.
 
     >>> contexts = MeasuredContexts(["a"], [np.array([4.0, 8.0, 1.0, 1.0])], [2], {}, 0.2)
     >>> energies_before_queries(contexts)
@@ -223,10 +201,7 @@ def energies_before_queries(contexts: MeasuredContexts) -> list[np.ndarray] | No
 
 
 def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None = None) -> Regions:
-    """The boundary regions of a grid for contexts of these lengths.
-
-    Their own token grid where they have one length, else one of at most a hundred cells, and of no
-    more than the median context has tokens.
+    """The boundary regions of a grid for contexts of these lengths, of at most a hundred cells.
 
     >>> [common_regions(lengths, 0.2).grid.size for lengths in ([7, 7], [7, 9, 12], [300, 400])]
     [7, 9, 100]
@@ -237,11 +212,7 @@ def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None
 
 
 def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:
-    r"""Pool contexts of any lengths on one grid, by how much of their cells each cell holds.
-
-    Every context counts alike, and its energies :math:`\|P_0(p_i)\|^2`, on its own token grid, are
-    kept (`Influence.example_energies`).
-    """
+    """Pool contexts of any lengths on one grid, by how much of their cells each cell holds."""
     arrays = [np.asarray(energy) for energy in energies]
     lengths = {array.size for array in arrays}
     shares = {length: carrying_shares(token_grid(length), regions.grid) for length in lengths}

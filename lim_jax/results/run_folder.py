@@ -30,17 +30,10 @@ def run_folder(
 ) -> Iterator[Path]:
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
-    A run is its command, its arguments, the files that these name, and the versions; paths stand
-    for what they name. What an interrupted run has finished may lie in the folder's ``unfinished``,
-    which is removed when the body has ended, or by `overwrite`. Then the record also says which
-    files there are, and what was printed. Where the body raises before any file is written, all is
-    left as it was.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with run_folder(Path(place) / "new", "rates", {"quick": True}) as folder:
-    ...         print(sorted(json.loads((folder / RECORD).read_text())))
-    ['arguments', 'command', 'read', 'versions']
+    A run is its command, its arguments, the files that these name, and the versions. What an
+    interrupted run has finished may lie in the folder's ``unfinished``, which is removed when the
+    body has ended, or by `overwrite`. Then the record also says which files there are, and what was
+    printed. Where the body raises before any file is written, all is left as it was.
     """
     out, record = as_path(out, "out"), _record(command, arguments)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -90,10 +83,7 @@ class _Echo(StringIO):
 def finished_before(
     out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
 ) -> bool:
-    """Print again what this very run printed, and say whether it is finished in its folder.
-
-    It is not where one of its files is missing.
-    """
+    """Print again what this very run printed, and say whether its folder has all its files."""
     out = as_path(out, "out")
     kept = _kept_record(out)
     finished = kept.pop(FINISHED, None)

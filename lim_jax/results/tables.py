@@ -106,10 +106,7 @@ def finite(value: Any) -> Any:
 
 
 def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write comma-separated values: the columns' names, and the rows.
-
-    What is not finite, such as the error of one example, becomes an empty cell.
-    """
+    """Write comma-separated values; what is not finite becomes an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
 

@@ -70,13 +70,8 @@ def two_way_shares(
     shares
         Of the influence, such as `prompts.ShuffledContexts.shares` gives for each context.
     documents
-        Which document it is, a number below that of the places; each once in an order.
-
-    Raises
-    ------
-    ValueError
-        Where shares are not finite or documents no such orders, or where a context's orders do not
-        tell places from documents: one order alone, or the same one again.
+        Which document it is, a number below that of the places; each once in an order, and two
+        orders at least, which tell places from documents.
 
     Examples
     --------
@@ -129,10 +124,7 @@ def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
 
 
 def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
-    """The rows of a table of shares in per cent with their errors; the first names the columns.
-
-    Documents stand below one another, in quotation marks, and places beside one another.
-    """
+    """The rows of a table of shares in per cent with their errors; the first names the columns."""
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
     for number, name in enumerate(names):
@@ -144,18 +136,6 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
 
 def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     """Lay out shares in per cent with their errors: documents in rows, places in columns.
-
-    Parameters
-    ----------
-    result
-        From `two_way_shares`.
-    names
-        Of the documents.
-
-    Raises
-    ------
-    ValueError
-        Where it is no such result, or names are not as many.
 
     Examples
     --------
