@@ -34,13 +34,7 @@ Known = dict[int, tuple[Any, bytes]]
 
 
 def digest(value: PyTree, after: str = "") -> str:
-    """A fingerprint of all that a value computes with, and of what went before it.
-
-    Of arrays precision, shape and numbers count; of modules, tuples and other objects the type's
-    name and every field; of functions the code, the defaults, what they close over, and of what
-    they find by name in their module the data and the functions. Classes, and functions found in
-    other modules, are told by their names.
-    """
+    """A fingerprint of all that a value computes with, and of what went before it."""
     return sha256(after.encode() + _hash(value, {})).hexdigest()[:16]
 
 

@@ -117,10 +117,7 @@ def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], A
 
 
 def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
-    """Let a platform run another program, of the same numbers; derivatives know nothing of it.
-
-    Nothing changes with a JAX that does not tell such a program its devices.
-    """
+    """Let a platform run another program, of the same numbers; derivatives know nothing of it."""
 
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
         def told(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
@@ -154,10 +151,7 @@ def transposes(
 
 
 def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Give a primitive its derivative, ``rule(points, tangents, apply)``, linear in the tangents.
-
-    The rule writes it for one point or for many, with ``apply(primitive, points, vectors)``.
-    """
+    """Give a primitive its derivative, ``rule(points, tangents, apply)``."""
 
     def derivative(primals, tangents, *, count, zero, **static):
         def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):

@@ -103,10 +103,8 @@ def each_once(
 ) -> dict[str, Any]:
     """Run each group, unless a checkpoint holds what it gave, which is stored as soon as it did.
 
-    Groups give plain values, numbers and strings in lists and dictionaries: what JSON reads back,
-    whether from a file or not. The file grows by a line for each; a line that was cut short, where
-    the process died that wrote it, is left out and that group run again. Groups that `progress`
-    leaves out are neither run nor given.
+    Groups give what JSON reads back, whether from a file or not. A line that was cut short, where
+    the process died that wrote it, is left out and that group run again.
     """
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     begun = file is not None and file.exists()

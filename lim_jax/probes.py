@@ -19,15 +19,7 @@ Probes = Float[Array, "probes width"]
 
 
 class Estimate(NamedTuple):
-    """An estimate from a sample, such as the mean, and its standard error.
-
-    Attributes
-    ----------
-    value
-        The estimate.
-    error
-        Its standard error; infinite with one sample.
-    """
+    """An estimate from a sample, such as the mean; its standard error is infinite of one."""
 
     value: Float[Array, "*shape"]
     error: Float[Array, "*shape"]
@@ -55,27 +47,13 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     .. math:: \frac1{\hat\alpha} = \frac1k\sum_{i\le k}\log\frac{s_{(i)}}{s_{(k+1)}},
               \qquad k = \lfloor\sqrt n\rfloor
 
-    from the k largest of n, with standard error :math:`\hat\alpha/\sqrt k`. Where
-    :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below alpha are finite and those above
-    are not. The samples' own moments are always finite: they neither prove nor refute that those of
-    the distribution are. Tails lighter than any power show an index that rises slowly with n: 3
-    for log-normal samples at n = 10,000, whose moments are all finite.
-
-    Parameters
-    ----------
-    samples
-        Independent and nonnegative. Samples to the power q have the index alpha over q.
-
-    Returns
-    -------
-    Estimate
-        Infinite if the k + 1 largest are equal. Zero, with an infinite error, for one sample or if
-        only some of the k + 1 largest are positive.
-
-    Raises
-    ------
-    EquinoxRuntimeError
-        If a sample is negative, infinite or not a number.
+    from the k largest of n independent, nonnegative samples, with standard error
+    :math:`\hat\alpha/\sqrt k`. Where :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below
+    alpha are finite and those above are not. The samples' own moments are always finite: they
+    neither prove nor refute that those of the distribution are. Tails lighter than any power show
+    an index that rises slowly with n: 3 for log-normal samples at n = 10,000, whose moments are all
+    finite. Infinite if the k + 1 largest are equal; zero, with an infinite error, for one sample or
+    if only some of them are positive.
 
     Examples
     --------

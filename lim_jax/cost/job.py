@@ -40,15 +40,9 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     """Compile a job for the shapes of its arguments, and say what a call costs.
 
     Runs nothing and allocates none of it. Not for use inside a transformation. Of Gramians it
-    counts the route that is taken, which `gramian.layer_products` and `gramian.cheapest_mode` name.
-
-    Parameters
-    ----------
-    job
-        A function of pytrees.
-    arguments
-        Arrays, or ``jax.ShapeDtypeStruct`` in their place (from ``jax.eval_shape``); other leaves
-        are static.
+    counts the route that is taken, which `layer_products` and `cheapest_mode` name. A job is a
+    function of pytrees of arrays, or ``jax.ShapeDtypeStruct`` in their place (from
+    ``jax.eval_shape``); other leaves are static.
 
     Examples
     --------
@@ -76,14 +70,7 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
 
 
 def require_fits(cost: Cost, available: int) -> None:
-    """Raise ValueError where a job needs more memory than there is.
-
-    Parameters
-    ----------
-    cost
-        From `job_cost`.
-    available
-        Bytes.
+    """Raise ValueError where a job needs more memory than there is, in bytes.
 
     Examples
     --------

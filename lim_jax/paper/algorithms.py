@@ -35,10 +35,7 @@ def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
 
 
 def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
-    r""":math:`J_3` of `eq:simulation-algorithm3-objective`, and the imbalance that it controls.
-
-    That is :math:`\mathcal E_{obs}` of `eq:simulation-imbalance-metrics`.
-    """
+    """The objective `eq:simulation-algorithm3-objective`; `eq:simulation-imbalance-metrics`."""
     imbalance = trace_penalty(trace_density(gates), GRID)
     return 1.0 / (2 * LENGTH) * jnp.sum(gates**2) + 0.5 / 2 * imbalance, imbalance
 

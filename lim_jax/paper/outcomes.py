@@ -93,10 +93,7 @@ class ProbeStudy(NamedTuple):
 
 
 def probe_study() -> ProbeStudy:
-    """Estimate the baseline penalty with common Gaussian probes, 1000 times for each count.
-
-    Beside them stand the exact ones: a sample of so heavy a tail is off by several per cent.
-    """
+    """Estimate the baseline penalty with common Gaussian probes, 1000 times for each count."""
     gramians = gate_gramians(jnp.zeros(LENGTH))
     penalty = trace_penalty(gramian_traces(gramians), GRID)
     stream = np.random.default_rng(SEED)
@@ -130,13 +127,7 @@ class Section4(NamedTuple):
 
 
 def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
-    """Compute every table and figure of section 4 (`sec:simulations`).
-
-    Parameters
-    ----------
-    progress
-        Wraps the collection of stages that is iterated over, as `tqdm.tqdm` does.
-    """
+    """Compute every table and figure of section 4 (`sec:simulations`)."""
     stages = {
         "algorithm1": lambda: _optimised(algorithm1_objective, 0.04),
         "algorithm2": algorithm2_run,

@@ -158,10 +158,7 @@ def positive_part(values: np.ndarray) -> np.ndarray:
 
 
 def label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each line's name beside its end, right of the axes and clear of one another.
-
-    For logarithmic ordinates whose limits are set.
-    """
+    """Write each line's name beside its end, right of the axes and clear of one another."""
     low, high = np.log(axes.get_ylim())
     lines = max(end.text.count("\n") + 1 for end in ends)
     apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room

@@ -34,17 +34,12 @@ DENSITY = "influence density m(p) (per unit of p)"
 
 
 def influence_profile(result: Influence, title: str = "") -> Figure:
-    r"""Draw an influence density with its standard errors, its regions and its indices.
+    """Draw an influence density with its standard errors, its regions and its indices.
 
     The band is two standard errors over the data law to either side; where the density spans more
     than two decades the scale is logarithmic, and the band that of the logarithm. Positions left
     out are not drawn; the dotted line is the uniform density over the others. A `title` names the
     model and the loss.
-
-    Raises
-    ------
-    ValueError
-        Where the result is no `Influence`.
 
     Examples
     --------
@@ -71,10 +66,7 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
 def influence_difference(
     compared: ComparedInfluences, names: Sequence[str] = ("first", "second"), title: str = ""
 ) -> Figure:
-    r"""Draw two influence densities, and below them the second minus the first.
-
-    Bands are two standard errors to either side. Positions left out are not drawn.
-    """
+    """Draw two influence densities, and below them the second minus the first."""
     figure = ShownFigure(7, 6)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     draw_densities(upper, dict(zip(names, compared[:2], strict=True)))
@@ -155,11 +147,7 @@ def _indices(result: Influence) -> str:
 
 
 def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "") -> Figure:
-    """Draw each document's share of the influence by its place, and that of any document.
-
-    The band is two standard errors to either side; a document is not drawn at places where no order
-    has it.
-    """
+    """Draw each document's share of the influence by its place, and that of any, with its band."""
     figure, axes = new_figure("share of the influence", "place of the document", title)
     places = np.arange(1, len(names) + 1)
     for number, (name, row) in enumerate(zip(names, np.asarray(result.table.value), strict=True)):

@@ -21,25 +21,10 @@ def self_answered(
 ) -> list[Context]:
     """Contexts with the answers that the model gives itself where they have none.
 
-    An answer that did not end within its tokens is marked as `Context.cut`.
-
-    Parameters
-    ----------
-    prompts
-        Such as `unanswered` makes; contexts that have an answer are left as they are.
-    model
-        The model that answers, up to one of its ``end_ids``, which are no part of the answer.
-    asked
-        As in `context_of`.
-    tokens
-        How many an answer has at most.
-    progress
-        Wraps the list of prompts, for example ``tqdm.tqdm``.
-
-    Raises
-    ------
-    ValueError
-        Where the model ends at once, without an answer; or as in `models.answer`.
+    An answer, of so many `tokens` at most, ends before one of the model's ``end_ids``; one that did
+    not end is marked as `Context.cut`, and one that ends at once raises ValueError. `prompts` are
+    such as `unanswered` makes; contexts that have an answer are left as they are. `progress` wraps
+    their list, for example ``tqdm.tqdm``; `asked` is as in `context_of`.
 
     Examples
     --------

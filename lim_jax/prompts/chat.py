@@ -77,7 +77,7 @@ def chat_prompt(
     documents: Sequence[Document] = (),
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> RenderedPrompt:
-    r"""A chat as its model reads it, up to where the assistant begins to speak.
+    """A chat as its model reads it, up to where the assistant begins to speak.
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
     template has a place for them, else before the text of the user's last message, which is then
@@ -87,6 +87,7 @@ def chat_prompt(
     Where the template puts a text is found by laying out the same chat with marks in their places,
     so that texts may repeat one another or the template's own words, and may lose white space at
     their ends. No text of a chat is read as a token of control, such as the mark of a turn's end.
+    What the template refuses, leaves out or changes raises ValueError.
 
     Parameters
     ----------
@@ -95,20 +96,12 @@ def chat_prompt(
         ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and
         then say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``.
     template
-        The model's own, `LanguageModel.chat_template`.
+        The model's own, `LanguageModel.chat_template`. It needs jinja2, of the extra ``models``.
     documents
         As in `documents.document_prompt`.
     tools
-        What the assistant may call, each as a schema in JSON:
-        ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}``.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without jinja2, of the extra ``models``.
-    ValueError
-        Where there are no messages, or the template refuses them, takes too long, or leaves out
-        or changes what is said, so that it cannot be found.
+        What the assistant may call, each as a schema in JSON: ``{"type": "function", "function":
+        {"name": ..., "description": ..., "parameters": ...}}``.
 
     Examples
     --------
@@ -190,10 +183,7 @@ def _layout(
     before: Pieces | None = None,
     documents: Sequence[Document] = (),
 ) -> _Layout:
-    """With pieces before what the user said last, which is then the question; None without.
-
-    No message is called as one of the documents is.
-    """
+    """With pieces before what the user said last, which is then the question; None without."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     require(
         bool(users) or before is None, "messages", got="documents, and none of a user",
@@ -237,10 +227,7 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
 def _places(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Where each piece stands in a text, and where none does.
-
-    By the same text with marks in the pieces' places.
-    """
+    """Where each piece stands in a text, by that with marks in their places; and where none."""
     said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
     numbers = [int(one) for one in said[1::2]]
     names = {layout.pieces[number][1] for number in layout.said - set(numbers)}

@@ -120,14 +120,13 @@ def context_of(
     ----------
     laid
         Such as `document_prompt` makes; its spans may reach into the answer.
-    answer
-        As it follows the text, with the space before it where there is one.
+    answer, foil
+        As they follow the text, with the space before it where there is one: the answer, and what
+        might have followed instead.
     tokenizer
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     asked
         A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
-    foil
-        What might have followed instead, with the space before it where there is one.
     where
         What errors name.
 

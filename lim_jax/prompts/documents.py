@@ -16,21 +16,11 @@ MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
 
 
 class Document(NamedTuple):
-    """A document: its title and its text.
-
-    Attributes
-    ----------
-    title
-        Stands above the text; may be empty.
-    text
-        What the model reads.
-    name
-        Names the document's part of the context; where it is empty, `named_documents` finds one.
-    """
+    """A document: its title, which stands above the text and may be empty, and its text."""
 
     title: str
     text: str
-    name: str = ""
+    name: str = ""  # of its part of the context; where it is empty, `named_documents` finds one
 
 
 class RenderedPrompt(NamedTuple):
@@ -48,22 +38,12 @@ class RenderedPrompt(NamedTuple):
 
 
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """The same documents, each with a name of its own.
+    """The same documents, at least one and each with a text, each with a name of its own.
 
     That is its title, or its number from 1 where it has none. Where several would be called alike,
     or one as a part that is no document (`RESERVED_NAMES`, a role and a number), the number
     follows, so that no two are counted as one. Names stay with the documents, in whichever order
     they are laid out afterwards.
-
-    Parameters
-    ----------
-    documents
-        At least one, each with a text.
-
-    Raises
-    ------
-    ValueError
-        Where there are none, or one has no text.
 
     Examples
     --------
@@ -94,20 +74,8 @@ def _ours(name: str) -> bool:
 def document_prompt(documents: Sequence[Document], question: str) -> RenderedPrompt:
     r"""Documents one after another, each its title and its text, and then the question.
 
-    Every document is a part under its name, and so is the question. An answer follows after a
-    space.
-
-    Parameters
-    ----------
-    documents
-        As in `named_documents`, which names those that have no name.
-    question
-        As it is asked.
-
-    Raises
-    ------
-    ValueError
-        As in `named_documents`, and where the question is empty.
+    Every document is a part under its name (`named_documents`), and so is the question, which is
+    not empty. An answer follows after a space.
 
     Examples
     --------

@@ -40,44 +40,20 @@ CURE = "One object stands on a line, and text is a string."
 
 
 class Line(NamedTuple):
-    """A line of a file: what is asked, before it is laid out.
-
-    Attributes
-    ----------
-    where
-        The file and the line; errors name it.
-    text
-        The text or the prompt; empty where the line has documents or messages.
-    spans
-        The named parts of the text: start and end in characters, and the name.
-    documents, question, messages
-        Empty where the line has none.
-    template
-        Lays out the messages.
-    answer
-        The answer, with the space before it; None where the line has none.
-    foil
-        What might have followed instead; empty where there is none.
-    asks
-        Whether an answer can follow; not after a ``text``, which stands by itself.
-    id
-        The line's own name, by which `compare` finds it in another file; may be empty.
-    tools
-        The functions that the assistant may call.
-    """
+    """A line of a file: what is asked, before it is laid out. Errors name the file and the line."""
 
     where: str
-    text: str = ""
-    spans: tuple[tuple[int, int, str], ...] = ()
+    text: str = ""  # or the prompt; empty where the line has documents or messages
+    spans: tuple[tuple[int, int, str], ...] = ()  # of the text: start, end and name, in characters
     documents: tuple[Document, ...] = ()
     question: str = ""
     messages: tuple[Message, ...] = ()
-    template: ChatTemplate | None = None
-    answer: str | None = None
-    foil: str = ""
-    asks: bool = True
-    id: str = ""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    template: ChatTemplate | None = None  # lays out the messages
+    answer: str | None = None  # with the space before it
+    foil: str = ""  # what might have followed instead
+    asks: bool = True  # whether an answer can follow; not after a ``text``
+    id: str = ""  # by which `compare` finds it in another file
+    tools: tuple[Mapping[str, Any], ...] = ()  # the functions that the assistant may call
 
     @property
     def laid(self) -> RenderedPrompt:
@@ -94,8 +70,8 @@ def read_prompts(
 ) -> list[Context | PromptOnly]:
     """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
 
-    A text is cut into contexts of `max_length` tokens; what is left at its end is left out. Where
-    an answer is asked of a line that has none, its prompt comes back, `PromptOnly`.
+    A text is cut into contexts of `max_length` tokens. Where an answer is asked of a line that has
+    none, its prompt comes back, `PromptOnly`.
     """
     data, tokenizer = Path(data), model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
@@ -107,17 +83,10 @@ def read_prompts(
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
     r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
-    A line has a ``text``; or a ``prompt``; or ``documents``, a list of ``{"title": ..., "text":
-    ...}`` of which the title may be left out, and a ``question``; or ``messages``, as in
-    `require_messages`, and maybe ``documents`` and ``tools``. All but a text may have an
-    ``answer`` and a ``foil``, what might have followed instead. Text and prompt may have ``spans``:
-    ``[[start, end, "name"], ...]`` in characters of the text, or of prompt and answer together. By
-    an ``id``, a text or a whole number that no other line has, a line is paired with that of
-    another file; any other entry is refused.
-
-    Text and prompt are read as they are written, with tokens of control such as ``<|im_end|>``
-    where they spell them; documents, questions and messages, and answers to these, as text alone.
-    The template lays out messages; lines without a ``foil`` get that of the argument.
+    A line has a ``text``; or a ``prompt``; or ``documents`` and a ``question``; or ``messages`` and
+    maybe ``documents`` and ``tools``; all but a text maybe an ``answer`` and a ``foil``, text and
+    prompt ``spans``, and any an ``id`` of its own (docs/commands.md). Text and prompt are read with
+    tokens of control such as ``<|im_end|>`` where they spell them, all else as text alone.
 
     Examples
     --------
@@ -140,14 +109,11 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
 
 
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
-    """Read documents, each under a name of its own: of a folder, or of a file.
+    """Read documents, each under a name of its own: of a folder and those in it, or of a file.
 
-    A folder's are its files and those of the folders in it, in the order of their names, which
-    without their endings are the titles; hidden files and what commands of ours wrote are left out,
-    and so, with a warning, are empty ones. A file is a text in UTF-8, or in UTF-16 with its mark,
-    or a PDF or .docx, of the extra ``documents``. A file of JSON lines, or of a list in a file
-    named ``.json``, has ``{"title": ..., "text": ...}`` for each, of which the title may be left
-    out; any other file is one document.
+    A file is a text, a PDF or .docx, or has JSON lines with ``title`` and ``text``. In a folder
+    hidden files and what commands of ours wrote are left out, and so, with a warning, are empty
+    ones.
     """
     path = as_path(path, "documents")
     if path.is_dir():

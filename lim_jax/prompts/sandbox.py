@@ -48,10 +48,7 @@ def environment() -> jinja2.Environment:
 
 
 def main() -> int:
-    """Read a template and the variables of each chat, and write each one's text, or what is wrong.
-
-    Both are JSON, of standard input and output.
-    """
+    """Read a template and the variables of chats, and write their texts, or what is wrong."""
     given = json.load(sys.stdin)
     _limit_memory()
     json.dump([_laid_out(given["template"], one) for one in given["chats"]], sys.stdout)

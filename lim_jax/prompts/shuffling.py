@@ -25,15 +25,7 @@ class ShuffledContexts(NamedTuple):
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
         r"""The share of each order's influence Z that the document at each place holds.
 
-        Parameters
-        ----------
-        energies
-            :math:`\|P_0(p_i)\|^2` of each order's context, such as `models.energies_of_ids` finds.
-
-        Raises
-        ------
-        ValueError
-            Unless there is a number for each token of each context.
+        Of the energies :math:`\|P_0(p_i)\|^2` of each order's context, a number for each token.
         """
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
@@ -60,14 +52,8 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     document has every place once, so that documents average out of a place and places out of a
     document. Further orders are those of another permutation. With fewer than k each order still
     has all documents, and two are enough to tell places from documents if these add up; the
-    permutation is random, so that what does not add up is wrong by chance and not by design.
-
-    Parameters
-    ----------
-    documents, orders
-        Their numbers k and N, of two at least.
-    seed
-        Of the permutations: a whole number from 0, or several.
+    permutation is random, so that what does not add up is wrong by chance and not by design. `seed`
+    is a whole number from 0, or several.
 
     Examples
     --------
@@ -88,22 +74,10 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
 def shuffled(
     line: Line, orders: Orders, tokenizer: Any, asked: LossName, max_length: int
 ) -> ShuffledContexts:
-    """The contexts of a line's documents in several orders.
+    """The contexts of a line's documents in several orders, such as `cyclic_orders` finds.
 
-    Parameters
-    ----------
-    line
-        Of `read_lines`, with documents.
-    orders
-        Such as `cyclic_orders` finds.
-    tokenizer, asked, max_length
-        As in `context_of_line`.
-
-    Raises
-    ------
-    ValueError
-        Where the line has not as many documents or an answer is asked and it has none, or where a
-        context leaves a document out.
+    `line` is of `read_lines`, with as many documents, and an answer where one is asked; the others
+    are as in `context_of_line`. A context that leaves a document out raises ValueError.
 
     Examples
     --------

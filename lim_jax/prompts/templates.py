@@ -18,15 +18,8 @@ SECONDS = 30.0  # until a process is ended whose own clock did not end it
 def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Run a template on the variables of each chat: ``{"text": ...}`` or ``{"error": ...}`` each.
 
-    A template runs in a process of its own, which may take a second of processor time for each
-    chat and half a GiB of memory, and in Jinja's sandbox, where it reaches nothing but what it is
-    given.
-
-    Examples
-    --------
-    >>> template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}:", {"bos_token": "<s>"})
-    >>> rendered(template, [{"messages": [{"role": "user", "content": "hi"}]}])
-    [{'text': '<s>hi:'}]
+    It runs in a process of its own, which may take a second of processor time for each chat and
+    half a GiB of memory, and in Jinja's sandbox, where it reaches nothing but what it is given.
     """
     require_extra("jinja2", "models")
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **template.marks}

@@ -19,11 +19,7 @@ DECADES_IF_MORE = 2
 
 
 def profile_chart(influence: Influence) -> Specification:
-    """The density with two standard errors to either side, its regional averages, the uniform one.
-
-    Positions left out are not drawn; the scale is logarithmic where the density spans more than
-    two decades.
-    """
+    """The density with two standard errors, its regional averages, the uniform one."""
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])

@@ -44,7 +44,7 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     Every token is shaded by the influence density of its own context, on one scale for all, and
     tells of itself under the pointer or the keyboard's focus. The profile is the influence; the
     other charts are means over the accounts. Shares are of the parts' energies, which need not sum
-    to that of the whole.
+    to that of the whole. Needs the extra ``report``.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
         The file, which is overwritten; its folder must be there.
     contents
         Three. The influence over contexts, such as `Explanation.influence` or that of
-        `models.influence_of_ids`. The accounts of the contexts to be shown, the first of those
-        measured, by `explanations.account_of_context`, at the depth of the influence. And for each
-        of them the text of each id of its window (`models.texts_of_ids`): L of the context, and the
+        `models.influence_of_ids`. The accounts of the contexts to be shown, of one network and
+        depth, the first of those measured, by `explanations.account_of_context`. And for each of
+        them the text of each id of its window (`models.texts_of_ids`): L of the context, and the
         one after it.
     options
         By name. The ``title`` of the page: what was asked. The ``answer`` to that; empty where
@@ -67,14 +67,6 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
         of its named parts, such as documents: each has a ``name`` and its ``places``. The
         ``records``: what parts of each name hold over all contexts. A table ``by_place`` of shares
         by document and place: its rows, the first of which names the columns.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the extra ``report``: ``python -m pip install "lim_jax[report]"``.
-    ValueError
-        Where there are no accounts, they are of different networks or depths, or the texts are not
-        those of their windows.
     """
     page, path = page_of(*contents, **options), as_path(path)
     path.write_text(page, encoding="utf-8")
@@ -144,10 +136,7 @@ def page_of(
 
 
 def require_page_packages() -> None:
-    """Raise ModuleNotFoundError without the packages of the extra ``report``, which write a page.
-
-    Before a long computation, whose page could not be written.
-    """
+    """Raise ModuleNotFoundError without the packages of the extra ``report``."""
     for package in PACKAGES:
         require_extra(package, "report")
 
@@ -253,11 +242,7 @@ def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, A
 
 
 def _of_layers(account: TokenAccount) -> np.ndarray:
-    """What each head adds, over the influence that stands at its own layer.
-
-    There both are in one scale: where a layer multiplies the state, the energies of all that comes
-    before it are larger, and none of its heads did that.
-    """
+    """What each head adds, over the influence at its own layer, whose scale it has."""
     standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
     return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 

@@ -65,12 +65,12 @@ def show(
     """Measure contexts, and show the influence of each token and each named part.
 
     In a notebook the last line of a cell shows the page; ``show(...).save("page.html")`` writes it.
-    It takes some two gradients of each context.
+    It takes some two gradients of each context, and the extra ``report``.
 
     Parameters
     ----------
-    model
-        Any: from `models.load`, or `models.byte_model`.
+    model, depth, loss
+        As in `explanations.account_of_context`.
     windows
         One array of ids for each context, with the id after it.
     tokenizer
@@ -81,18 +81,8 @@ def show(
         Of each context its named parts, such as documents: each has a ``name`` and its ``places``.
     title
         Of the page.
-    depth, loss
-        As in `explanations.account_of_context`.
     delta
         The width of each boundary region.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the extra ``report``.
-    ValueError
-        Where there are no windows, or weights and spans are not theirs; and as in
-        `explanations.account_of_context`.
     """
     require_page_packages()
     weights = query_weights

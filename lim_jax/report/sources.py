@@ -34,23 +34,11 @@ class _Shown(NamedTuple):
 
 
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
-    """The page of an answer whose parts have scores, as `ask` gives them by the mask gradient.
+    """The page of an answer whose parts have scores: of ``ask(..., method="mask-gradient")``.
 
-    A notebook shows it, and ``.save("answer.html")`` writes it.
-
-    Parameters
-    ----------
-    answered
-        Of ``ask(..., method="mask-gradient")``, without a foil.
-    about
-        Facts by name, such as the model.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without jinja2, of the extra ``report``.
-    ValueError
-        Of another method.
+    A notebook shows it, and ``.save("answer.html")`` writes it. `about` are facts by name, such as
+    the model. Needs jinja2, of the extra ``report``; an answer by another method or with a foil has
+    no such scores (ValueError).
     """
     scores = answered.by_part
     if scores is None:

@@ -20,11 +20,7 @@ FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHAN
 
 
 class ShownContext(NamedTuple):
-    """A context on a page: what the text needs of each token, and what its card tells (`FIELDS`).
-
-    `after` is the token after the context; of `length` tokens those that make one character are
-    one of `tokens`.
-    """
+    """A context on a page: what the text needs of each token, and its card (`FIELDS`)."""
 
     tokens: list[dict[str, Any]]
     records: list[list[str]]
@@ -67,10 +63,7 @@ def shown_context(
 
 
 class Block(NamedTuple):
-    """A named part of a context on a page: its shares in per cent, and its tokens that hold most.
-
-    `width` is the share as a number, for a bar; `shade` that of its mean density.
-    """
+    """A named part of a context on a page: its shares in per cent, and its main tokens."""
 
     name: str
     share: str
@@ -83,11 +76,7 @@ class Block(NamedTuple):
 def blocks_of(
     account: TokenAccount, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
-    """The named parts of a context, in its order, with their shares of its influence.
-
-    Spans of one name count together. The last part is what is in none of them, where there is
-    something.
-    """
+    """The named parts of a context, in its order, and what is in none, with their shares."""
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]

@@ -24,22 +24,9 @@ def draw_key_values(
 ) -> KeyValues:
     """Pairs of random hexadecimal digits, no key twice; the one that is asked for is drawn too.
 
-    Many tokenizers read each digit by itself. Those of small models make some 36 tokens of a
-    uuid, as lost-in-the-middle's pairs are of, so that the default is shorter.
-
-    Parameters
-    ----------
-    count
-        The number of pairs.
-    seed
-        For `numpy.random.default_rng`.
-    key_length, value_length
-        In digits; or ``"uuid"``, of version 4.
-
-    Raises
-    ------
-    ValueError
-        Where there are fewer keys of that length than pairs.
+    Many tokenizers read each digit by itself. Those of small models make some 36 tokens of a uuid,
+    as lost-in-the-middle's pairs are of, so that the default is shorter. Lengths are in digits, or
+    ``"uuid"``, of version 4; `seed` is for `numpy.random.default_rng`.
 
     Examples
     --------
@@ -60,14 +47,8 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     """Pairs as a JSON object, with the one that is asked for at a place.
 
     Lost-in-the-middle's task; the words are our own. A record is a pair with its quotation marks.
-    The answer is the value, which the text's last mark opens.
-
-    Parameters
-    ----------
-    data
-        From `draw_key_values`, or a file.
-    place
-        From 0; the other pairs stay in their order. None: where it is.
+    The answer is the value, which the text's last mark opens. `place` is from 0, the other pairs
+    stay in their order; None: where it is.
 
     Examples
     --------

@@ -87,15 +87,9 @@ def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
 def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> EncodedText:
     """The ids of a text, with what each token shows and where it ends.
 
-    Parameters
-    ----------
-    text
-        Any text.
-    tokenizer
-        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    marks
-        Whether the tokenizer puts its own marks around the text, such as that of its beginning: not
-        where the text spells them itself, as a chat's does.
+    `tokenizer` is the model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    `marks` says whether it puts its own marks around the text, such as that of its beginning: not
+    where the text spells them itself, as a chat's does.
 
     Examples
     --------
@@ -132,20 +126,8 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     """The ids of a prompt and its answer, which are read together, and the record of each place.
 
     A token belongs where its last character is: one of a space and a word, to the word's record.
-    What is asked are the answer's tokens, each at the place before it.
-
-    Parameters
-    ----------
-    prompt
-        Such as `key_value_prompt` makes.
-    tokenizer
-        As in `encode_text`.
-
-    Raises
-    ------
-    ValueError
-        Where the prompt or the answer has no tokens, a span is outside of the text or not after
-        the span before it, or gold is not the number of a record.
+    What is asked are the answer's tokens, each at the place before it. `prompt` is such as
+    `key_value_prompt` makes, its spans one after another; `tokenizer` as in `encode_text`.
 
     Examples
     --------
@@ -190,16 +172,9 @@ def record_weights(
     r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
 
     ``record_weights(...) @ energy`` are the records' parts of the total Z; as pools of a penalty
-    they make it one of records, which leaves out what belongs to none.
-
-    Parameters
-    ----------
-    records
-        The number of the record that each place belongs to, -1 for none.
-    cells
-        The grid's weights.
-    count
-        How many records.
+    they make it one of records, which leaves out what belongs to none. `records` has the number of
+    the record of each place, -1 for none, `count` how many there are; `cells` are the grid's
+    weights.
 
     Examples
     --------

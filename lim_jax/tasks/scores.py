@@ -21,26 +21,11 @@ def decodes_greedily(
 
     .. math:: \arg\max_c z_{ic} = y_i \quad\text{wherever } \alpha_i \ne 0.
 
-    Nothing is decoded: as long as every word so far is the answer's, the network has read what
-    it would have read while decoding, so that both agree up to the first wrong word, and the answer
+    Nothing is decoded: as long as every word so far is the answer's, the network has read what it
+    would have read while decoding, so that both agree up to the first wrong word, and the answer
     comes out whole exactly where there is none. Of equal logits the first word's counts. No
-    derivative.
-
-    Parameters
-    ----------
-    logits
-        Of the next word, one row for each place.
-    targets
-        The word after each place (anything where the weight is zero): ``window[1:]``.
-    weights
-        Of the loss: not zero at the places that ask for the answer's words.
-
-    Raises
-    ------
-    ValueError
-        Where shapes differ.
-    EquinoxRuntimeError
-        Where no place is asked, a target is outside the vocabulary, or something is not finite.
+    derivative. Row i of `logits` is of the word after place i, which `targets` has, ``window[1:]``
+    (anything where the loss's weight is zero).
 
     Examples
     --------
