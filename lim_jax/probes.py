@@ -75,26 +75,12 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
 
 
 def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Draw independent standard normal entries (`eq:isotropic-observability-probes`).
-
-    Examples
-    --------
-    >>> gaussian_probes(3, 2, key=jax.random.key(0)).shape
-    (3, 2)
-    """
+    """Draw independent standard normal entries (`eq:isotropic-observability-probes`)."""
     return gaussian(key, _shape(count, width, key))
 
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Draw independent signs (`eq:isotropic-observability-probes`).
-
-    Exact for diagonal matrices, and never noisier on traces than Gaussian entries.
-
-    Examples
-    --------
-    >>> jnp.abs(rademacher_probes(1, 2, key=jax.random.key(0))).tolist()
-    [[1.0, 1.0]]
-    """
+    """Draw independent signs (`eq:isotropic-observability-probes`), exact for diagonal matrices."""
     return jax.random.rademacher(key, _shape(count, width, key), dtype=jnp.zeros(()).dtype)
 
 

@@ -154,18 +154,10 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
 class JointCone(NamedTuple):
     r"""The cross-depth integrand :math:`\Gamma(t, u, p, r; q)`, reduced at every position q.
 
-    Attributes
-    ----------
-    lowest, largest
-        The least :math:`\Gamma` and the largest :math:`|\Gamma|` over all pairs of depths and of
-        future positions.
-    energy
-        :math:`Q_{\rm cone}(q)`, the integral of :math:`\Gamma` over depths and future positions
-        (`eq:full-depth-cone-energy`), which is :math:`\mathbb E\|P_{\rm cone}(q)\|^2`.
-    future
-        The length of the future cone on the grid, 1 - q in the continuum.
-    horizon
-        :math:`T`.
+    Its `lowest` and the `largest` :math:`|\Gamma|` over all pairs of depths and of future
+    positions, and its integral :math:`Q_{\rm cone}(q)`, the `energy`
+    :math:`\mathbb E\|P_{\rm cone}(q)\|^2` (`eq:full-depth-cone-energy`). `future` is the length of
+    the future cone on the grid, 1 - q in the continuum.
     """
 
     lowest: Float[Array, " length"]

@@ -23,16 +23,10 @@ Carried = tuple[State, State, State]
 class ContinuousAdjoint(NamedTuple):
     r"""The adjoint of a continuous flow along depth, and the channels of its end.
 
-    Attributes
-    ----------
-    loss
-        The terminal loss.
-    times, covectors
-        :math:`P_t` at the depth times asked for, densities.
-    residual, cone, local
-        The generator terms of :math:`P_0 = P_T + \int_0^T \zeta K^*P\,dt + \int_0^T \zeta B^*P\,dt`
-        (`eq:continuous-adjoint-duhamel`; the cone is `eq:depth-integrated-cone-channel`); they sum
-        to :math:`P_0` to rounding.
+    `covectors` are :math:`P_t` at the `times` asked for, densities; `residual`, `cone` and `local`
+    the generator terms of :math:`P_0 = P_T + \int_0^T \zeta K^*P\,dt + \int_0^T \zeta B^*P\,dt`
+    (`eq:continuous-adjoint-duhamel`; the cone is `eq:depth-integrated-cone-channel`), which sum to
+    :math:`P_0` to rounding.
     """
 
     loss: Scalar

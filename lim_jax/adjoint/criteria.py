@@ -28,13 +28,9 @@ from lim_jax.grid.partition import Regions, regional_averages, require_regions
 class ConeBounds(NamedTuple):
     r"""The cone energy's averages over the left and the middle, with the bounds on them.
 
-    Attributes
-    ----------
-    left_bound, left
-        :math:`\kappa_L T^2 A_{E_L}` and what it is at most (`eq:cone-left-actual-lower-bound`).
-    middle, middle_bound
-        The average over the middle and :math:`K_M T^2 A_{E_M}`, which it is at most
-        (`eq:cone-middle-actual-upper-bound`).
+    `left_bound` is :math:`\kappa_L T^2 A_{E_L}`, at most `left`
+    (`eq:cone-left-actual-lower-bound`), and `middle_bound` :math:`K_M T^2 A_{E_M}`, at least
+    `middle` (`eq:cone-middle-actual-upper-bound`).
     """
 
     left_bound: float

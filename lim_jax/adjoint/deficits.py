@@ -56,19 +56,12 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
 
 
 class ChannelBounds(NamedTuple):
-    r"""Bounds on regional channel energies and correlations.
+    r"""Bounds on regional channel energies and correlations, by region: left, middle, right.
 
-    Attributes
-    ----------
-    upper
-        :math:`u_{\alpha,B}`, by region (left, middle, right) and channel (residual, cone, local)
-        (`eq:channel-upper-bounds`).
-    left, right
-        The lower bounds :math:`\ell_L \le J_{\rm cone}(E_L)`, :math:`\ell_R \le J_{\rm res}(E_R)`
-        (`eq:boundary-channel-lower-bounds`).
-    correlations
-        :math:`\rho_{\alpha\beta,B}`, by region and pair (residual-cone, residual-local,
-        cone-local); 1 is always true.
+    Upper ones :math:`u_{\alpha,B}` by channel (`eq:channel-upper-bounds`); lower ones `left`,
+    :math:`\ell_L \le J_{\rm cone}(E_L)`, and `right`, :math:`\ell_R \le J_{\rm res}(E_R)`
+    (`eq:boundary-channel-lower-bounds`); and :math:`\rho_{\alpha\beta,B}` by pair (residual-cone,
+    residual-local, cone-local), of which 1 is always true.
     """
 
     upper: Float[Array, "3 3"]

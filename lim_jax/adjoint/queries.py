@@ -21,15 +21,11 @@ from lim_jax.loss.losses import Labels, logit_residual
 class QueryMasses(NamedTuple):
     r"""The query weights :math:`\alpha` of a loss by region (left, middle, right).
 
-    Attributes
-    ----------
-    masses
-        :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`).
-    squares
-        :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
-        (`eq:continuum-query-right-bias`); on point regions of tokens :math:`L^2` times the average
-        of :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`). Masses compare regions of
-        different length, so it is these that decide.
+    `masses` are :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`), `squares`
+    :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
+    (`eq:continuum-query-right-bias`); on point regions of tokens :math:`L^2` times the average of
+    :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`). Masses compare regions of different
+    length, so it is these that decide.
     """
 
     masses: Float[Array, "3"]

@@ -153,14 +153,9 @@ def splitting_remainders(
 class Amplification(NamedTuple):
     r"""Bounds c on :math:`\|P_0 - P_T\| \le c\,\|P_T\|`, as certain as the norms they come from.
 
-    Attributes
-    ----------
-    exponential
-        The paper's :math:`e^{T\Lambda} - 1` (`eq:residual-stability-bound`).
-    product
-        The sharper :math:`\prod_k (1 + \|B_k\|) - 1`.
-    products
-        The same of the layers from each on, for :math:`\|P_j - P_T\|`; the first is `product`.
+    The paper's `exponential` :math:`e^{T\Lambda} - 1` (`eq:residual-stability-bound`), the sharper
+    `product` :math:`\prod_k (1 + \|B_k\|) - 1`, and `products`, the same of the layers from each
+    on.
     """
 
     exponential: Scalar

@@ -26,16 +26,10 @@ SIGNATURE = "of the terminal state and its labels"
 
 
 class AdjointTrajectory(NamedTuple):
-    r"""A flow and its adjoint along depth.
+    r"""A flow and its adjoint along depth: densities :math:`P_0, \dots, P_M`, as `covectors`.
 
-    Attributes
-    ----------
-    loss
-        The terminal loss (`eq:single-example-loss`).
-    times, states
-        As in `flow.Trajectory`.
-    covectors
-        :math:`P_0, \dots, P_M`, densities.
+    `loss` is the terminal one (`eq:single-example-loss`); `times` and `states` are as in
+    `flow.Trajectory`.
     """
 
     loss: Scalar

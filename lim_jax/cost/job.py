@@ -18,12 +18,7 @@ BYTES = "A gibibyte is 2**30."
 
 
 class Cost(NamedTuple):
-    """What one call of a compiled job takes.
-
-    Operations are those of all matrix products: tiles that attention skips do not count, and a loop
-    whose length is known only when it runs counts once. The others are bytes, as the compiler lays
-    them out for this machine.
-    """
+    """What one call of a compiled job takes: operations of all matrix products, and bytes."""
 
     operations: int
     temporary: int

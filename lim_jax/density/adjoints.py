@@ -32,20 +32,16 @@ Batch = tuple[Float[Array, "examples length width"] | Ids, PyTree]
 
 
 class LossOfIds(eqx.Module):
-    r"""A loss of token ids: influence is that of their states, and training moves the embedding.
+    """A loss of token ids: influence is that of their states, and training moves the embedding.
 
     Every function of a loss and a batch takes it, with batches ``(ids, y)``, the ids whole numbers
     of shape ``(examples, length)``. Adjoints are gradients in the embedded states, which are
     functions of the parameters: all derivatives in these pass through the embedding. A batch that
     is embedded outside of the derivative freezes it.
 
-    Attributes
-    ----------
-    embed
-        ``embed(params, ids, y) -> x`` of one example, from ``(length,)`` to ``(length, width)``. Of
-        y it may read what an example has beside its ids, such as where packed contexts begin.
-    loss
-        ``loss(params, x, y) -> scalar`` of the states.
+    ``embed(params, ids, y) -> x`` is of one example, from ``(length,)`` to ``(length, width)``: of
+    y it may read what an example has beside its ids. ``loss(params, x, y) -> scalar`` is of the
+    states.
 
     Examples
     --------

@@ -47,18 +47,12 @@ ALIKE = "all examples have one profile: their errors say nothing of other exampl
 
 
 class Indices(NamedTuple):
-    r"""The paper's indices of a positional density.
+    r"""The paper's indices of a positional density, from `indices`.
 
-    Attributes
-    ----------
-    left, middle, right
-        Regional averages (`eq:gd-left-average` and those below it).
-    gap
-        :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`: Lost-in-the-Middle where positive.
-    lim
-        The stabilised index; no less than :math:`-1/((1 - 2\delta)\,\varepsilon_0)`.
-    symmetric_contrast
-        The contrast in [-1, 1].
+    Regional averages (`eq:gd-left-average` and those below it); the `gap`
+    :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`, Lost-in-the-Middle where positive; the
+    stabilised index `lim`, no less than :math:`-1/((1 - 2\delta)\,\varepsilon_0)`; and the contrast
+    in [-1, 1].
     """
 
     left: Scalar

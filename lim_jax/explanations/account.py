@@ -135,17 +135,8 @@ def asked_of_windows(
 ) -> Targets:
     """What is asked of windows, at the places alone where their weights are not zero.
 
-    Programs are compiled for some numbers of places alone, so that the first place may be asked
-    several times more, with no weight. Where contexts are padded, to `padded` places, as many may
-    be asked.
-
-    Examples
-    --------
-    >>> from lim_jax.models.language import byte_model
-    >>> model = byte_model(3, width=4, heads=2, depth=1, key=jax.random.key(0))
-    >>> asked = asked_of_windows(model, np.array([[7, 8, 9, 5]]), np.array([0.0, 0.5, 0.5]))
-    >>> asked.targets.tolist(), asked.places.tolist(), asked.weights.tolist()
-    ([[9, 5, 0]], [[1, 2, 0]], [[0.5, 0.5, 0.0]])
+    Of some numbers of places alone, for which programs are compiled: the first may be asked again,
+    with no weight, up to `padded` places where contexts are padded.
     """
     targets = [np.asarray(window)[1:] for window in windows]
     shared = getattr(query_weights, "ndim", 2) == 1

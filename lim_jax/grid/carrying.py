@@ -15,12 +15,6 @@ def carried(
 
     :math:`\phi_s` is one on cell s (on a Gauss--Legendre panel the polynomial of node s), so the
     integral is kept exactly. `Grid.interpolate` evaluates a smooth field elsewhere instead.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> carried(jnp.array([3.0, 0.0]), token_grid(2), token_grid(3)).round(6).tolist()
-    [3.0, 1.5, 0.0]
     """
     shares = jnp.asarray(carrying_shares(source, target), density.dtype)
     return jnp.tensordot(shares, density, axes=1)

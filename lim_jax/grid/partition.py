@@ -129,15 +129,8 @@ def interval_weights(
 ) -> Float[Array, " length"]:
     r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)` in [0, 1].
 
-    Parts of :math:`\Delta p_i`: additive over disjoint sets, and all of them for [0, 1). An end at
-    1 is closed, as that of :math:`E_R` is. What intervals share counts once. Their ends
-    :math:`a \le b` are read as `boundary_regions` reads delta.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> interval_weights(token_grid(4), [(0, "3/8"), ("3/4", 1)]).tolist()
-    [0.25, 0.125, 0.0, 0.25]
+    Parts of :math:`\Delta p_i`. An end at 1 is closed, as that of :math:`E_R` is. What intervals
+    share counts once. Their ends are read as `boundary_regions` reads delta.
     """
     expected, cure = "pairs (a, b) with 0 <= a <= b <= 1", "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(

@@ -27,15 +27,9 @@ from lim_jax.network.slots import State
 class DepthProfile(NamedTuple):
     r"""A depth profile with a stated bound and a stated slope (`ass:depth-profile`).
 
-    It is called like its function: every flow accepts it as `profile`. Samples cannot prove the two
-    numbers, but `require_stated` raises where they refute them.
-
-    Attributes
-    ----------
-    function
-        :math:`\zeta`.
-    bound, lipschitz
-        :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more.
+    It is called like its function :math:`\zeta`: every flow accepts it as `profile`. `bound` and
+    `lipschitz` are :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more.
+    Samples cannot prove the two numbers, but `require_stated` raises where they refute them.
 
     Examples
     --------

@@ -23,16 +23,9 @@ Flows = tuple[ContinuousFlow, ContinuousFlow]
 class Scheme(NamedTuple):
     r"""How a control becomes layers, and how a layer is applied.
 
-    Attributes
-    ----------
-    step
-        `flow.euler`, `flow.split`, or another step function.
-    offset
-        Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½
-        keeps the order of a step of order 2.
-    perturbation
-        From the depth to what is added to the stacked layers, such as `perturbation` makes; None
-        for nothing.
+    Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½ keeps
+    the order of a step of order 2. `step` is `flow.euler`, `flow.split`, or another, and
+    `perturbation` gives from the depth what is added to the stacked layers.
     """
 
     step: Step = euler
@@ -53,10 +46,7 @@ class Scheme(NamedTuple):
         return ResidualFlow(layers, horizon=horizon, profile=profile, step=self.step)
 
     def rate(self, depth: int, horizon: float) -> float:
-        r"""The rate of the theorem's bracket: :math:`\varepsilon` times one plus the perturbation.
-
-        The first term stands for a smooth control's distance O(ε) from its samples.
-        """
+        r"""The rate of the theorem's bracket: :math:`\varepsilon` times 1 plus the perturbation."""
         if self.perturbation is None:
             return horizon / depth
         leaves = jax.tree.leaves(self.perturbation(depth))

@@ -32,12 +32,7 @@ Edges = Literal["zero", "renormalised", "reflecting"]
 class LinearReadout(eqx.Module):
     r"""Tokenwise linear logits, :math:`H(X)(p) = X(p)\,W_{out}` (`eq:linear-readout-example`).
 
-    Attributes
-    ----------
-    weight
-        :math:`W_{out}`.
-    bias
-        Added to every token's logits, or None.
+    `bias` is added to every token's logits, where there is one.
 
     Examples
     --------
@@ -69,12 +64,9 @@ class LinearReadout(eqx.Module):
 class TokenwiseReadout(eqx.Module):
     """Any map of one token to its logits, for example an `equinox.nn.MLP`.
 
-    Attributes
-    ----------
-    function
-        From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it
-        is a pytree, such as a module of Equinox. What a bare function closes over is none: take
-        such a readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
+    From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it is a
+    pytree, such as a module of Equinox. What a bare function closes over is none: take such a
+    readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
 
     Examples
     --------
@@ -96,19 +88,14 @@ class LocalReadout(eqx.Module):
     r"""Linear logits from a window of tokens, by another map at every position.
 
     :math:`H(X)_i = \sum_{|j-i|\le r_H} C_{ij}\,X(j)` (`eq:local-readout-finite`), of any maps
-    :math:`C_{ij}`. Of radius :math:`r_H = 0` it is the tokenwise
+    :math:`C_{ij}`, at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``, for an
+    odd number :math:`2r_H + 1` of tokens. Of radius :math:`r_H = 0` it is the tokenwise
     :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over tokens, without the
     grid's weights: it is of one context length.
 
     The terminal covector that `adjoint.terminal_adjoint` finds under it is, of a loss whose
     derivative in the logits is G, :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
     (`eq:local-readout-adjoint`, as a density).
-
-    Attributes
-    ----------
-    blocks
-        :math:`C_{ij}` at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``, for an
-        odd number :math:`2r_H + 1` of tokens. Blocks of tokens outside the context multiply zero.
 
     Examples
     --------
@@ -145,7 +132,7 @@ class BandReadout(eqx.Module):
 
     :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
     quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. What happens
-    at the two ends matters:
+    at the two `edges` matters:
 
     - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
     - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
@@ -153,19 +140,9 @@ class BandReadout(eqx.Module):
     - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
       one. This is the band to use; the others are here because people use them.
 
-    Forms the ``(length, length)`` matrix.
-
-    Attributes
-    ----------
-    weight
-        :math:`W_{out}`.
-    bandwidth
-        :math:`b`, half the width of the window, in position units: at least the grid's widest
-        cell and at most 1.
-    edges
-        As above.
-    kernel
-        :math:`\kappa`, supported in [-1, 1] with integral one.
+    The `bandwidth` b is half the width of the window in position units, from the grid's widest cell
+    to 1, and the `kernel` :math:`\kappa` supported in [-1, 1] with integral one. Forms the
+    ``(length, length)`` matrix.
 
     Examples
     --------

@@ -45,12 +45,7 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
 class DensityDynamics(eqx.Module):
     r"""The energy I of the influence, and its derivative along a direction of parameters.
 
-    Attributes
-    ----------
-    grid
-        The positions.
-    energy, energy_rate
-        :math:`I` and :math:`D_\vartheta I[\eta]` (`eq:influence-parameter-gradient`).
+    `energy_rate` is :math:`D_\vartheta I[\eta]` (`eq:influence-parameter-gradient`).
     """
 
     grid: Grid
@@ -143,21 +138,7 @@ def density_dynamics(
 
 
 class TrainingPath(NamedTuple):
-    r"""A gradient flow at saved training times.
-
-    Attributes
-    ----------
-    grid
-        The positions.
-    times
-        s.
-    params
-        The floating-point arrays of the parameters, with a leading axis of times.
-    risk
-        R.
-    energy
-        The influence's energy I on the batch.
-    """
+    """A gradient flow at saved training times s: the parameters' floating-point arrays, R and I."""
 
     grid: Grid
     times: Float[Array, " times"]

@@ -28,18 +28,13 @@ SIZES = "They are the sizes of the places: grid.weights, or those of pools."
 
 
 class Estimator:
-    r"""A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
+    """A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
     In two steps, a *statistic* of the batch that is a mean over examples, and the density that it
-    stands for. `risk_and_penalty` can average the first over several training steps.
-
-    Parameters
-    ----------
-    statistic
-        ``statistic(energies, weights, epsilon)``, of energies of shape ``(examples, places)``.
-    density
-        ``density(statistic, weights, epsilon)``, of shape ``(places,)``. It gives the estimator its
-        name and documentation.
+    stands for. `risk_and_penalty` can average the first over several training steps. They are
+    ``statistic(energies, weights, epsilon)``, of energies of shape ``(examples, places)``, and
+    ``density(statistic, weights, epsilon)``, of shape ``(places,)``, which gives its name and
+    documentation.
 
     Examples
     --------

@@ -184,16 +184,11 @@ def response_map(
 class Response(NamedTuple):
     r"""How the next training stage's influence answers a change of the loss weights.
 
-    Attributes
-    ----------
-    lim
-        :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`).
-    change
-        :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`, its first-order change
-        (`eq:lim-outer-loop-first-order-change`).
-    alignment
-        The largest c of `eq:lim-response-alignment-condition`,
-        :math:`-\mathrm{change}/\|\Delta w\|^2`; the condition holds where it is positive.
+    `lim` is :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`),
+    `change` :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`
+    (`eq:lim-outer-loop-first-order-change`), and `alignment` the largest c of
+    `eq:lim-response-alignment-condition`, :math:`-\mathrm{change}/\|\Delta w\|^2`; the condition
+    holds where it is positive.
     """
 
     lim: Scalar
