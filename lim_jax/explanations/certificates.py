@@ -9,7 +9,7 @@ first, and the dear numbers are computed only where a criterion may still hold.
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,12 @@ from lim_jax.adjoint.criteria import (
     primacy_noncancellation,
     recency_survival,
 )
+from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.ledger import channels
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import AttentionSites, attention_of, attention_sites
 from lim_jax.adjoint.tangent import kernel_factors
+from lim_jax.explanations.account import ContextParts
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions
 from lim_jax.models.causal import CausalLM, Targets
@@ -35,49 +37,42 @@ from lim_jax.network.slots import State
 Judged = Literal["deciding", "all"]
 
 
-class Adjoints(NamedTuple):
-    """Contexts, what is asked of them, and their adjoints at depth k (`account.ContextParts`)."""
-
-    ids: Int[Array, "*examples length"]
-    asked: Targets
-    vectors: Float[Array, "*examples 3 length width"]
-    products: Float[Array, "*examples layers"]
-    met: tuple[Float[Array, "*examples length width"], Float[Array, "*examples length width"]]
-
-
 def survival_of_recency(
     model: CausalLM,
-    found: Adjoints,
+    ids: Int[Array, "examples length"],
+    adjoints: ContextParts,
     regions: Regions,
     depth: int,
     key: Key[Array, ""],
     judged: Judged,
 ) -> Certificate:
     """Judge `criteria.recency_survival` by c from below, and by the norms where that may hold."""
-    terminal, initial = found.vectors[:, 0], found.vectors.sum(axis=1)
-    below = recency_survival(terminal, initial, found.products, regions)
+    terminal, initial = adjoints.vectors[:, 0], adjoints.vectors.sum(axis=1)
+    from_below = _products_from_below(adjoints.growths, depth)
+    below = recency_survival(terminal, initial, from_below, regions)
     if judged == "all" or not below.vacuous:
-        products = _amplifications(model, found.ids, regions.grid, depth, key)
+        products = _amplifications(model, ids, regions.grid, depth, key)
         return recency_survival(terminal, initial, products, regions)
-    most, least = bearable_amplification(regions), found.products[:, 0].min()
+    most, least = bearable_amplification(regions), from_below[:, 0].min()
     needed = compare("what c may be > the least c, from below", most, least, least.dtype)
     return below._replace(inequalities=(needed,))
 
 
 def primacy_of_the_cone(
     model: CausalLM,
-    found: Adjoints,
+    examples: tuple[Int[Array, "examples length"], Targets],
+    adjoints: ContextParts,
     regions: Regions,
     depth: int,
     terminal_loss: Any,
     judged: Judged,
 ) -> Certificate:
     """Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold."""
-    least = _least_of_first_token(model, *found.met, regions.grid, depth)
+    least = _least_of_first_token(model, *adjoints.met, regions.grid, depth)
     if judged == "all" or float(least) > 0:
-        cone = _joint_cone(model, terminal_loss, found.ids, found.asked, regions.grid, depth)
+        cone = _joint_cone(model, terminal_loss, examples, regions.grid, depth)
         return primacy_noncancellation(cone, regions)
-    energy = (found.vectors[:, 1] ** 2).sum(axis=2).mean(axis=0)
+    energy = (adjoints.vectors[:, 1] ** 2).sum(axis=2).mean(axis=0)
     weights = regions.grid.weights
     length = jnp.cumsum(weights[::-1])[::-1]
     every = jnp.full_like(energy, least)
@@ -86,6 +81,14 @@ def primacy_of_the_cone(
     refuted = JointCone(every, jnp.abs(every), energy, length, horizon)
     needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
+
+
+@filter_jit
+def _products_from_below(
+    growths: Float[Array, "examples depth"], depth: int
+) -> Float[Array, "examples layers"]:
+    """A bound from below on the layers' amplification, of each context."""
+    return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
 @filter_jit
@@ -103,8 +106,7 @@ def _amplifications(
 def _joint_cone(
     model: CausalLM,
     terminal_loss: Any,
-    ids: Int[Array, "examples length"],
-    asked: Targets,
+    examples: tuple[Int[Array, "examples length"], Targets],
     grid: Grid,
     depth: int,
 ) -> JointCone:
@@ -115,7 +117,7 @@ def _joint_cone(
         sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
         return jax.tree.map(lambda leaf: leaf[depth:], sites)
 
-    return joint_cone(jax.lax.map(one, (ids, asked)), grid)
+    return joint_cone(jax.lax.map(one, examples), grid)
 
 
 @filter_jit

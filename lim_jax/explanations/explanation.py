@@ -24,7 +24,6 @@ from lim_jax.adjoint.deficits import (
     double_deficit,
     exact_characterisation,
 )
-from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.ledger import (
     CHANNELS,
     RegionalChannels,
@@ -33,7 +32,6 @@ from lim_jax.adjoint.ledger import (
     relative_energies,
 )
 from lim_jax.adjoint.queries import readout_residual_energies
-from lim_jax.adjoint.residual import amplification
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence, numbers_by_name
 from lim_jax.explanations.account import (
@@ -45,7 +43,6 @@ from lim_jax.explanations.account import (
     squares,
 )
 from lim_jax.explanations.certificates import (
-    Adjoints,
     Judged,
     primacy_of_the_cone,
     survival_of_recency,
@@ -61,7 +58,7 @@ from lim_jax.explanations.windows import (
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import Regions, regional_averages
-from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
+from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
@@ -219,14 +216,14 @@ def explain(
         lambda: (exact_characterisation(regional),),
     ]
     if alike:
-        adjoints, last = _adjoints(parts, depth)
-        of_network = model, adjoints, regions, depth
+        ids, asked, adjoints = _stack(parts)
+        of_all = adjoints, regions, depth
         judges = [
-            lambda: _of_queries(
-                model, windows, query_weights, (adjoints.vectors[:, 0], last), regions, loss
+            lambda: _of_queries(model, windows, query_weights, adjoints, regions, loss),
+            lambda: (survival_of_recency(model, ids, *of_all, norms_key, certificates),),
+            lambda: (
+                primacy_of_the_cone(model, (ids, asked), *of_all, loss.terminal, certificates),
             ),
-            lambda: (survival_of_recency(*of_network, norms_key, certificates),),
-            lambda: (primacy_of_the_cone(*of_network, loss.terminal, certificates),),
             *judges,
         ]
     numbers = progress(list(range(len(judges))))
@@ -238,7 +235,7 @@ def _of_queries(
     model: CausalLM,
     windows: Windows,
     query_weights: QueryWeights,
-    states: tuple[States, States],
+    adjoints: ContextParts,
     regions: Regions,
     loss: LossOfLogits,
 ) -> tuple[Certificate, ...]:
@@ -248,9 +245,8 @@ def _of_queries(
         return ()
     weights = jax.device_put(rows[0].astype(model.embedding.dtype))
     targets = jnp.stack([jnp.asarray(window[1:]) for window in windows])
-    terminal, last = states
-    energies = _residual_energies(model, last, targets, regions)
-    return (right_biased_queries(weights, energies, terminal, regions),)
+    energies = _residual_energies(model, adjoints.last, targets, regions)
+    return (right_biased_queries(weights, energies, adjoints.vectors[:, 0], regions),)
 
 
 def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:
@@ -274,22 +270,10 @@ def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profi
     return flow.scan(of_layer, model.embed(ids))[1].mean(axis=0)
 
 
-class _Measured(NamedTuple):
-    """What averages are taken of, of one context; stacked, of all. Profiles on the common grid."""
-
-    energy: Float[Array, "*examples cells"]
-    channel_energies: Float[Array, "*examples 3 cells"]
-    relative_energies: Float[Array, "*examples 3 cells"]
-    hop_energies: Float[Array, "*examples hops cells"]
-    head_energies: Float[Array, "*examples layers heads"]
-    products: Float[Array, "*examples 3 3 3"]
-    terminal: Float[Array, "*examples"]
-
-
 @filter_jit
 def _of_context(
     parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
-) -> tuple[_Measured, Profile]:
+) -> tuple[dict[str, Array], Profile]:
     """Reduce one context's adjoint to what is averaged, and the energies of its own tokens."""
 
     def carried(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
@@ -297,38 +281,21 @@ def _of_context(
 
     vectors = parts.vectors
     energy = squares(vectors.sum(axis=0))
-    measured = _Measured(
-        carried(energy),
-        carried(squares(vectors)),
-        carried(relative_energies(vectors, parts.state, own.grid)),
-        carried(parts.hop_energies),
-        parts.head_energies,
-        regional_channels(vectors[None], own).products[0],
-        own.grid.weights @ squares(vectors[0]),
-    )
+    measured = {
+        "energy": carried(energy),
+        "channel_energies": carried(squares(vectors)),
+        "relative_energies": carried(relative_energies(vectors, parts.state, own.grid)),
+        "hop_energies": carried(parts.hop_energies),
+        "head_energies": parts.head_energies,
+        "products": regional_channels(vectors[None], own).products[0],
+        "terminal": own.grid.weights @ squares(vectors[0]),
+    }
     return measured, energy
 
 
 def _stack(trees: Sequence[Any]) -> Any:
     """Trees of one shape as one, along a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _adjoints(
-    parts: Sequence[tuple[Array, Targets, ContextParts]], depth: int
-) -> tuple[Adjoints, States]:
-    """What certificates judge, of contexts of one length, and the contexts' last states."""
-    ids, asked, adjoints = _stack(parts)
-    products = _products_from_below(adjoints.growths, depth)
-    return Adjoints(ids, asked, adjoints.vectors, products, adjoints.met), adjoints.last
-
-
-@filter_jit
-def _products_from_below(
-    growths: Float[Array, "examples depth"], depth: int
-) -> Float[Array, "examples layers"]:
-    """A bound from below on the layers' amplification, of each context."""
-    return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
 @filter_jit
@@ -342,19 +309,16 @@ def _residual_energies(
 
 
 @filter_jit
-def _averaged(found: _Measured, regions: Regions, rest: Regions | None) -> dict[str, Any]:
+def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
     """The parts of an `Explanation` that are averages over examples, by name."""
-    contrasts = found.products[:, 2, 0, 0] - found.products[:, 1, 0, 0]
-    energies = found.energy
-    return {
+    energies, products = found["energy"], found["products"]
+    contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
+    means = {name: of.mean(axis=0) for name, of in found.items() if name.endswith("energies")}
+    return means | {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if rest is None else Influence.from_energies(energies, rest),
-        "channel_energies": found.channel_energies.mean(axis=0),
-        "relative_energies": found.relative_energies.mean(axis=0),
-        "hop_energies": found.hop_energies.mean(axis=0),
-        "regional": RegionalChannels(found.products),
-        "head_energies": found.head_energies.mean(axis=0),
-        "terminal_contrast": sample_mean(contrasts / found.terminal.mean()),
+        "regional": RegionalChannels(products),
+        "terminal_contrast": sample_mean(contrasts / found["terminal"].mean()),
     }
 
 

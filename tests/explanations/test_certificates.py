@@ -31,12 +31,13 @@ def model():
 
 @cache
 def found():
+    """The contexts' ids, what is asked of them, and their adjoints."""
     asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss, parts = models.CausalLM.loss, []
     for at in range(COUNT):
         ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
-    return explanation._adjoints(parts, DEPTH)[0]
+    return explanation._stack(parts)
 
 
 @cache
@@ -63,20 +64,21 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
     covectors, _, _ = dense()
     moved = np.linalg.norm(covectors[:, :-1] - covectors[:, 1:], axis=(2, 3))
     ratios = moved / np.linalg.norm(covectors[:, 1:], axis=(2, 3))
-    below = np.asarray(found().products)
+    ids, _, adjoints = found()
+    below = np.asarray(certificates._products_from_below(adjoints.growths, DEPTH))
     for layers in range(LAYERS - DEPTH):
         expected = np.prod(1 + ratios[:, DEPTH + layers :], axis=1) - 1
         np.testing.assert_allclose(below[:, layers], expected, rtol=1e-10)
-    exact = certificates._amplifications(model(), found().ids, REGIONS.grid, DEPTH, KEY)
+    exact = certificates._amplifications(model(), ids, REGIONS.grid, DEPTH, KEY)
     assert (below < np.asarray(exact)).all() and below.shape == exact.shape
 
 
 def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     _, blocks, covectors = dense()
-    np.testing.assert_allclose(found().met[1], covectors, rtol=1e-10, atol=1e-14)
+    states, met = found()[-1].met
+    np.testing.assert_allclose(met, covectors, rtol=1e-10, atol=1e-14)
     parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
     expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
-    states, met = found().met
     least = certificates._least_of_first_token(model(), states, met, REGIONS.grid, DEPTH)
     np.testing.assert_allclose(least, expected, rtol=1e-9)
     assert expected < 0
@@ -86,32 +88,35 @@ def test_the_first_tokens_contributions_are_those_of_dense_blocks():
 def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch):
     """The verdict, why, and what was measured are those of all numbers."""
     loss = models.CausalLM.terminal_loss
-    given = model(), found(), REGIONS, DEPTH
-    survival = certificates.survival_of_recency(*given, KEY, "all")
-    primacy = certificates.primacy_of_the_cone(*given, loss, "all")
+    ids, asked, adjoints = found()
+    of_contexts = adjoints, REGIONS, DEPTH
+    survival = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "all")
+    given = model(), (ids, asked), *of_contexts, loss
+    primacy = certificates.primacy_of_the_cone(*given, "all")
     assert survival.vacuous and primacy.vacuous
     least = primacy.premises[0].value
     with monkeypatch.context() as patched:
         for dear in ("_amplifications", "_joint_cone"):
             patched.setattr(certificates, dear, None)
-        quick = certificates.survival_of_recency(*given, KEY, "deciding")
-        other = certificates.primacy_of_the_cone(*given, loss, "deciding")
+        quick = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "deciding")
+        other = certificates.primacy_of_the_cone(*given, "deciding")
     for one, full in ((quick, survival), (other, primacy)):
         assert one.vacuous and one.decisive and not one.holds and one.name == full.name
         for seen, truth in zip(one.measured, full.measured, strict=True):
             np.testing.assert_allclose(seen[1:], truth[1:], rtol=1e-9)
     (needed,) = quick.inequalities
     np.testing.assert_allclose(needed.greater, np.sqrt(1 + 0.4 / 0.7) - 1, rtol=1e-6)
-    np.testing.assert_allclose(needed.lesser, found().products[:, 0].min())
+    products = certificates._products_from_below(adjoints.growths, DEPTH)
+    np.testing.assert_allclose(needed.lesser, products[:, 0].min())
     (refuted,) = other.inequalities
     assert not needed.holds and not refuted.holds
     assert least <= other.premises[0].value == refuted.greater < 0 == refuted.lesser
     # Where the cheap look decides nothing, the dear numbers are computed.
-    still = found()._replace(products=0 * found().products)
-    again = certificates.survival_of_recency(model(), still, REGIONS, DEPTH, KEY, "deciding")
+    still = adjoints._replace(growths=0 * adjoints.growths)
+    again = certificates.survival_of_recency(model(), ids, still, REGIONS, DEPTH, KEY, "deciding")
     assert again == survival
     monkeypatch.setattr(certificates, "_least_of_first_token", lambda *given: jnp.ones(()))
-    assert certificates.primacy_of_the_cone(*given, loss, "deciding") == primacy
+    assert certificates.primacy_of_the_cone(*given, "deciding") == primacy
 
 
 def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
