@@ -101,10 +101,8 @@ def probed_cone_mass(
     `eq:probe-cone-mass-estimator` for the kernel alone:
     :math:`\mathbb E\,\|K(p,q)\xi\|^2 = \|K(p,q)\|_F^2`. The local operator, which the printed
     estimator includes at i = j, is left out, as in the mass it estimates. With a full set of
-    orthogonal probes it is exact.
-
-    Arguments are those of `cone_mass`, and `probes`, the same at every token. Standard errors take
-    the probes as independent (orthogonal probes err less).
+    orthogonal probes, the same at every token, it is exact; standard errors take them as
+    independent. The other arguments are those of `cone_mass`.
 
     Examples
     --------

@@ -249,20 +249,11 @@ def right_biased_queries(
 
     .. math:: \rho_-\,|E_R|^{-1}\int_{E_R}\chi^2 > \rho_+\,|E_M|^{-1}\int_{E_M}\chi^2
 
-    implies :math:`\mathsf R_{\rm res} > 0`. Under uniform teacher forcing with
+    implies :math:`\mathsf R_{\rm res} > 0`, of the loss's `query_weights` :math:`\alpha` and the
+    `readout_residual_energies` :math:`\rho_i`. Under uniform teacher forcing with
     :math:`\rho_- = \rho_+` both sides are equal: a tie, at any length. The conclusion is measured
-    on :math:`P_T` itself, and that its energies are :math:`\chi_i^2\rho_i` is a premise.
-
-    Parameters
-    ----------
-    query_weights
-        :math:`\alpha`.
-    residual_energies
-        :math:`\rho_i`, from `readout_residual_energies`.
-    terminal
-        :math:`P_T` of every example, a density.
-    regions
-        On the loss's grid.
+    on :math:`P_T` of every example, a density, and that its energies are :math:`\chi_i^2\rho_i` is
+    a premise.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)

@@ -52,8 +52,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
 
     The result says whether queries are right-biased, by masses (`eq:right-biased-query-mass`) or by
-    squares. Masses compare regions of different lengths: by them even queries are right-biased
-    where delta is above 1/3.
+    squares: by masses even queries are where delta is above 1/3.
 
     Examples
     --------
@@ -100,20 +99,12 @@ def readout_residual_energies(
 ) -> Float[Array, " length"]:
     r"""Compute :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
 
-    The readout is tokenwise, and no query weight enters: the derivative of the cross-entropy of
-    token i in the state of token i (`eq:finite-recency-energy-contrast`). Labels of another sum
-    than one scale the softmax, as in `loss.logit_residual`.
-
-    Parameters
-    ----------
-    readout
-        ``readout(x, grid)``, tokenwise. A band's covectors mix the queries, and their energies are
-        no product of query weights and :math:`\rho`: it raises EquinoxRuntimeError, as a class
-        number outside the vocabulary does.
-    states, targets
-        The terminal states of every example, and their labels, rows or class numbers.
-    regions
-        On the states' grid.
+    The derivative of the cross-entropy of token i in the state of token i
+    (`eq:finite-recency-energy-contrast`), without query weights, of every example's terminal states
+    and their labels, rows or class numbers. Labels of another sum than one scale the softmax, as in
+    `loss.logit_residual`. The ``readout(x, grid)`` is tokenwise: a band's covectors mix the
+    queries, and their energies are no product of query weights and :math:`\rho`, so it raises
+    EquinoxRuntimeError, as a class number outside the vocabulary does.
     """
     require_regions(regions)
     require_on_grid(states, regions.grid, "states", "examples length width")

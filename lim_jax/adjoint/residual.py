@@ -82,19 +82,10 @@ def interaction_norms(
     r"""Bound :math:`\|B_k\|` of every layer along the flow from x, from both sides.
 
     For the one-field recursion the largest over :math:`\varepsilon` is :math:`\Lambda`
-    (`eq:adjoint-operator-bound`). Differentiable once (NotImplementedError). Of each layer there is
-    `attained`, which a vector attains, and `upper`, but for a probability of failure.
-
-    Parameters
-    ----------
-    flow, x, grid
-        The depth flow, of any step, and the input of one example on its positions.
-    key
-        For the random start, one for all layers.
-    steps
-        The dimension of the Krylov space of each layer.
-    failure
-        The probability that a layer's upper bound is too small, below 1/2.
+    (`eq:adjoint-operator-bound`). Of each layer of a flow of any step there is `attained`, which a
+    vector attains, and `upper`, which is too small with the probability `failure`, below 1/2.
+    `steps` is the dimension of each layer's Krylov space, and the `key` is for the random start,
+    one for all layers. Differentiable once (NotImplementedError).
 
     Examples
     --------
@@ -123,10 +114,7 @@ def splitting_remainders(
 
     `eq:residual-jacobian-remainder`, with :math:`A_k = \zeta(t_k)\,D\mathscr F(X_k)`: how far a
     layer's derivative is from that of the one-field step. Zero for `euler`, for `split` of the
-    order of :math:`\varepsilon^2`.
-
-    Parameters and errors are those of `interaction_norms`; the layers' fields take
-    ``field(x, context, grid)``.
+    order of :math:`\varepsilon^2`. Arguments are those of `interaction_norms`.
 
     Examples
     --------

@@ -94,8 +94,6 @@ def boundary_regions(
 
     Parameters
     ----------
-    grid
-        The grid to divide.
     delta
         :math:`\delta \in (0, 1/2)`. A float stands for the decimal that it prints, a string such as
         ``"1/7"`` for the rational that it spells.

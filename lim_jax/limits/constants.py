@@ -67,17 +67,11 @@ def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[
 class DepthConstants(NamedTuple):
     r"""The constants in the proof of `thm:resnet-ode`.
 
-    Attributes
-    ----------
-    state, control
-        :math:`\Lambda` and :math:`C_\theta`, the Lipschitz constants of
-        :math:`\mathscr F_\theta` in the state and in the Euclidean norm of all parameters.
-    speed
-        :math:`M`, the largest :math:`\|\mathscr F_\theta(X)\|`.
-    defect
-        :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`).
-    profile, profile_slope
-        :math:`Z = \|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)`.
+    :math:`\Lambda` and :math:`C_\theta`, the Lipschitz constants of :math:`\mathscr F_\theta` in
+    the state and in the Euclidean norm of all parameters; the `speed` :math:`M`, the largest
+    :math:`\|\mathscr F_\theta(X)\|`; the `defect` :math:`C_{split} = \|d_k\|/\varepsilon^2`
+    (`eq:discrete-residual-with-defect`); and :math:`Z = \|\zeta\|_\infty` and
+    :math:`\mathrm{Lip}(\zeta)` of the profile.
     """
 
     state: float

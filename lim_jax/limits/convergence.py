@@ -83,17 +83,11 @@ def measure(
         The seed of the matrices; the table's orders belong to seed 0. The limits have the same
         orders at other matrices, but more refinements may be needed to see them.
     checkpoint
-        A file that is read if it exists and written after each group of studies, atomically: an
-        interrupted run continues after the last of them, to the same numbers. A missing folder is
-        made.
+        A file that is read if it exists and written after each group of studies: an interrupted run
+        continues after the last of them, to the same numbers. One of other studies raises
+        ValueError.
     progress
         Wraps the list of the groups' names, for example ``tqdm.tqdm``.
-
-    Raises
-    ------
-    ValueError
-        If a name is not one of `groups`, sizes are passed without names or are not such numbers,
-        the seed is negative, or the checkpoint belongs to other studies.
     """
     as_int(seed, "seed", least=0)
     every = groups(quick, seed)

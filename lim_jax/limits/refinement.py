@@ -74,11 +74,9 @@ class Study(NamedTuple):
     def verdict(self) -> str:
         """What the errors say of the bounds, up to rounding (a hundred units).
 
-        - ``"no bound"``: none is stated, or a premise of it does not hold;
-        - ``"measured"``: a constant in the bounds is a sample;
-        - ``"holds"``: every error plus the reference's error is within its bound;
-        - ``"BROKEN"``: some error less the reference's error exceeds its bound;
-        - ``"unresolved"``: neither; use a finer reference.
+        "measured" where a constant in them is a sample, "holds" or "BROKEN" where every or some
+        error is within or beyond them by more than the reference's error, else "unresolved"; or "no
+        bound".
         """
         if self.bounds is None:
             return "no bound"

@@ -52,15 +52,8 @@ def cross_entropy(
     loss's scale. A query density :math:`\chi` of the continuum (`eq:continuum-ar-loss`) is such a
     weight, ``chi(grid.nodes)``.
 
-    Parameters
-    ----------
-    logits, labels
-        One row for each position. Labels are class numbers, or rows of probabilities or any soft
-        weights, which need not sum to one. Of class numbers no rows are made.
-    grid
-        The grid of the rows.
-    position_weights
-        :math:`w_l`, or None for one.
+    Logits and labels have a row for each position. Labels are class numbers, of which no rows are
+    made, or rows of probabilities or any soft weights, which need not sum to one.
 
     Examples
     --------

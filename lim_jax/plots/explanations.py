@@ -121,7 +121,7 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     A row for each inequality, in the colour of its verdict: "held" where premises and all
     inequalities hold, "failed" where this one does not, "failed elsewhere" where another or a
     premise does not, "vacuous" where nothing on the other side could have made it hold. An infinite
-    side is drawn at one, and a finite one beside it at zero; the row says so.
+    side is drawn at one, and a finite one beside it at zero.
     """
     require_several(certificates, Certificate, "certificates", "Pass those of an Explanation.")
     require_text(title, "title")

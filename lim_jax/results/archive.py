@@ -57,17 +57,11 @@ def kind_of(result: Any) -> str:
 def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` reads back, every number exactly.
 
-    A file of that name is replaced, at once: it is never half of one. Its folder is made where it
-    is missing.
-
-    Parameters
-    ----------
-    result
-        An influence, channels, an explanation, certificates, rates and studies of limits, a
-        training path (whose parameters are arrays in dictionaries and lists), a comparison,
-        measured contexts; or a list or a dictionary of them, and of arrays and numbers. Not traced.
-    path
-        By custom ``*.npz``.
+    A file of that name, by custom ``*.npz``, is replaced at once: it is never half of one. Its
+    folder is made where it is missing. A result is an influence, channels, an explanation,
+    certificates, rates and studies of limits, a training path (whose parameters are arrays in
+    dictionaries and lists), a comparison, measured contexts; or a list or a dictionary of them, and
+    of arrays and numbers, none traced.
 
     Examples
     --------

@@ -79,15 +79,8 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     """Return a result's values along some axes as a table, a row for each point of these axes.
 
     It has a column for each of the result's arrays that has these axes and no others, and for the
-    coordinates that are not its index.
-
-    Parameters
-    ----------
-    result, options
-        As in `to_xarray`.
-    by
-        The axes' names: ``"position"``, ``"region"``, ``"example position"``. By default those of
-        what matters most.
+    coordinates that are not its index. `by` names the axes: ``"position"``, ``"region"``,
+    ``"example position"``; by default those of what matters most. Options are those of `to_xarray`.
 
     Examples
     --------

@@ -63,15 +63,10 @@ def two_way_shares(
 ) -> TwoWayShares:
     """Separate the share due to the place from that due to the document, with errors.
 
-    On the host, of numbers that are there: not under `jit` and its kin.
-
-    Parameters
-    ----------
-    shares
-        Of the influence, such as `prompts.ShuffledContexts.shares` gives for each context.
-    documents
-        Which document it is, a number below that of the places; each once in an order, and two
-        orders at least, which tell places from documents.
+    On the host, of numbers that are there: not under `jit` and its kin. `shares` are of the
+    influence, such as `prompts.ShuffledContexts.shares` gives for each context; `documents` say
+    which document each is, a number below that of the places, once in an order. Two orders at least
+    tell places from documents.
 
     Examples
     --------

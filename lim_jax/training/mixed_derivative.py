@@ -68,10 +68,8 @@ def functional_of_adjoints(
     functional
         A pure function. What it needs and is traced or differentiated comes through `options`, any
         pytree: it may close over numbers known before tracing only.
-    loss
-        As in `influence`; it closes over no tracers (ValueError).
-    params, batch, grid
-        As in `influence`.
+    loss, params, batch, grid
+        As in `influence`; the loss closes over no tracers (ValueError).
     has_aux
         Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
         arrays that is handed out without derivatives.

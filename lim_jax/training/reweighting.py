@@ -140,18 +140,16 @@ def response_map(
 ) -> Profile:
     r"""The influence density after a stage of training, :math:`\mathcal M(w) = m_{\vartheta^+(w)}`.
 
-    `eq:influence-response-map`: the density is that of the loss under even weights, so that w
-    moves it through the parameters only. A function of w for `response`.
+    `eq:influence-response-map`: the density is that of the loss under even weights, so that w moves
+    it through the parameters only. A function of w for `response`.
 
     Parameters
     ----------
     weighted_loss
         ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
-        `loss.cross_entropy` under these `position_weights`.
+        `loss.cross_entropy` under these `position_weights`, one for each position.
     params
         Where the stage begins; leaves that are not floating-point arrays stay as they are.
-    weights
-        w, a number for each position.
     batch, grid
         As in `influence`; the batch is the same at every step.
     optimiser
