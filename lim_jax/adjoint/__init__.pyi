@@ -47,6 +47,7 @@ from .queries import readout_residual_energies as readout_residual_energies
 from .queries import readout_support as readout_support
 from .residual import Amplification as Amplification
 from .residual import amplification as amplification
+from .residual import generator_norms as generator_norms
 from .residual import interaction_norms as interaction_norms
 from .residual import interaction_orders as interaction_orders
 from .residual import splitting_remainders as splitting_remainders

@@ -3,7 +3,8 @@ r"""The paper's criteria of primacy and recency as certificates, computed from d
 A certificate says whether a proposition's premises hold, by what margin its inequality is
 satisfied, whether it could have been satisfied at all, and whether the conclusion, measured apart,
 is true. Where a certificate holds its conclusion does, if the bounds that it was given are true:
-the norms behind an amplification of layers are bounds except with a stated probability.
+the norms behind an amplification of layers are bounds except with a stated probability. Those of a
+continuous flow are samples in depth, and certify nothing.
 
 These functions need concrete numbers: call them outside `jax.jit`. NaN and infinity raise.
 """
@@ -21,6 +22,7 @@ from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.queries import query_masses
+from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 
@@ -159,7 +161,7 @@ def _squares(
 def recency_survival(
     terminal: Float[Array, "examples length width"],
     initial: Float[Array, "examples length width"],
-    amplification: Float[Array, "examples *layers"],
+    amplification: Float[Array, "examples *layers"] | GeneratorNorms,
     regions: Regions,
 ) -> Certificate:
     r"""Survival of a right-heavy terminal covector (`prop:regional-recency-persistence`).
@@ -179,11 +181,14 @@ def recency_survival(
 
     Arguments are those of `energy_stability`. The `amplification` may also be the `products` of
     `residual.amplification`, whose first is c: a criterion that cannot hold then says at which
-    depth it could. Of a continuous flow it is :math:`e^{TC} - 1`, of a proved
-    :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`; it may be infinite.
+    depth it could. Of continuous flows it is `residual.generator_norms`, whose c is no bound
+    between the sampled depth times: a premise fails, and the certificate never holds. Pass
+    :math:`e^{TC} - 1` of a proved :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`, which
+    may be infinite, for one that may.
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
+    amplification, sampled = _sampled(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     later = amplification.reshape(len(amplification), -1)
     stability = energy_stability(terminal, initial, later[:, 0], regions)
@@ -203,6 +208,7 @@ def recency_survival(
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
             finite,
+            *sampled,
         ),
         inequalities=(survives,),
         conclusion="influence averages more over the right than over the middle",
@@ -213,6 +219,15 @@ def recency_survival(
         f"cannot hold from c = {ceiling:.3g} on",
         decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
     )
+
+
+def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premise, ...]]:
+    """Return c of every example, and a premise that fails where c is measured, not proved."""
+    if not isinstance(amplification, GeneratorNorms):
+        return amplification, ()
+    statement = "c is a bound over all of depth, not measured at sampled times, as many as"
+    times = float(amplification.times.shape[-1])
+    return amplification.amplification, (Premise(statement, times, False),)
 
 
 def bearable_amplification(regions: Regions) -> float:

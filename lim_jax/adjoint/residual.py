@@ -21,6 +21,7 @@ from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, terminal_adjoint
 from lim_jax.grid.measure import Grid
+from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.flow import ResidualFlow, euler, require_flow
 from lim_jax.network.slots import State
 
@@ -138,6 +139,82 @@ def splitting_remainders(
     return _norms_by_layer(flow, remainder, x, grid, key, steps, failure)
 
 
+class GeneratorNorms(NamedTuple):
+    """Bounds on the norm of a continuous flow's generator at some depth times."""
+
+    attained: Float[Array, "*examples times"]
+    upper: Float[Array, "*examples times"]
+    times: Float[Array, "*examples times"]
+    horizon: Float[Array, "*examples"]
+
+    @property
+    def amplification(self) -> Float[Array, "*examples"]:
+        r"""The paper's :math:`c = e^{T\Lambda} - 1` with the largest norm at `times` for Lambda.
+
+        It is no bound on :math:`\|P_0 - P_T\|`: norms between the times are unknown.
+        """
+        return jnp.expm1(self.horizon * self.upper.max(axis=-1))
+
+
+@filter_jit
+def generator_norms(
+    flow: ContinuousFlow,
+    x: State,
+    grid: Grid,
+    times: Float[Array, " times"],
+    *,
+    key: Key[Array, ""],
+    steps: int = 40,
+    failure: float = 1e-9,
+) -> GeneratorNorms:
+    r"""Bound :math:`|\zeta(t)|\,\|D\mathscr F_{\theta_t}(X_t)^*\|` along a continuous flow.
+
+    `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over `times` is
+    below it by what the norm changes between them.
+
+    Parameters
+    ----------
+    flow
+        The depth flow.
+    x, grid, key, steps, failure
+        As in `interaction_norms`.
+    times
+        Depth times, increasing, from 0 to the horizon.
+
+    Returns
+    -------
+    GeneratorNorms
+        `attained` and `upper` for each of `times`, the `horizon`, and c as `amplification`:
+        :math:`\Lambda = 2` and T = 1 in the example.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -(1 + time) * x)
+    >>> x, times = jnp.ones((1, 1)), jnp.array([0.0, 1.0])
+    >>> norms = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
+    >>> norms.upper.tolist(), round(float(norms.amplification), 3)
+    ([1.0, 2.0], 6.389)
+    """
+    require_key(key)
+    require_continuous(flow)
+    steps = counted_steps(steps, failure)
+    states = flow.trajectory(x, grid, times)
+    start = gaussian(key, x.shape, x.dtype)
+
+    def rate(timed: tuple[Any, Scalar], x: State) -> State:
+        control, time = timed
+        return flow.profile(time) * control(time)(x, x, grid)
+
+    def at_time(visited: tuple[Scalar, State]) -> NormBounds:
+        time, state = visited
+        return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
+
+    norms = jax.lax.map(at_time, states)
+    horizon = jnp.asarray(flow.horizon, x.dtype)
+    return GeneratorNorms(norms.attained, norms.upper, states.times, horizon)
+
+
 class Amplification(NamedTuple):
     r"""Bounds c on :math:`\|P_0 - P_T\| \le c\,\|P_T\|`, as certain as the norms they come from.
 
@@ -154,7 +231,8 @@ class Amplification(NamedTuple):
 def amplification(norms: NormBounds) -> Amplification:
     r"""Bound the change of the terminal covector by the upper bounds on the layers' norms.
 
-    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example.
+    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example; of a continuous
+    flow c is `GeneratorNorms.amplification`.
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
     they fail with at most M times the norms' probability of failure.
 
@@ -167,7 +245,8 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> growth.products.round(3).tolist()
     [2.0, 1.0]
     """
-    require_kind(norms, NormBounds, "norms", "Take them from interaction_norms.")
+    cure = "Take them from interaction_norms; of a continuous flow c is norms.amplification."
+    require_kind(norms, NormBounds, "norms", cure)
     require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
     sizes = norms.upper
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
@@ -191,16 +270,28 @@ def _norms_by_layer(
     start = gaussian(key, x.shape, x.dtype)
 
     def measure(carry, layer, state):
-        arrays, static = eqx.partition(layer, eqx.is_array)
-
-        def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
-            arrays, state = arguments
-            combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
-            _, push = jax.linearize(lambda x: change(combined, x), state)
-            return lambda vector: root * push(vector / root)
-
-        bounds = norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)
-        return carry, bounds
+        return carry, _norm_bounds(change, layer, state, grid, start, steps, failure)
 
     _, norms = flow.scan(measure, x, states[:-1])
     return norms
+
+
+def _norm_bounds(
+    change: Callable[[Any, State], State],
+    layer: Any,
+    state: State,
+    grid: Grid,
+    start: State,
+    steps: int,
+    failure: float,
+) -> NormBounds:
+    r"""Bound the derivative of ``change(layer, x)`` at one state, on :math:`L^2` of the grid."""
+    arrays, static = eqx.partition(layer, eqx.is_array)
+
+    def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
+        arrays, state = arguments
+        combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
+        _, push = jax.linearize(lambda x: change(combined, x), state)
+        return lambda vector: root * push(vector / root)
+
+    return norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)

@@ -21,6 +21,7 @@ from .constants import DepthProfile as DepthProfile
 from .constants import proved_constants as proved_constants
 from .constants import readout_bound as readout_bound
 from .constants import time_slope_bounds as time_slope_bounds
+from .constants import time_slopes as time_slopes
 from .convergence import measure as measure
 from .depth import shadowing_study as shadowing_study
 from .depth import split_defect_study as split_defect_study

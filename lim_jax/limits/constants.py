@@ -13,11 +13,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require
+from lim_jax._checks import require, require_floats
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import Grid
-from lim_jax.network.continuous import ContinuousFlow, InterpolatedControl
+from lim_jax.grid.integrals import inner
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.continuous import ContinuousFlow, InterpolatedControl, require_continuous
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
@@ -295,3 +296,36 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     speeds = moves / np.diff(np.asarray(knots[0]))
     moving = constants.profile * constants.control * speeds
     return moving + constants.profile_slope * constants.speed
+
+
+@filter_jit
+def time_slopes(
+    flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
+) -> Float[Array, " times"]:
+    r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
+
+    `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
+    at most the largest slope there times their distance, at this state. `time_slope_bounds` are for
+    all states of a bounded set, as is the paper's :math:`C_G`. Profile and control must be
+    differentiable in time, such as a `linear_control`; where pieces of the control meet, the slope
+    is that of one of them.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
+    >>> time_slopes(flow, jnp.ones((3, 1)), token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    require_continuous(flow)
+    require_on_grid(x, grid, "x", "length width")
+    require_floats(times, "times", "times", "Pass an array of depth times.")
+
+    def rate(time: Array) -> State:
+        return flow.profile(time) * flow.control(time)(x, x, grid)
+
+    def slope(time: Array) -> Array:
+        change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
+        return jnp.sqrt(inner(change, change, grid))
+
+    return jax.vmap(slope)(times)

@@ -1,5 +1,6 @@
 """Primacy, recency and queries: criteria that hold, that fail and that are vacuous."""
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,44 @@ def test_a_covector_in_bfloat16_is_judged_by_sums_in_float32():
     energies = jax.device_put((levels**2).sum(axis=(0, 2)).astype(jnp.bfloat16))
     (one,) = criteria.right_biased_queries(asked, energies, covector, regions).measured
     np.testing.assert_allclose((one.greater, one.lesser), (4000, 1000), rtol=1e-5)
+
+
+def test_a_continuous_flow_has_its_c_from_its_horizon_and_no_certificate_from_samples(as_users_run):
+    """F = (a + b sin^2(pi t)) X on [0, 5]: P_0 = e^{5a + 5b/2} P_T, and b unseen at whole times."""
+    # `eq:adjoint-operator-bound`, `eq:residual-stability-bound`.
+    grid, times = lim.token_grid(1), jnp.asarray(np.array([0.0, 5.0]))
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+
+    @jax.jit
+    def norms_of(rate, swing):
+        flow = lim.ContinuousFlow(
+            lambda time: lambda x, c, grid: (rate + swing * jnp.sin(jnp.pi * time) ** 2) * x,
+            horizon=5.0,
+            solver=diffrax.Euler(),
+            stepsize_controller=diffrax.ConstantStepSize(),
+            first_step=0.5,
+        )
+        x, key = jnp.ones((1, 1)), jax.random.key(0)
+        return residual.generator_norms(flow, x, grid, times, key=key, steps=1)
+
+    spike = np.eye(5)[None, :, -1:]
+    for rate, swing in ((0.3, 0), (0.25, 0), (0.01, 0), (0, 0.4)):
+        norms = norms_of(jnp.array(rate, float), jnp.array(swing, float))
+        growth = float(np.exp(5 * rate + 5 * swing / 2))
+        np.testing.assert_allclose(norms.amplification, np.expm1(5 * rate), rtol=1e-9, atol=1e-12)
+        assert bool(norms.amplification < 0.99 * (growth - 1)) is (swing > 0), "no bound"
+        terminal, initial = jax.device_put((spike, growth * spike))
+        batch = jax.tree.map(lambda leaf: leaf[None], norms)
+        sampled = criteria.recency_survival(terminal, initial, batch, regions)
+        proved = jnp.array([growth - 1])
+        certificate = criteria.recency_survival(terminal, initial, proved, regions)
+        assert not sampled.holds and certificate.holds is (growth < 1.1)
+        assert sampled.inequalities[0].holds is (rate < 0.1) is (not sampled.vacuous)
+        *_, premise = sampled.premises
+        assert "not measured at sampled times" in premise.statement
+        assert (premise.value, premise.holds, len(certificate.premises)) == (2, False, 2)
+    with pytest.raises(ValueError, match=r"got GeneratorNorms.+of a continuous flow c is nor"):
+        residual.amplification(norms)
 
 
 def test_recency_fails_without_a_right_heavy_covector():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.adjoint import residual
+from lim_jax.network.continuous import linear_control
 
 
 def uneven(time):
@@ -177,3 +179,35 @@ def test_the_remainder_of_a_split_layer_is_of_second_order(step):
     gaps = [b - a / 2 ** (4 + k) for k, (b, a) in enumerate(zip(split, dense, strict=True))]
     np.testing.assert_allclose(found.attained, dense_norms(gaps, weights), rtol=1e-9)
     assert (found.upper >= found.attained).all()
+
+
+def test_generators_along_a_continuous_flow_are_bounded_at_every_time():
+    """`eq:adjoint-operator-bound`: against dense derivatives of the field at the states met."""
+    grid, x = lim.graded_grid(5), random_states(1, 5, WIDTH)
+    control = linear_control(random_flow(depth=2).layers.attention)  # the part that couples tokens
+    # Euler's method, the cheapest to compile: states are met whatever leads to them.
+    flow = lim.ContinuousFlow(
+        control,
+        profile=uneven,
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.1,
+    )
+    times = jax.device_put(np.array([0.0, 0.3, 1.0]))
+
+    @jax.jit
+    def measured(x):
+        norms = residual.generator_norms(flow, x, grid, times, key=jax.random.key(0))
+        states = flow.trajectory(x, grid, times).states
+
+        def jacobian(time, state):
+            return uneven(time) * jax.jacfwd(lambda x: control(time)(x, x, grid))(state)
+
+        return norms, jax.vmap(jacobian)(times, states)
+
+    norms, dense = jax.tree.map(np.asarray, measured(x))
+    weights = np.repeat(np.asarray(grid.weights), WIDTH)
+    matrices = dense.reshape(3, weights.size, -1)
+    exact = dense_norms(matrices, weights)
+    np.testing.assert_allclose(norms.attained, exact, rtol=1e-9)
+    assert (norms.upper >= norms.attained).all()

@@ -360,6 +360,15 @@ FIRST = {
             "steps": Known(2), "failure": Real(0.1),
         },
     ),
+    "generator_norms": (
+        lambda flow, x, grid, times, key: adjoint.generator_norms(
+            flow, x, grid, times, key=key, steps=2
+        ),
+        {
+            "flow": Thing(CONTINUOUS), "x": Rows(STATES), "grid": ON,
+            "times": Free(np.linspace(0, 1, 2)), "key": Thing(KEY),
+        },
+    ),
     "readout_residual_energies": (
         adjoint.readout_residual_energies,
         {

@@ -199,6 +199,13 @@ LAST = {
             "references": optional(Thing(limits.attention.SMOOTH)),
         },
     ),
+    "time_slopes": (
+        limits.time_slopes,
+        {
+            "flow": Thing(CONTINUOUS), "x": Unread(STATES), "grid": ON,
+            "times": Unread(np.linspace(0, 1, 2)),
+        },
+    ),
     # Tasks.
     # Training.
     "adjoint_growth": (
