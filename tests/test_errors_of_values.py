@@ -20,6 +20,7 @@ from lim_jax.training import (
     influence_penalty,
     reweight_positions,
     risk_and_penalty,
+    sensitivity_norm,
 )
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
@@ -130,6 +131,17 @@ TRACED = {
             (BELOW_ZERO, None),
             GRID,
             array(1.0),
+        ),
+        "loss: got NaN",
+    ),
+    "such a loss in the norm of sensitivity": (
+        lambda: sensitivity_norm(
+            lambda params, x, y: params * sum_of_logarithms(params, x, y),
+            array(1.0),
+            (BELOW_ZERO, None),
+            GRID,
+            steps=1,
+            key=jax.random.key(0),
         ),
         "loss: got NaN",
     ),

@@ -42,3 +42,4 @@ from .sensitivity import FourthMoments as FourthMoments
 from .sensitivity import adjoint_growth as adjoint_growth
 from .sensitivity import fourth_moments as fourth_moments
 from .sensitivity import penalty_premises as penalty_premises
+from .sensitivity import sensitivity_norm as sensitivity_norm

@@ -7,16 +7,17 @@ grows (`rem:l4-sensitivity-practice`).
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import ARRAYS, described, require
+from lim_jax._checks import ARRAYS, as_int, described, require, require_key
 from lim_jax._errors import filter_jit
+from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
     Batch,
@@ -39,7 +40,8 @@ class FourthMoments(NamedTuple):
     r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
 
     :math:`\mathbb E\int\|P_0\|^4` of the `adjoint`, and its `sensitivity` along one direction,
-    :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`.
+    :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`. `sensitivity_norm`
+    looks for the direction in which it is largest.
     """
 
     adjoint: Estimate
@@ -183,10 +185,82 @@ def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Arra
     return squares.reshape(*leaf.shape[:2], -1).sum(axis=2) @ grid.weights
 
 
-def _adjoints_and_slopes(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
-) -> tuple[Vectors, Vectors, Losses]:
-    """The adjoints, their derivative along a unit direction, and the losses."""
+class SensitivityNorm(NamedTuple):
+    r""":math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction, and the last one.
+
+    The values never fall, and the operator norm is no less than the last.
+    """
+
+    values: Float[Array, " steps"]
+    direction: PyTree
+
+
+@filter_jit
+def sensitivity_norm(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    *,
+    exponent: Literal[2, 4] = 4,
+    steps: int = 50,
+    key: Key[Array, ""],
+) -> SensitivityNorm:
+    r"""Look for :math:`\|D_\vartheta P_0\|` from parameters into :math:`L^p` of data and position.
+
+    .. math:: \|Q\|_{L^p}^p = \mathbb E\int_0^1 \|Q(p)\|^p\,\mathrm dp, \qquad
+              \eta \leftarrow S^*(\|S\eta\|^{p-2}S\eta)\ \text{over its size}, \quad
+              S = D_\vartheta P_0
+
+    The power method, which for p = 2 tends to the largest singular value. For p = 4
+    (`eq:adjoint-l4-sensitivity-assumption`) a step maximises the tangent of a convex function, so
+    that values never fall, but they may settle at a local maximum: another key is another start.
+    Either way the value is a lower bound of the norm, of the batch's empirical law.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As in `density_dynamics`.
+    exponent
+        p.
+    steps
+        How many, of a Jacobian-vector and a vector-Jacobian product each.
+    key
+        For the first direction.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> loss = lambda weight, x, y: (jnp.array([3.0, 4.0]) @ weight) * x.sum() / 2
+    >>> batch, key = (jnp.zeros((2, 2, 1)), None), jax.random.key(0)
+    >>> norm = sensitivity_norm(loss, jnp.zeros(2), batch, token_grid(2), steps=3, key=key)
+    >>> round(float(norm.values[-1]), 5), (10 * jnp.abs(norm.direction)).round(4).tolist()
+    (5.0, [6.0, 8.0])
+    """
+    require_key(key)
+    steps = as_int(steps, "steps")
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    _, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
+    _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
+    leaves, tree = jax.tree.flatten(arrays)
+    keys = jax.random.split(key, len(leaves))
+    start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+
+    def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
+        direction, _ = carried
+        image = push(direction)
+        squares = (image**2).sum(axis=2, keepdims=True)
+        value = sample_mean(squares[..., 0] ** (exponent / 2) @ grid.weights).value
+        (raised,) = pull(grid.weights[None, :, None] * squares ** (exponent / 2 - 1) * image)
+        return (_unit(raised), direction), value ** (1 / exponent)
+
+    first = _unit(jax.tree.unflatten(tree, start))
+    (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
+    return check_finite(SensitivityNorm(values, direction), batch, losses)
+
+
+def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
+    """The parameters' arrays, and the adjoints as a function of them, with the losses beside."""
     embedded_on(grid, loss, params, batch)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
@@ -194,6 +268,14 @@ def _adjoints_and_slopes(
         losses, adjoints = losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)
         return adjoints, losses
 
+    return arrays, adjoints
+
+
+def _adjoints_and_slopes(
+    loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
+) -> tuple[Vectors, Vectors, Losses]:
+    """The adjoints, their derivative along a unit direction, and the losses."""
+    arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     unit = _unit(_require_direction(direction, arrays))
     return jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
 

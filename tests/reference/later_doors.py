@@ -284,6 +284,15 @@ LATER = {
         lambda loss, x, grid: training.fourth_moments(loss, ONE, (x, None), grid, ONE),
         {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},
     ),
+    "sensitivity_norm": (
+        lambda loss, x, grid, steps, key: training.sensitivity_norm(
+            loss, ONE, (x, None), grid, steps=steps, key=key
+        ),
+        {
+            "loss": Thing(squares), "x": Unread(VECTORS), "grid": ON, "steps": Known(1),
+            "key": Thing(KEY),
+        },
+    ),
     "density_dynamics": (
         lambda loss, x, grid: training.density_dynamics(loss, ONE, (x, None), grid),
         {"loss": Thing(squares), "x": Unread(VECTORS), "grid": ON},

@@ -10,6 +10,7 @@ import pytest
 from reference.differences import central_difference
 from reference.light import light_flow
 from reference.networks import VOCABULARY, random_labels, random_states
+from scipy.optimize import minimize
 
 import lim_jax as lim
 from lim_jax.training.loop import resumable
@@ -122,6 +123,54 @@ def test_the_discrepancy_moves_by_the_pairing():
     assert abs(rate) > 1e-2
     np.testing.assert_allclose(rate, reverse, rtol=1e-10)
     np.testing.assert_allclose(rate, moved, rtol=1e-7)
+
+
+@pytest.mark.parametrize("exponent", [2, 4])
+def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
+    """Of central differences in all parameters, by NumPy's SVD and by SciPy from 20 starts."""
+    # `prop:influence-l2-differentiability`, `eq:adjoint-l4-sensitivity-assumption`.
+    params = random_states(5, WIDTH, WIDTH)
+
+    def adjoints(params):
+        gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
+        return gradients(params, *BATCH_OF) / GRID.weights[None, :, None]
+
+    @jax.jit
+    def differences(params):
+        basis = np.eye(WIDTH**2).reshape(-1, WIDTH, WIDTH)
+        return jax.lax.map(lambda d: central_difference(adjoints, params, d), basis)
+
+    found, unsettled = (
+        lim.training.sensitivity_norm(
+            bare_loss, params, BATCH_OF, GRID, exponent=exponent, steps=steps, key=jax.random.key(0)
+        )
+        for steps in (100, 1)
+    )
+    jacobian, weights = np.asarray(differences(params)), np.asarray(GRID.weights) / BATCH
+
+    def norm(direction):
+        image = np.tensordot(direction.ravel() / np.linalg.norm(direction), jacobian, axes=1)
+        return ((image**2).sum(axis=2) ** (exponent / 2) @ weights).sum() ** (1 / exponent)
+
+    values = np.asarray(found.values)
+    assert (np.diff(values) > -1e-12).all() and values[0] < 0.9 * values[-1]
+    np.testing.assert_allclose(np.linalg.norm(found.direction), 1, rtol=1e-12)
+    for run in (found, unsettled):
+        at_direction = norm(np.asarray(run.direction))
+        np.testing.assert_allclose(at_direction, run.values[-1], rtol=1e-7)
+    # Where the norm is largest its slope is along the direction: other powers settle elsewhere.
+    image = np.tensordot(np.ravel(found.direction), jacobian, axes=1)
+    pushed = weights[:, None] * (image**2).sum(axis=2, keepdims=True) ** (exponent / 2 - 1) * image
+    slope = np.tensordot(jacobian, pushed, axes=3)
+    slope /= np.linalg.norm(slope)
+    np.testing.assert_allclose(np.ravel(found.direction), slope, rtol=0, atol=1e-6)
+    if exponent == 2:
+        scaled = jacobian * np.sqrt(weights)[:, None]
+        largest = np.linalg.svd(scaled.reshape(WIDTH**2, -1), compute_uv=False)[0]
+    else:
+        starts = np.random.default_rng(0).standard_normal((20, WIDTH**2))
+        largest = max(-minimize(lambda d: -norm(d), start).fun for start in starts)
+    np.testing.assert_allclose(values[-1], largest, rtol=1e-5)
 
 
 def test_fourth_moments_by_hand():

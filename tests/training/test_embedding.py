@@ -123,6 +123,9 @@ SCALARS = {
         training.density_dynamics(f, p, b, GRID, only_words(p, MOVED)).rate
     ),
     "fourth_moments": moments,
+    "sensitivity_norm": lambda *lpb: training.sensitivity_norm(
+        *lpb, grid=GRID, steps=1, exponent=2, key=jax.random.key(0)
+    ).values[-1],
 }  # fmt: skip
 BATCHES = {"batch", "batches"}
 OBSERVING = ("observability_objective", "injected_objective")
