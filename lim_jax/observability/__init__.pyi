@@ -9,3 +9,4 @@ from .trace_estimates import layer_injected_traces as layer_injected_traces
 from .trace_estimates import penalty_bias as penalty_bias
 from .trace_estimates import probed_observability as probed_observability
 from .trace_estimates import probed_traces as probed_traces
+from .trace_estimates import trace_products as trace_products

@@ -169,10 +169,9 @@ def layer_products(
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
-    """Name the route that takes least time, from `layer_products`."""
-    # A product back, with its share of the Gramian's own sums, takes some 1.4 times as long as one
-    # forward (the median of ten networks on a CPU, benchmarks/gramians.py).
-    return "forward" if products["forward"] <= 1.4 * products["reverse"] else "reverse"
+    """Name the route that takes least time, from `layer_products` or `trace_products`."""
+    ahead = ("forward", "probes")
+    return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
 
 def _pushed_gramians(

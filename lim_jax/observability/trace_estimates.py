@@ -18,10 +18,12 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
+    Positions,
     State,
     Steps,
     gramian_traces,
     guarded_positions,
+    layer_products,
     layer_steps,
     require_observations,
 )
@@ -103,6 +105,33 @@ def layer_injected_traces(
         return (pull((scale * noise).astype(observed.dtype))[0] ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
+
+
+def trace_products(
+    observations: Observations,
+    x: State,
+    draws: int,
+    positions: Positions | None = None,
+    *,
+    depth: int | None = None,
+) -> dict[str, int]:
+    r"""Count the products with one layer's derivative that each route to the traces takes.
+
+    Beside the exact routes of `layer_products`, whose arguments it has: with S positions, M layers
+    and R `draws`, :math:`SRM` for forward probes and :math:`RM` for injected noise.
+    `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents in reverse; noise injected
+    at all layers comes back in one sweep, as one cotangent in place of :math:`\sum_k r_k`.
+
+    Examples
+    --------
+    >>> trace_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5, depth=1)
+    {'forward': 2, 'reverse': 2, 'probes': 10, 'injected': 5}
+    """
+    draws = as_int(draws, "draws")
+    exact = layer_products(observations, x, positions, depth=depth)
+    monitored = x.shape[0] if positions is None else positions.shape[0]
+    depth = exact["forward"] // (monitored * x.shape[1])
+    return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
 
 
 def probed_traces(

@@ -14,7 +14,6 @@ from lim_jax.observability.gramian import (
     ObservedTokens,
     cheapest_mode,
     gramian_traces,
-    layer_products,
     observability_gramians,
 )
 from lim_jax.observability.trace_estimates import (
@@ -22,6 +21,7 @@ from lim_jax.observability.trace_estimates import (
     layer_injected_traces,
     penalty_bias,
     probed_observability,
+    trace_products,
 )
 from lim_jax.paper.simulation import gate_gramians
 from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
@@ -93,27 +93,31 @@ def see(tokens):
     return ObservedTokens(light_flow(1, depth=3, width=4), lim.graded_grid(6), jnp.array(tokens))
 
 
-# Tokens observed, positions monitored, and the route whose products are fewest.
+# Tokens observed, positions monitored, draws, and the route whose products are fewest.
 ROUTES = {
-    "one position": ([0, 1, 2, 3, 4, 5], [2], "forward"),
-    "little observed": ([5], None, "reverse"),
+    "few draws": ([0, 1, 2, 3, 4, 5], None, 1, "injected"),
+    "one position": ([0, 1, 2, 3, 4, 5], [2], 2, "probes"),
+    "one position, many draws": ([0, 1, 2, 3, 4, 5], [2], 50, "forward"),
+    "little observed": ([5], None, 50, "reverse"),
 }
 
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_the_route_with_fewest_products_is_taken(name):
     """`subsec:algorithm-complexity`; with one position, ahead is quicker than back."""
-    tokens, positions, expected = ROUTES[name]
+    tokens, positions, draws, expected = ROUTES[name]
     monitored = None if positions is None else jnp.array(positions)
-    products = layer_products(see(tokens), random_states(2, 6, 4), monitored)
+    products = trace_products(see(tokens), random_states(2, 6, 4), draws, monitored)
     depth, observed, chosen = 3, 4 * len(tokens), 6 if positions is None else 1
     assert products == {
         "forward": chosen * 4 * depth,
         "reverse": observed * depth * (depth - 1) // 2,
+        "probes": chosen * draws * depth,
+        "injected": draws * depth,
     }
     assert cheapest_mode(products) == expected
-    assert cheapest_mode({"forward": 13, "reverse": 10}) == "forward"
-    assert cheapest_mode({"forward": 15, "reverse": 10}) == "reverse"
+    assert cheapest_mode({"probes": 13, "injected": 10}) == "probes"
+    assert cheapest_mode({"probes": 15, "injected": 10}) == "injected"
 
 
 def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
@@ -129,8 +133,8 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
         _, states = jax.lax.scan(lambda x, _: (x + jnp.sin(x) @ matrix, x), x, length=12)
         return states[jnp.array([5, 11]), -1]
 
-    found = layer_products(observed, x, depth=12)
-    assert found == {"forward": 288, "reverse": 96}
+    found = trace_products(observed, x, 5, depth=12)
+    assert found == {"forward": 288, "reverse": 96, "probes": 360, "injected": 60}
     layer = 2 * 6 * 4 * 4  # operations of one product with a layer
 
     def products(job):
@@ -147,6 +151,6 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
     for mode, job in exact.items():  # whose rows may be weighed by a product
         assert gramians <= products(job) - found[mode] <= 1.25 * gramians
     made = products(lambda x: layer_injected_traces(observed, x, step, noise))
-    assert made == 60
+    assert made == found["injected"]
     made = products(lambda x: probed_observability(observed, x, step, probes))
-    assert 0 <= made - 360 < 1  # the sum over layers
+    assert 0 <= made - found["probes"] < 1  # the sum over layers

@@ -18,6 +18,7 @@ from reference.hostile import (
     Real,
     Rows,
     Several,
+    Shaped,
     Text,
     Texts,
     Thing,
@@ -173,6 +174,15 @@ LATER = {
     "open": (models.open, {"path": Text("no such file")}),
     "open_checkpoint": (models.open_checkpoint, {"folder": Text("no such file")}),
     # Observability.
+    "trace_products": (
+        lambda observations, x, draws, positions, depth: observability.trace_products(
+            observations, x, draws, positions, depth=depth
+        ),
+        TRACES | {
+            "x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE)),
+            "depth": Known(3),
+        },
+    ),
     "probed_observability": (
         lambda observations, x, positions: observability.probed_observability(
             observations, x, 0.5, numbers(1, WIDTH), positions
