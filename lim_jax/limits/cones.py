@@ -52,13 +52,15 @@ def printed_cone_mass_study(
     attention: CausalAttention,
     states: PositionField,
     sizes: Sequence[int],
+    *,
+    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
 ) -> Study:
     """Measure `eq:finite-cone-mass-estimator` as it is printed: it falls like :math:`L^{-2}`."""
 
     @filter_jit
     def largest(grid: Grid) -> Array:
         masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
-        return grid.interpolate(masses, jnp.array([0.25, 0.5, 0.75])).max()
+        return grid.interpolate(masses, jnp.array(positions)).max()
 
     source = "eq:finite-cone-mass-estimator"
     return refine(source, None, sizes, [largest(token_grid(n)) for n in sizes], 0.0)

@@ -391,7 +391,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
 
     @filter_jit
     def averages(grid: Grid) -> Array:
-        return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid)[2]
+        return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
 
     exact = averages(in_position.SINGULAR_AT_ZERO[1])
 

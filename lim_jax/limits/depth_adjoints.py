@@ -30,6 +30,8 @@ def input_adjoint_depth_studies(
     depths: Sequence[int],
     *,
     schemes: Mapping[str, Scheme],
+    horizon: float = 1.0,
+    delta: float = 0.2,
     references: Flows | None = None,
 ) -> dict[str, Study]:
     r"""Compare the input adjoint, density and cone mass of layers with those of the depth flow.
@@ -44,6 +46,7 @@ def input_adjoint_depth_studies(
     All have order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
     ``"<scheme>: <quantity>"``; `references` are as in `trajectory_studies`.
     """
+    terminal = jnp.array(horizon)
 
     @filter_jit  # not within the programs of the adjoints: one program serves every depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
@@ -52,8 +55,8 @@ def input_adjoint_depth_studies(
         return {
             "input adjoint": adjoint,
             "density": density,
-            "regional averages": regional_averages(density, boundary_regions(grid, 0.2)),
-            "cone mass": cone_mass(control(jnp.array(1.0)).attention, state, grid),
+            "regional averages": regional_averages(density, boundary_regions(grid, delta)),
+            "cone mass": cone_mass(control(terminal).attention, state, grid),
         }
 
     @filter_jit
@@ -66,15 +69,15 @@ def input_adjoint_depth_studies(
         adjoints = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 
-    flows = reference_flows(control) if references is None else references
-    require(all(flow.horizon == 1 for flow in flows), "references",
+    flows = reference_flows(control, horizon) if references is None else references
+    require(all(flow.horizon == horizon for flow in flows), "references",
             got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
-            expected="two depth flows to 1",
-            cure="Scale the control's time.")  # fmt: skip
+            expected=f"two depth flows to {horizon:g}",
+            cure="Pass the horizon of the study.")  # fmt: skip
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
     own, studies = _distances(check, expected, grid), {}
     for label, scheme in schemes.items():
-        ends = ends_of_layers([scheme.recursion(control, depth, 1.0) for depth in depths])
+        ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
         distances = [_distances(quantities(*end), expected, grid) for end in ends]
         for name, source in _QUANTITIES.items():
             errors = [distance[name] for distance in distances]

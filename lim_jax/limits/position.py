@@ -76,14 +76,13 @@ def loss_study(
     *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
-    return refine(
+    return _of_first_order(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
-        1.0 if premises and chi is None else None,
         sizes,
         [abs(value - expected) for value in losses],
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
-        sampled=True,
+        claims=chi is None,
     )
 
 
@@ -153,9 +152,8 @@ def terminal_adjoint_study(
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     source = "eq:continuum-ar-terminal-adjoint" if chi else plain
-    claimed = 1.0 if premises and chi is None else None
     bound = (lambda size: slope / size) if premises else None
-    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
+    return _of_first_order(source, sizes, gaps, own, bound, claims=chi is None)
 
 
 def readout_consistency_study(
@@ -212,10 +210,21 @@ def readout_consistency_study(
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
-    claimed = 1.0 if premises else None
     bound = (lambda size: float(norm) * steepest / size) if premises else None
-    source = "eq:readout-adjoint-consistency"
-    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
+    return _of_first_order("eq:readout-adjoint-consistency", sizes, gaps, own, bound)
+
+
+def _of_first_order(
+    source: str,
+    sizes: Sequence[int],
+    errors: Sequence[float],
+    own: float,
+    bound: Callable[[int], float] | None,
+    claims: bool = True,
+) -> Study:
+    """A study whose bound is measured, and whose order is claimed, where the premises hold."""
+    claimed = 1.0 if claims and bound is not None else None
+    return refine(source, claimed, sizes, errors, own, bound, sampled=True)
 
 
 def _gaps(
@@ -258,6 +267,10 @@ def input_adjoint_studies(
     states: PositionField,
     sizes: Sequence[int],
     make_grid: MakeGrid = token_grid,
+    *,
+    inside: float = 0.2,
+    delta: float = 0.2,
+    references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     r"""Compare the input adjoint and influence density of one example on tokens with the continuum.
 
@@ -265,9 +278,11 @@ def input_adjoint_studies(
     :math:`\log^M(1/q)` at 0 and equal cells have order ½ in global :math:`L^2`, 1 in averages, up
     to powers of log L; the graded grid 2 in averages.
     """
-    check, reference = SINGULAR_AT_ZERO
+    check, reference = references
     quadrature = _fine_quadrature(reference)
-    observed = partial(influence_of_field, flow, terminal_loss, states)
+
+    def observed(grid: Grid) -> tuple[State, Array, Array]:
+        return influence_of_field(flow, terminal_loss, states, grid, delta)
 
     @jax.jit
     def distances() -> list[dict[str, Array]]:
@@ -280,7 +295,7 @@ def input_adjoint_studies(
             gap = jnp.abs(adjoint - reference.interpolate(expected, grid.nodes))
             embedded = partial(_embedding, grid=grid, positions=quadrature.nodes)
             return {
-                "inside": jnp.where((grid.nodes >= 0.2)[:, None], gap, 0).max(),
+                "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
                 "global": quadrature.norm(embedded(adjoint) - everywhere),
                 "density": quadrature.weights @ jnp.abs(embedded(its_density) - density),
                 "regional averages": jnp.abs(its_averages - averages).max(),
@@ -302,14 +317,14 @@ def input_adjoint_studies(
 
 
 def influence_of_field(
-    flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid
+    flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
 ) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
     """Return the input adjoint, its density and the density's regional averages."""
     trajectory = adjoint_trajectory(flow, terminal_loss, (states(grid.nodes), grid), grid)
     adjoint = trajectory.covectors[0]
     energy = (adjoint**2).sum(axis=1)
     density = energy / integral(energy, grid)
-    return adjoint, density, regional_averages(density, boundary_regions(grid, 0.2))
+    return adjoint, density, regional_averages(density, boundary_regions(grid, delta))
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
