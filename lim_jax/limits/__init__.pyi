@@ -6,6 +6,7 @@ from . import depth as depth
 from . import depth_adjoints as depth_adjoints
 from . import fields as fields
 from . import layers as layers
+from . import moments as moments
 from . import own as own
 from . import position as position
 from . import premises as premises
@@ -28,6 +29,7 @@ from .depth import split_defect_study as split_defect_study
 from .depth import trajectory_studies as trajectory_studies
 from .depth_adjoints import input_adjoint_depth_studies as input_adjoint_depth_studies
 from .fields import averaging_attention as averaging_attention
+from .moments import fourth_moment_studies as fourth_moment_studies
 from .own import Quantity as Quantity
 from .own import convergence_study as convergence_study
 from .position import loss_study as loss_study

@@ -54,8 +54,9 @@ def fourth_moments(
 ) -> FourthMoments:
     r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
 
-    Estimates that grow with the context, or whose examples have a tail that is too heavy for a mean
-    (`probes.tail_index`), say that the squared penalty is to be read at finite length only.
+    Estimates that grow with the context (`limits.fourth_moment_studies`), or whose examples have a
+    tail that is too heavy for a mean (`probes.tail_index`), say that the squared penalty is to be
+    read at finite length only.
 
     Examples
     --------

@@ -7,7 +7,7 @@ import pytest
 
 import lim_jax as lim
 from lim_jax import probes
-from lim_jax.training import fourth_moments
+from lim_jax.limits import fourth_moment_studies
 
 SIZES = (4, 8, 16, 32)
 WEIGHT, ETA = np.array([1.0, -2.0]), np.array([3.0, 4.0])
@@ -19,15 +19,13 @@ def labels(tail, count):
     return ranks ** (-1 / tail)
 
 
-def moments(loss, tail=None, make_grid=lim.graded_grid):
-    """The values and the errors by size, of adjoints and of their slopes."""
-    y = np.array([1.0, 2, 3]) if tail is None else labels(tail, 400)
-    params, direction, y = jax.device_put((WEIGHT, ETA, y))
-    by_size = [
-        fourth_moments(loss(grid), params, (jnp.zeros((y.size, grid.size, 2)), y), grid, direction)
-        for grid in map(make_grid, SIZES)
-    ]
-    return np.array(by_size).transpose(1, 2, 0)
+def studies(loss, tail=None, make_grid=lim.graded_grid):
+    def batch(grid):
+        y = np.array([1.0, 2, 3]) if tail is None else labels(tail, 400)
+        return jax.device_put((np.zeros((y.size, grid.size, 2)), y))
+
+    params, direction = jax.device_put((WEIGHT, ETA))
+    return fourth_moment_studies(loss, params, batch, direction, SIZES, make_grid)
 
 
 def whole(grid):
@@ -42,30 +40,37 @@ def last(grid):
 
 def test_fourth_moments_that_know_no_length_do_not_grow():
     # `rem:l4-sensitivity-practice`, `eq:adjoint-l4-sensitivity-assumption`.
-    fourths = np.array([1, 2**4, 3**4])
-    masses = np.array([float(np.sum(lim.graded_grid(size).weights)) for size in SIZES])
-    expected = fourths.mean() * masses, np.std(fourths, ddof=1) / np.sqrt(3) * masses
-    for found, size in zip(moments(whole), (25, 1), strict=True):
-        np.testing.assert_allclose(found, size * np.array(expected), rtol=1e-9)
+    found = studies(whole)
+    fourth = np.mean([1, 2**4, 3**4])
+    masses = [float(np.sum(lim.graded_grid(size).weights)) for size in SIZES]
+    np.testing.assert_allclose(found["adjoint"].errors, 25 * fourth * np.array(masses), rtol=1e-9)
+    np.testing.assert_allclose(found["sensitivity"].errors, fourth * np.array(masses), rtol=1e-9)
+    error = np.std([1, 2**4, 3**4], ddof=1) / np.sqrt(3) * max(masses)
+    for name, size in (("adjoint", 25), ("sensitivity", 1)):
+        study = found[name]
+        assert abs(study.order.value) < 0.1
+        np.testing.assert_allclose(study.reference_error, size * error, rtol=1e-9)
+        assert (study.source, study.claimed) == ("rem:l4-sensitivity-practice", None)
+        assert study.bounds is None and study.refinements == SIZES
 
 
 def test_the_fourth_moments_of_a_last_token_grow_like_the_cube_of_the_length():
     # `rem:l4-sensitivity-practice`.
-    (adjoint, _), (sensitivity, _) = moments(last, make_grid=lim.token_grid)
+    found = studies(last, make_grid=lim.token_grid)
     fourth = np.mean([1, 2**4, 3**4])
-    np.testing.assert_allclose(adjoint, 25 * fourth * np.array(SIZES) ** 3.0)
-    np.testing.assert_allclose(sensitivity, fourth * np.array(SIZES) ** 3.0)
+    np.testing.assert_allclose(found["adjoint"].errors, 25 * fourth * np.array(SIZES) ** 3.0)
+    np.testing.assert_allclose(found["sensitivity"].errors, fourth * np.array(SIZES) ** 3.0)
+    assert abs(found["sensitivity"].order.value + 3) < 1e-9
 
 
 @pytest.mark.parametrize("tail", [24, 2])
 def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     """Labels with P(y > s) = s^-24 have an eighth moment, those with s^-2 no fourth."""
     # `rem:l4-sensitivity-practice`, `eq:data-fourth-moment`.
-    found = moments(whole, tail)
+    found = studies(whole, tail)
     fourths = labels(tail, 400) ** 4
-    np.testing.assert_allclose(found[0, 0, -1], 25 * fourths.mean(), rtol=0.02)
-    values, errors = found.swapaxes(0, 1)
-    assert ((values > 10 * errors) == (tail == 24)).all()
+    np.testing.assert_allclose(found["adjoint"].errors[-1], 25 * fourths.mean(), rtol=0.02)
+    assert all(study.resolved is (tail == 24) for study in found.values())
     # The tail of y^4 is like s^(-tail / 4).
     index = probes.tail_index(jax.device_put(labels(tail, 4096) ** 4))
     assert abs(float(index.value) - tail / 4) < float(index.error) / 4

@@ -10,10 +10,10 @@ WITHOUT = {
         simulation_probe_errors write_page
     """,
     "The studies that the paper's own tables run, on fields of the library's own.": """
-        attention_studies cone_mass_study input_adjoint_depth_studies
-        left_cone_mass_study loss_study measure proved_constants readout_bound
-        readout_consistency_study section4 shadowing_study split_defect_study
-        terminal_adjoint_study time_slope_bounds trajectory_studies
+        attention_studies fourth_moment_studies cone_mass_study
+        input_adjoint_depth_studies left_cone_mass_study loss_study measure
+        proved_constants readout_bound readout_consistency_study section4 shadowing_study
+        split_defect_study terminal_adjoint_study time_slope_bounds trajectory_studies
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
         models.contrast_loss self_answered
