@@ -89,8 +89,9 @@ class Grid(eqx.Module):
 
         An additive attention mask, the same in all layers and heads, in which everything can be
         differentiated: :math:`u_j` is added to the scores of key j. Minus infinity removes the
-        position; a row that sees removed positions alone reads them as before. Nodes, weights and
-        integrals over position stay.
+        position; a row that sees removed positions alone reads them as before. A recurrent layer
+        writes :math:`e^{u_j}` times as much of token j. Nodes, weights and integrals over position
+        stay.
 
         Parameters
         ----------
@@ -99,7 +100,7 @@ class Grid(eqx.Module):
         parts
             The number of each position's part: a row reads its own part as before, and all others
             by :math:`u`. Those of no part have a negative number, and are read by :math:`u` in
-            every row.
+            every row. The state of a recurrent layer is one for all rows, and knows no parts.
 
         Examples
         --------

@@ -21,7 +21,7 @@ from lim_jax.network.masks import AttentionMask, Rope, SwitchedMask
 from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
 from lim_jax.network.positions import Rotary
 from lim_jax.network.shaping import Shaping
-from lim_jax.network.slots import State, require_pair
+from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
 
 Attend = Callable[..., Array]
@@ -195,15 +195,14 @@ class CausalAttention(eqx.Module):
     ) -> State:
         """Attend by every head, multiply by the gates, and project."""
         grid = self.prefixes(grid)
-        if grid.log_weights is None:
+        log_weights = log_weights_by_head(grid, len(query))
+        if log_weights is None:
             heads = self.of_heads(partial(self.attend, grid=grid), query, key, value)
             return self.project_output(heads, gates)
 
         def attend(*vectors: Array, **shaping: Any) -> Array:
             return self.attend(*vectors[:3], grid=replace(grid, log_weights=vectors[3]), **shaping)
 
-        # Where an adjoint is split by heads, each has its own.
-        log_weights = jnp.broadcast_to(grid.log_weights, (len(query), grid.size))
         return self.project_output(self.of_heads(attend, query, key, value, log_weights), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:

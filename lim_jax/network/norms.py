@@ -1,14 +1,15 @@
 """Normalisation of one token."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import as_int, require_floats, require_positive
+from lim_jax._checks import as_int, require, require_floats, require_positive
 from lim_jax._precision import promote
 from lim_jax.network.slots import EMBED
 from lim_jax.weights import Weight
@@ -124,6 +125,36 @@ class RMSNorm(eqx.Module):
         wide = promote(z)
         normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eta)
         return self.scale * normalised.astype(z.dtype)
+
+
+class GroupedNorm(eqx.Module):
+    """The root mean square of the vectors of some neighbouring heads together, for each token.
+
+    Of `groups` groups that share the heads: as many as there are heads for a norm of each head by
+    itself, 1 for one of all heads.
+    """
+
+    scale: Float[Weight, "heads features"]
+    groups: int = eqx.field(static=True)
+    eta: float = eqx.field(static=True, default=1e-5)
+    sharded_axes: ClassVar[Mapping[str, int]] = {"scale": -2}
+
+    def __check_init__(self):
+        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        heads = self.scale.shape[-2]
+        got, expected = f"{self.groups} for {heads} heads", "a number that divides the heads"
+        holds, cure = heads % self.groups == 0, "Take 1, or a group for each head."
+        require(holds, "groups", got=got, expected=expected, cure=cure)
+
+    def __call__(
+        self, vectors: Float[Array, "heads rows features"]
+    ) -> Float[Array, "heads rows features"]:
+        """Normalise what heads read for each row, with sums in float32 at least."""
+        heads, rows, features = vectors.shape
+        wide = promote(vectors).reshape(self.groups, heads // self.groups, rows, features)
+        means = jnp.mean(wide**2, axis=(1, 3), keepdims=True)
+        normed = (wide * jax.lax.rsqrt(means + self.eta)).reshape(vectors.shape)
+        return self.scale[:, None, :] * normed.astype(vectors.dtype)
 
 
 class AcrossHeads(eqx.Module):

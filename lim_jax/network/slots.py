@@ -9,6 +9,7 @@ States are arrays of shape ``(length, width)``, one example at a time; `vmap` fo
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -22,3 +23,10 @@ def require_pair(x: State, context: State, grid: Grid, width: int) -> None:
     """Raise ValueError where queries' or keys' states fit neither the grid nor the layer."""
     require_on_grid(x, grid, "x", "length width", EMBED, width=width)
     require_on_grid(context, grid, "context", "length width", EMBED, width=width)
+
+
+def log_weights_by_head(grid: Grid, heads: int) -> Float[Array, "heads length"] | None:
+    """The log weights of every head, the first ones where a grid has more heads than a layer."""
+    if grid.log_weights is None or grid.log_weights.ndim == 2:
+        return None if grid.log_weights is None else grid.log_weights[:heads]
+    return jnp.broadcast_to(grid.log_weights, (heads, grid.size))

@@ -1,0 +1,73 @@
+r"""A causal convolution of every feature by itself, cut into a token's own tap and earlier ones.
+
+.. math:: y_i = w_0 \odot r_i + \sum_{m=1}^{n-1} w_m \odot r_{i-m}
+
+A field of two slots takes the own row from the slot `x` where it belongs to the query, so that no
+token of that slot reads another. Taps are stored as in checkpoints, the own one last. A packed row
+begins with rows of zeros before it.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from lim_jax._checks import error_if, require
+from lim_jax.grid.cells import CellGrid, Starts
+from lim_jax.grid.measure import Grid
+from lim_jax.weights import Weight
+
+Rows = Float[Array, "heads length size"]
+Taps = Float[Weight, "heads size taps"]
+
+
+def packed_starts(grid: Grid) -> Starts | None:
+    """Where every row's context begins, None if all begin at the first; raise off the token grid.
+
+    A state goes from token to token, and is forgotten where a context begins.
+    """
+    tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
+    got, expected = type(grid).__name__, "token_grid: a recurrent layer goes from token to token"
+    cure = "Its step, decay and taps are of one token; in the continuum they would be rates."
+    require(tokens, "grid", got=got, expected=expected, cure=cure)
+    assert isinstance(grid, CellGrid)
+    return None if grid.starts is None else error_if(grid.starts, _sliding(grid.starts), SLIDING)
+
+
+SLIDING = (
+    "starts: expected contexts one after another, got rows of a window. A recurrent layer forgets "
+    "all or nothing: pass segment_starts."
+)
+
+
+def _sliding(starts: Starts) -> Bool[Array, " length"]:
+    rows = jnp.arange(starts.shape[0])
+    return (starts != rows) & (starts != jnp.roll(starts, 1))
+
+
+def own_tap(rows: Rows, taps: Taps) -> Rows:
+    """What a token's own row adds.
+
+    >>> own_tap(jnp.ones((1, 2, 1)), jnp.array([[[2.0, 3.0]]])).ravel().tolist()
+    [3.0, 3.0]
+    """
+    return taps[:, None, :, -1] * rows
+
+
+def earlier_taps(
+    rows: Rows, taps: Taps, starts: Starts | None = None, before: Rows | None = None
+) -> Rows:
+    """What the rows before each token add; `before` has as many rows as there are such taps.
+
+    >>> earlier_taps(jnp.array([[[1.0], [10.0]]]), jnp.array([[[2.0, 3.0]]])).ravel().tolist()
+    [0.0, 2.0]
+    """
+    (heads, length, size), earlier = rows.shape, taps.shape[2] - 1
+    if before is None:
+        before = jnp.zeros((heads, earlier, size), rows.dtype)
+    padded, total = jnp.concatenate([before, rows], axis=1), jnp.zeros_like(rows)
+    for back in range(1, earlier + 1):
+        moved = padded[:, earlier - back : earlier - back + length]
+        if starts is not None:
+            seen = jnp.arange(length) - back >= starts
+            moved = jnp.where(seen[None, :, None], moved, 0)
+        total += taps[:, None, :, -1 - back] * moved
+    return total

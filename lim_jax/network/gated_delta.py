@@ -1,0 +1,91 @@
+r"""The gated delta rule (Yang et al., 2024): a state that unlearns what a key held before.
+
+.. math:: S_j = e^{-a\Delta_j}S_{j-1}
+          + \beta_j\,k_j\bigl(v_j - e^{-a\Delta_j}S_{j-1}^\top k_j\bigr)^\top, \qquad
+          o_i = S_i^\top q_i
+
+In the continuum, with :math:`\beta` per length of context,
+:math:`\dot S = -(\gamma + \beta k k^\top)S + \beta k v^\top`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from lim_jax._products import linear
+from lim_jax.grid.cells import Starts
+from lim_jax.network.recurrent import (
+    Heads,
+    OfState,
+    RecurrentMixer,
+    begun,
+    cut_in_chunks,
+    joined_chunks,
+)
+from lim_jax.network.slots import State
+from lim_jax.weights import Weight
+
+UNIT_ETA = 1e-6
+
+
+class GatedDelta(RecurrentMixer):
+    r"""The gated delta layer of Qwen3-Next, Qwen 3.5 and Olmo Hybrid.
+
+    `write` is a row for each head: :math:`\beta_j = c\,\sigma(\langle w, \mathrm{LN}(c)_j\rangle)`,
+    c the largest, 2 where a state may change its sign along a key. Keys and queries have length
+    one, queries divided by the root of it besides; the rest is as in `RecurrentMixer`.
+    """
+
+    write: Float[Weight, "heads width"] = eqx.field(kw_only=True)
+    largest_write: float = eqx.field(static=True, default=1.0, kw_only=True)
+
+    def of_key(self, key: Array) -> Array:
+        """A key of length one."""
+        return _unit(key)
+
+    def of_query(self, query: Array) -> Array:
+        """A query of length one, over the root of its size."""
+        return query.shape[-1] ** -0.5 * _unit(query)
+
+    def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
+        """The logarithms of decays, and beta."""
+        decay = -jnp.exp(self.log_decay)[:, None] * self.rates(normed)
+        return decay, self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
+
+    def rule(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        decay: Array,
+        write: Array,
+        starts: Starts | None,
+        state: OfState | None,
+    ) -> tuple[Heads, OfState]:
+        """In chunks, of which each solves for what its rows write beside one another."""
+        chunks = cut_in_chunks(query, key, value, decay, write, starts)
+        query, key, value, write, within, since, until = chunks
+        transposed = jnp.swapaxes(key, -1, -2)
+        among = (key @ transposed) * write[..., None] * within
+        read = (query @ transposed) * within
+        right = jnp.concatenate([value, since[..., None] * key], axis=-1) * write[..., None]
+        solved = solve_triangular(among, right, lower=True, unit_diagonal=True)
+        written, unlearnt = jnp.split(solved, [value.shape[-1]], axis=-1)
+
+        def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+            query, transposed, written, unlearnt, read, since, until = chunk
+            new = written - unlearnt @ state
+            given = since[..., None] * (query @ state) + read @ new
+            kept = since[..., -1, None, None] * state
+            return kept + transposed @ (until[..., None] * new), given
+
+        rows = query, transposed, written, unlearnt, read, since, until
+        state, given = jax.lax.scan(step, begun(state, chunks), rows)
+        heads = joined_chunks(given, decay.shape[1]).astype(decay.dtype)
+        return heads, state.reshape(-1, *state.shape[2:])
+
+
+def _unit(vectors: Array) -> Array:
+    return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + UNIT_ETA)

@@ -1,0 +1,78 @@
+r"""State spaces with a scalar decay for each head: Mamba-2 (Dao and Gu, 2024).
+
+.. math:: S_j = e^{-a\Delta_j}S_{j-1} + \Delta_j\,k_j v_j^\top, \qquad o_i = S_i^\top q_i + D\,v_i
+
+Queries, keys and values are called C, B and x there. It is attention without a softmax:
+:math:`o_i = \sum_{j \le i} \Delta_j\,e^{-a(\Delta_{j+1} + \dots + \Delta_i)}\langle q_i, k_j\rangle
+v_j`, an integral over the prefix where :math:`\Delta` is a length of context.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid.cells import Starts
+from lim_jax.grid.measure import Grid
+from lim_jax.network.recurrent import (
+    Heads,
+    OfState,
+    RecurrentMixer,
+    Sources,
+    begun,
+    cut_in_chunks,
+    joined_chunks,
+)
+from lim_jax.network.slots import State
+from lim_jax.weights import Weight
+
+
+class Mamba2(RecurrentMixer):
+    r"""The Mamba-2 layer of Nemotron, Granite, Bamba and Falcon-H1.
+
+    `skip` is :math:`D`; `rate_limits` are the least and largest :math:`\Delta`; the rest is as in
+    `RecurrentMixer`.
+    """
+
+    skip: Float[Weight, " heads"] = eqx.field(kw_only=True)
+    rate_limits: tuple[float, float] = eqx.field(
+        static=True, default=(0.0, float("inf")), kw_only=True
+    )
+
+    def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
+        """The logarithms of decays, and the rates, by which keys and values are multiplied."""
+        rates = self.rates(normed)
+        if self.rate_limits != (0.0, float("inf")):
+            rates = jnp.clip(rates, *self.rate_limits)
+        return -jnp.exp(self.log_decay)[:, None] * rates, rates
+
+    def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
+        """What every head reads of the states, and its own value."""
+        return super().reads(x, sources, grid) + self.skip[:, None, None] * sources.value
+
+    def rule(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        decay: Array,
+        write: Array,
+        starts: Starts | None,
+        state: OfState | None,
+    ) -> tuple[Heads, OfState]:
+        """In chunks, each a product of matrices."""
+        chunks = cut_in_chunks(query, key, value, decay, write, starts)
+        query, key, value, write, within, since, until = chunks
+        transposed, value = jnp.swapaxes(key, -1, -2), write[..., None] * value
+        beside = ((query @ transposed) * within) @ value
+
+        def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+            query, transposed, value, beside, since, until = chunk
+            given = beside + since[..., None] * (query @ state)
+            kept = since[..., -1, None, None] * state
+            return kept + transposed @ (until[..., None] * value), given
+
+        rows = query, transposed, value, beside, since, until
+        state, given = jax.lax.scan(step, begun(state, chunks), rows)
+        heads = joined_chunks(given, decay.shape[1]).astype(decay.dtype)
+        return heads, state.reshape(-1, *state.shape[2:])

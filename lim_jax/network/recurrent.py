@@ -1,0 +1,262 @@
+r"""A layer whose heads read a state that their prefix wrote, as a field in two slots.
+
+.. math:: S_j = \text{decay}_j(S_{j-1}) + \text{write}_j(k_j, v_j), \qquad o_i = S_i^\top q_i
+
+A causal Volterra operator: `context` holds keys, values, decays, writes and the rows before each
+token's own in the convolutions; `x` holds the query with its own row, and the output gate. So the
+local operator mixes no tokens, and all that a token gives to another goes through the kernel.
+
+Written on the token grid. In the continuum a state obeys
+:math:`\dot S = -\gamma S + \beta k v^\top` with rates :math:`\gamma, \beta` per length of context,
+where a layer has decays and writes per token; and a convolution of some tokens, whose length tends
+to zero, becomes a sum of its taps.
+
+A log weight :math:`u_j` of the grid (`Grid.weighted`) multiplies what token j leaves behind by
+:math:`e^{u_j}`: what it writes into the state, and its rows in the convolutions of later tokens. A
+state is one for all rows, so that rows of the token's own part read it weighted too.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax._checks import require
+from lim_jax._precision import promote
+from lim_jax._products import linear
+from lim_jax.grid.cells import Starts
+from lim_jax.grid.measure import Grid
+from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
+from lim_jax.network.multihead import by_head, project
+from lim_jax.network.norms import GroupedNorm, Norm
+from lim_jax.network.slots import State, log_weights_by_head, require_pair
+from lim_jax.weights import Weight
+
+CHUNK = 64
+Heads = Float[Array, "heads rows features"]
+OfState = Float[Array, "heads size features"]
+
+
+class Sources(NamedTuple):
+    """What heads read of the slot `context`: a leading axis of heads, or of their groups."""
+
+    earlier: Float[Array, "groups rows size"]  # of the query, the rows before its own
+    key: Float[Array, "groups rows size"]
+    value: Float[Array, "heads rows features"]
+    decay: Float[Array, "heads rows"]  # the logarithm of what is left of the state
+    write: Float[Array, "heads rows"]  # how much of the key and value is written into it
+
+
+class RecurrentMixer(eqx.Module):
+    r"""Heads that read states: the fields that `GatedDelta` and `Mamba2` have in common.
+
+    Matrices stand as in `multihead.CausalAttention`: for each head or each group of heads, outputs
+    before inputs. Queries, keys and values are rows of matrices, convolved, through `activation`.
+
+    Attributes
+    ----------
+    norm
+        A map of one token; `equinox.nn.Identity` for none.
+    query, key, value
+        Matrices; queries and keys are of groups of heads.
+    rate, rate_bias, log_decay
+        :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)` of each head,
+        and the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints ``dt`` or
+        ``a``, ``dt_bias`` and ``A_log``.
+    gate
+        :math:`W_G`, whose images through `gate_activation` multiply what heads read.
+    output
+        One block for each head.
+    query_taps, key_taps, value_taps
+        Of the convolutions, the own tap last.
+    head_norm
+        A norm of what heads read, after the gates unless `norm_before_gate`; None for none.
+    """
+
+    norm: Norm
+    query: Float[Weight, "groups size width"]
+    key: Float[Weight, "groups size width"]
+    value: Float[Weight, "heads features width"]
+    rate: Float[Weight, "heads width"]
+    rate_bias: Float[Weight, " heads"]
+    log_decay: Float[Weight, " heads"]
+    gate: Float[Weight, "heads features width"]
+    output: Float[Weight, "heads width features"]
+    query_taps: Float[Weight, "groups size taps"]
+    key_taps: Float[Weight, "groups size taps"]
+    value_taps: Float[Weight, "heads features taps"]
+    head_norm: GroupedNorm | None = None
+    query_bias: Float[Weight, "groups size"] | None = None
+    key_bias: Float[Weight, "groups size"] | None = None
+    value_bias: Float[Weight, "heads features"] | None = None
+    gate_bias: Float[Weight, "heads features"] | None = None
+    output_bias: Float[Weight, " width"] | None = None
+    query_tap_bias: Float[Weight, "groups size"] | None = None
+    key_tap_bias: Float[Weight, "groups size"] | None = None
+    value_tap_bias: Float[Weight, "heads features"] | None = None
+    activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
+    gate_activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
+    norm_before_gate: bool = eqx.field(static=True, default=True)
+    # Devices may share an array along this axis, counted from the last: heads read independently.
+    sharded_axes: ClassVar[Mapping[str, int]] = {
+        "query": -3, "key": -3, "value": -3, "gate": -3, "output": -3, "query_taps": -3,
+        "key_taps": -3, "value_taps": -3, "query_bias": -2, "key_bias": -2, "value_bias": -2,
+        "gate_bias": -2, "query_tap_bias": -2, "key_tap_bias": -2, "value_tap_bias": -2,
+        "rate": -2, "rate_bias": -1, "log_decay": -1, "write": -2, "skip": -1,
+    }  # fmt: skip
+
+    def __check_init__(self):
+        heads, groups = self.value.shape[-3], self.key.shape[-3]
+        got, expected = f"{heads} heads in {groups} groups", "a number that divides the heads"
+        cure = "Every group of queries and keys serves as many heads."
+        require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Read by every head from `x` what `context` wrote."""
+        require_pair(x, context, grid, self.output.shape[-2])
+        return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
+
+    def sources(self, context: State, grid: Grid) -> Sources:
+        """All that heads read of the context, row by row."""
+        normed, starts = jax.vmap(self.norm)(context), packed_starts(grid)
+        decay, write = self.decays_and_writes(normed)
+        weights = log_weights_by_head(grid, len(write))
+        if weights is not None:
+            weights = jnp.exp(weights)
+            write = weights * write
+
+        def convolved(
+            matrix: Array, bias: Array | None, taps: Array, tap_bias: Array | None
+        ) -> tuple[Array, Array]:
+            """What the rows before each token add, and what its own does."""
+            rows = project(matrix, bias, normed)
+            if weights is None:
+                before = earlier_taps(rows, taps, starts)
+            else:
+                rows, taps = (by_head(grouped, len(write)) for grouped in (rows, taps))
+                tap_bias = None if tap_bias is None else by_head(tap_bias, len(write))
+                before = earlier_taps(weights[:, :, None] * rows, taps, starts)
+            before = before if tap_bias is None else before + tap_bias[:, None, :]
+            return before, own_tap(rows, taps)
+
+        earlier, _ = convolved(self.query, self.query_bias, self.query_taps, self.query_tap_bias)
+        before, own = convolved(self.key, self.key_bias, self.key_taps, self.key_tap_bias)
+        key = self.of_key(self.activation(before + own))
+        before, own = convolved(self.value, self.value_bias, self.value_taps, self.value_tap_bias)
+        value = self.activation(before + own)
+        return Sources(earlier, key, value, decay, write)
+
+    def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
+        """What every head reads of the states for every row of `x`."""
+        own = own_tap(project(self.query, self.query_bias, jax.vmap(self.norm)(x)), self.query_taps)
+        earlier, key, value, decay, write = sources
+        query = self.of_query(self.activation(earlier + by_head(own, len(earlier))))
+        return self.rule(query, key, value, decay, write, packed_starts(grid), None)[0]
+
+    def gates(self, x: Float[Array, "rows width"]) -> Heads:
+        """The factors of what heads read for each row."""
+        return self.gate_activation(project(self.gate, self.gate_bias, jax.vmap(self.norm)(x)))
+
+    def project_output(self, heads: Heads, gates: Heads) -> Float[Array, "rows width"]:
+        """Apply gates, norm and output matrix to what heads read."""
+        if self.head_norm is None:
+            passed = heads * gates
+        elif self.norm_before_gate:
+            passed = self.head_norm(heads) * gates
+        else:
+            passed = self.head_norm(heads * gates)
+        joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
+        matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
+        projected = linear(matrix, joined)
+        return projected if self.output_bias is None else projected + self.output_bias[None, :]
+
+    def rates(self, normed: Float[Array, "rows width"]) -> Float[Array, "heads rows"]:
+        r""":math:`\Delta_j` of each head."""
+        return jax.nn.softplus(linear(self.rate, normed).T + self.rate_bias[:, None])
+
+    def of_key(self, key: Array) -> Array:
+        """A key as it is written, of its convolved row."""
+        return key
+
+    def of_query(self, query: Array) -> Array:
+        """A query as it reads, of its convolved row."""
+        return query
+
+    def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
+        """`Sources.decay` and `Sources.write`."""
+        raise NotImplementedError
+
+    def rule(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        decay: Array,
+        write: Array,
+        starts: Starts | None,
+        state: OfState | None,
+    ) -> tuple[Heads, OfState]:
+        """What heads read, and the last row's state; `state` is the one before the first row."""
+        raise NotImplementedError
+
+
+class Chunks(NamedTuple):
+    """Rows as (chunks, groups, heads of a group, rows, ...), and what is left of their writes."""
+
+    query: Array
+    key: Array
+    value: Array
+    write: Array
+    within: Array  # of row j in row i of a chunk, zero where j is later or of another context
+    since: Array  # of the state before a chunk, in row i
+    until: Array  # of row j, after a chunk
+
+
+def cut_in_chunks(
+    query: Array,
+    key: Array,
+    value: Array,
+    decay: Array,
+    write: Array,
+    starts: Starts | None,
+) -> Chunks:
+    """Cut rows in chunks, the last one filled up by rows that neither decay nor write."""
+    groups, length = key.shape[:2]
+    fill = -length % CHUNK
+
+    def cut(rows: Array) -> Array:
+        heads, _, *rest = rows.shape
+        filled = jnp.pad(rows, ((0, 0), (0, fill), *((0, 0) for _ in rest)))
+        each = filled.reshape(groups, heads // groups, -1, CHUNK, *rest)
+        return jnp.moveaxis(each, 2, 0)
+
+    query, key, value, decay, write = map(cut, promote((query, key, value, decay, write)))
+    total, rows = jnp.cumsum(decay, axis=-1), jnp.arange(CHUNK)
+    seen = (rows[None, :] <= rows[:, None])[None, None, None]
+    kept = last = jnp.ones((1, 1, 1, CHUNK), bool)
+    if starts is not None:
+        begins = jnp.pad(starts, (0, fill), mode="edge").reshape(-1, 1, 1, CHUNK)
+        first = CHUNK * jnp.arange(len(begins))[:, None, None, None]
+        seen = seen & ((first + rows)[..., None, :] >= begins[..., None])
+        kept, last = begins < first, first + rows >= begins[..., -1:]
+    difference = total[..., :, None] - total[..., None, :]
+    within = jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0)), 0)
+    since = jnp.where(kept, jnp.exp(total), 0)
+    until = jnp.where(last, jnp.exp(total[..., -1:] - total), 0)
+    return Chunks(query, key, value, write, within, since, until)
+
+
+def joined_chunks(chunks: Array, length: int) -> Heads:
+    """What rows of chunks read, by heads."""
+    count, groups, each, rows, features = chunks.shape
+    return jnp.moveaxis(chunks, 0, 2).reshape(groups * each, count * rows, features)[:, :length]
+
+
+def begun(state: OfState | None, chunks: Chunks) -> Array:
+    """The state before the first row, by groups; zero if None."""
+    _, groups, each, _, features = chunks.value.shape
+    shape = groups, each, chunks.key.shape[-1], features
+    return jnp.zeros(shape, chunks.value.dtype) if state is None else state.reshape(shape)

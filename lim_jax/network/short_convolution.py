@@ -1,0 +1,76 @@
+r"""Gated short convolutions, the recurrent layers of LFM2, as a field in two slots.
+
+.. math:: y_i = W_O\,\Bigl(W_C z_i \odot \bigl(\textstyle\sum_m w_m \odot r_{i-m} + b\bigr)\Bigr),
+          \qquad r_j = W_B z_j \odot W_V z_j, \qquad z = \mathrm{LN}(c)
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lim_jax.grid.measure import Grid
+from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
+from lim_jax.network.norms import Norm
+from lim_jax.network.slots import State, log_weights_by_head, require_pair
+from lim_jax.network.tokenwise import affine
+from lim_jax.weights import Weight
+
+
+class ShortConvolution(eqx.Module):
+    r"""A convolution of a few tokens between two gates, one head of all channels.
+
+    `write`, `read` and `value` are :math:`W_B, W_C, W_V`; `taps` has the own tap last. The gate
+    `read` is of the slot `x`, all rows of the convolution are of `context`.
+    """
+
+    norm: Norm
+    write: Float[Weight, "channels width"]
+    read: Float[Weight, "channels width"]
+    value: Float[Weight, "channels width"]
+    taps: Float[Weight, "channels taps"]
+    output: Float[Weight, "width channels"]
+    write_bias: Float[Weight, " channels"] | None = None
+    read_bias: Float[Weight, " channels"] | None = None
+    value_bias: Float[Weight, " channels"] | None = None
+    tap_bias: Float[Weight, " channels"] | None = None
+    output_bias: Float[Weight, " width"] | None = None
+    sharded_axes: ClassVar[Mapping[str, int]] = {
+        "write": -2, "read": -2, "value": -2, "taps": -2, "output": -1, "write_bias": -1,
+        "read_bias": -1, "value_bias": -1, "tap_bias": -1,
+    }  # fmt: skip
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Convolve what `context` wrote, and read it by `x`."""
+        require_pair(x, context, grid, self.write.shape[-1])
+        return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
+
+    def sources(self, context: State, grid: Grid) -> tuple[Float[Array, "1 rows channels"]]:
+        """The convolved rows of the context."""
+        normed = jax.vmap(self.norm)(context)
+        write = affine(self.write, self.write_bias, normed)
+        rows = (write * affine(self.value, self.value_bias, normed))[None]
+        taps, weights = self.taps[None], log_weights_by_head(grid, 1)
+        left = rows if weights is None else jnp.exp(weights)[:, :, None] * rows
+        convolved = earlier_taps(left, taps, packed_starts(grid)) + own_tap(rows, taps)
+        bias = self.tap_bias
+        return (convolved if bias is None else convolved + bias[None, None, :],)
+
+    def reads(
+        self, x: State, sources: tuple[Float[Array, "1 rows channels"]], grid: Grid
+    ) -> Float[Array, "1 rows channels"]:
+        """What the one head reads: the convolved rows."""
+        return sources[0]
+
+    def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "1 rows channels"]:
+        """The factors of what is read for each row."""
+        return affine(self.read, self.read_bias, jax.vmap(self.norm)(x))[None]
+
+    def project_output(
+        self, heads: Float[Array, "1 rows channels"], gates: Float[Array, "1 rows channels"]
+    ) -> Float[Array, "rows width"]:
+        """Apply gates and the output matrix."""
+        return affine(self.output, self.output_bias, (heads * gates)[0])
