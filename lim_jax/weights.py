@@ -117,6 +117,11 @@ class FetchedParts(eqx.Module):
     source: LayerSource = eqx.field(static=True)
     part: Callable[[PyTree], PyTree] = eqx.field(static=True)
 
+    @property
+    def like(self) -> PyTree:
+        """A layer's part, of shapes alone."""
+        return self.part(self.source.like)
+
 
 def in_memory(part: PyTree) -> PyTree:
     """The part of one layer, fetched now if it is a `FetchedParts`."""

@@ -137,11 +137,11 @@ def test_a_layer_that_is_asked_for_out_of_turn_is_read():
 
 def test_a_depth_profile_and_the_pattern_are_those_of_the_flow():
     assert HELD.depth == DEPTH and HELD.profile is falling_profile
-    found = jax.tree.map(lambda leaf: leaf.shape, HELD.pattern)
+    found = jax.tree.map(lambda leaf: leaf.shape, HELD.kinds[0])
     assert jax.tree.leaves(found) == jax.tree.leaves(
         jax.tree.map(lambda leaf: leaf.shape[1:], WHOLE.layers)
     )
-    assert WHOLE.pattern is WHOLE.layers
+    assert WHOLE.kinds == (WHOLE.layers,)
 
 
 def test_derivatives_in_fetched_weights_are_refused_with_the_cure():

@@ -6,7 +6,7 @@ of `tangent`.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,14 @@ from lim_jax._checks import error_if, require, require_callable, require_floats,
 from lim_jax._errors import filter_jit
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
-from lim_jax.adjoint.sites import AttentionSites, require_sites
-from lim_jax.adjoint.tangent import KernelFactors, causal_by_construction, kernel_factors, pull_back
+from lim_jax.adjoint.sites import AttentionSites, map_sites, require_sites, require_softmax
+from lim_jax.adjoint.tangent import (
+    BLOCKS_OF_SOFTMAX,
+    KernelFactors,
+    causal_by_construction,
+    kernel_factors,
+    pull_back,
+)
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
@@ -142,11 +148,13 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     """
     require_sites(sites, grid)
 
-    def energy(site: AttentionSites) -> Float[Array, " length"]:
-        pulled = pull_back(in_memory(site.attention), site.states, site.covectors, grid).kernel
+    def energy(attention: Any, site: AttentionSites) -> Float[Array, " length"]:
+        if attention is None:
+            return jnp.zeros_like(grid.weights)
+        pulled = pull_back(attention, site.states, site.covectors, grid).kernel
         return (pulled**2).sum(axis=1)
 
-    return jax.lax.map(energy, sites)
+    return map_sites(energy, sites)
 
 
 class JointCone(NamedTuple):
@@ -185,6 +193,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_sites(sites, grid, "examples depth length width")
+    require_softmax(sites.attention, BLOCKS_OF_SOFTMAX)
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states
     )

@@ -12,26 +12,25 @@ to the covector. Then look at a later depth, or at `hops`.
 """
 
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, error_if
 from lim_jax._errors import filter_jit
-from lim_jax.adjoint.sites import AttentionSites, require_sites
-from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages
+from lim_jax.adjoint.sites import AttentionSites, attention_kinds, map_sites, require_sites
+from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages, with_rows
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
+from lim_jax.network.field import heads_of
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
-from lim_jax.weights import in_memory
 
 Scalar = Float[Array, ""]
 
@@ -152,7 +151,7 @@ def channels(
     times, states = flow.trajectory(x, grid)
     loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
     terminal = gradient / grid.weights[:, None]
-    unknown = not causal_by_construction(flow.pattern)
+    unknown = not all(map(causal_by_construction, flow.kinds))
 
     def backward(covector, layer, state):
         stages = pull_back_stages(flow, layer, state, covector, grid)
@@ -190,6 +189,8 @@ def relative_energies(
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
     r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
 
+    Zero for heads that a layer has fewer than the one that has most.
+
     Parameters
     ----------
     sites
@@ -198,14 +199,15 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
         The positions.
     """
     require_sites(sites, grid)
-    arrays, static = eqx.partition(sites, eqx.is_array)
+    most = max(map(heads_of, attention_kinds(sites.attention)))
 
-    def at_site(arrays: AttentionSites) -> Float[Array, "heads length width"]:
-        site = eqx.combine(arrays, static)
-        heads = pull_back_heads(in_memory(site.attention), site.states, site.covectors, grid)
-        return site.increments * heads
+    def at_site(attention: Any, site: AttentionSites) -> Float[Array, "heads length width"]:
+        if attention is None:
+            return jnp.zeros((most, *site.states.shape), site.states.dtype)
+        heads = pull_back_heads(attention, site.states, site.covectors, grid)
+        return site.increments * with_rows(heads, most)
 
-    return jax.lax.map(at_site, arrays)
+    return map_sites(at_site, sites)
 
 
 class RegionalChannels(NamedTuple):

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import ARRAYS, as_int, described, require
 from lim_jax._errors import filter_jit
-from lim_jax.adjoint.sites import attention_of, require_attention
+from lim_jax.adjoint.sites import attention_of, most_heads, require_attention
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.grid.integrals import integral
@@ -98,7 +98,8 @@ def mask_gradient(
     Parameters
     ----------
     flow
-        Its layers are `TransformerField` or `CausalAttention`, in steps of any kind.
+        Its layers are `TransformerField` or another that has heads, in steps of any kind. Heads
+        that a layer has fewer than the one that has most have zeros.
     terminal_loss, example
         As in `sweep.adjoint_trajectory`.
     grid
@@ -244,11 +245,15 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
 
 
 def _heads(flow: ResidualFlow) -> int:
-    """The number of heads; raise ValueError unless attention is known to read log weights."""
+    """The most heads of a layer; raise ValueError unless all are known to read log weights."""
     require_attention(flow)
-    attention = attention_of(flow.pattern)
-    got = f"{described(attention)} that attends by {described(attention.attend)}"
+    readers = [attention_of(kind) for kind in flow.kinds]
+    unknown = [one for one in readers if one is not None and not causal_by_construction(one)]
+    got = " and ".join(
+        f"{described(one)} that attends by {described(getattr(one, 'attend', None))}"
+        for one in unknown
+    )
     expected = "attention of this library, which reads the grid's log weights"
     cure = "Of attention of your own that reads them, take jax.grad in the log weights."
-    require(causal_by_construction(attention), "flow.layers", got=got, expected=expected, cure=cure)
-    return attention.output.shape[-3]
+    require(not unknown, "flow.layers", got=got, expected=expected, cure=cure)
+    return most_heads(flow)

@@ -1,23 +1,36 @@
-"""The attention of every layer with the state and the covector at which it is linearised."""
+"""The attention of every layer with the state and the covector at which it is linearised.
 
-from typing import Any, NamedTuple
+Beside attention stand recurrent layers, whose heads read a state that their prefix wrote: all that
+is known of both is how their heads read (`stages.pull_back_heads`). Blocks of a kernel in closed
+form, and what is made of them, are attention's alone.
+"""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require, require_kind
 from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.field import TransformerField
+from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.layer_kinds import LayersByKind, kinds_of, parts_of
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.weights import FetchedLayers, FetchedParts
+from lim_jax.weights import FetchedParts, in_memory
+
+Result = TypeVar("Result")
 
 
 class AttentionSites(NamedTuple):
     """Every layer's attention, with a leading layer axis, and where it is linearised."""
 
-    attention: CausalAttention | FetchedParts  # take a layer by `weights.in_memory`
+    attention: (
+        Any  # with a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`
+    )
     increments: Float[Array, " depth"]  # epsilon zeta(t_k)
     step: Float[Array, " depth"]  # epsilon, for each layer
     states: Float[Array, "depth length width"]
@@ -37,7 +50,7 @@ def attention_sites(
     Parameters
     ----------
     flow
-        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
+        Its layers are `TransformerField` or another that has heads; its step is `euler` or `split`.
     states, covectors
         :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory` gives them.
     grid
@@ -54,30 +67,69 @@ def attention_sites(
 
     def visit(_, layer, state, covector):
         stages = pull_back_stages(flow, layer, state, covector, grid)
-        (site,) = (stage for stage in stages if attention_of(stage.field) is not None)
+        readers = [stage for stage in stages if attention_of(stage.field) is not None]
+        site = (readers or stages)[0]  # without attention there is nothing to be linearised
         return _, (layer[1], site.state, site.covector)
 
     _, (increments, *where) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
-    fetched = isinstance(flow.layers, FetchedLayers)
-    attention = flow.layers.parts(attention_of) if fetched else attention_of(flow.layers)
-    return AttentionSites(attention, increments, step, *where)
+    return AttentionSites(parts_of(flow.layers, attention_of), increments, step, *where)
+
+
+def attention_kinds(attention: Any) -> tuple[Any, ...]:
+    """The attention of each kind of layers of `AttentionSites.attention`."""
+    return tuple(k.like if isinstance(k, FetchedParts) else k for k in kinds_of(attention))
+
+
+def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:
+    """Map a function of a layer's attention, None where there is none, and its site over layers."""
+    rest = sites._replace(attention=None)
+    if isinstance(sites.attention, LayersByKind):
+        call, numbers = sites.attention.call, sites.attention.numbers
+        return jax.lax.map(
+            lambda each: call(lambda attention: function(attention, each[1]), each[0]),
+            (numbers, rest),
+        )
+    arrays, static = eqx.partition(sites.attention, eqx.is_array)
+    return jax.lax.map(
+        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
+    )
 
 
 def require_attention(flow: Any) -> None:
-    """Raise ValueError unless a flow is a recursion over layers with attention."""
+    """Raise ValueError unless a flow is a recursion over layers of which some have heads."""
     require_flow(flow)
-    holds = attention_of(flow.pattern) is not None
-    got, expected = type(flow.pattern).__name__, "TransformerField or CausalAttention"
-    cure = "Kernels in closed form are those of CausalAttention."
+    holds = most_heads(flow) > 0
+    got = " and ".join(type(kind).__name__ for kind in flow.kinds)
+    expected = "TransformerField or CausalAttention, or a recurrent layer of this library"
+    cure = "Of fields of your own take attention_hops, channels and cone_mass."
     require(holds, "flow.layers", got=got, expected=expected, cure=cure)
 
 
+def require_softmax(attention: Any, reason: str) -> None:
+    """Raise ValueError unless all of some layers, of whatever kind, are attention by a softmax."""
+    others = [
+        type(kind).__name__
+        for kind in attention_kinds(attention)
+        if not isinstance(kind, CausalAttention)
+    ]
+    got, expected = " and ".join(others), "CausalAttention in every layer"
+    require(not others, "attention", got=got, expected=expected, cure=reason)
+
+
 def attention_of(field: Any) -> Any:
-    """The attention of a field that is attention or has it among its sublayers, else None."""
+    """The sublayer of a field that reads the context by heads: attention, a sum, or None."""
     if isinstance(field, TransformerField):
-        return field.attention
-    return field if isinstance(field, CausalAttention) else None
+        return attention_of(field.attention)
+    if isinstance(field, SumOfFields):
+        readers = [part for part in map(attention_of, field.sublayers) if part is not None]
+        return SumOfFields(tuple(readers)) if len(readers) > 1 else readers[0] if readers else None
+    return field if isinstance(field, OF_HEADS) else None
+
+
+def most_heads(flow: ResidualFlow) -> int:
+    """The number of heads of the layers that have most; 0 if none has any."""
+    return max(heads_of(attention_of(kind)) for kind in flow.kinds)
 
 
 def require_sites(sites: Any, grid: Grid, axes: str = "depth length width") -> None:

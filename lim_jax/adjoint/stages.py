@@ -1,7 +1,7 @@
 r"""The residual stages of a layer, each with its own kernel K and local operator B.
 
-A layer is one stage, or several in turn. Attention's kernel is a sum over heads, so that the part
-that each head adds to a covector is known.
+A layer is one stage, or several in turn. The kernel of attention and of recurrent layers is a sum
+over heads, so that the part that each head adds to a covector is known.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.network.field import TransformerField
+from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.kv_cache import KVCache, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
@@ -111,23 +111,32 @@ def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
 
 
 @filter_jit
-def pull_back_heads(attention: CausalAttention, x: State, covector: State, grid: Grid) -> Heads:
+def pull_back_heads(attention: Any, x: State, covector: State, grid: Grid) -> Heads:
     r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`."""
-    _, pull = _linearised_attention(attention, x, grid)
+    _, pull = _linearised(attention, x, grid)
     heads = pull(covector[None], None).heads
     assert heads is not None
     return heads
 
 
-def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Linearise attention at x, once for all covectors and heads."""
-    weights, rope = grid.weights[:, None], attention.rope(grid)
-    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, rope), x)
-    heads = len(attention.output)
+def with_rows(heads: Heads, most: int) -> Heads:
+    """Parts of heads with zeros behind them, so that layers of fewer heads have as many rows."""
+    return jnp.pad(heads, ((0, most - len(heads)), (0, 0), (0, 0)))
 
-    def read(x: State, key: Array, value: Array) -> State:
-        query = attention.queries(x, rope)
-        return attention.attended(query, key, value, attention.gates(x), grid)
+
+def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
+    """Linearise attention or a recurrent layer at x, once for all covectors and heads."""
+    weights, softmax = grid.weights[:, None], isinstance(attention, CausalAttention)
+    where = attention.rope(grid) if softmax else grid
+    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, where), x)
+    heads = heads_of(attention)
+
+    def read(x: State, *by_heads: Array) -> State:
+        if softmax:
+            query = attention.queries(x, where)
+            return attention.attended(query, *by_heads, attention.gates(x), grid)
+        read = attention.reads(x, jax.tree.unflatten(jax.tree.structure(sources), by_heads), grid)
+        return attention.project_output(read, attention.gates(x))
 
     each_head = [by_head(grouped, heads) for grouped in sources]
     value, pull = jax.vjp(read, x, *each_head)
@@ -136,7 +145,9 @@ def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> t
         return by_heads.reshape(len(grouped), -1, *grouped.shape[1:]).sum(axis=1)
 
     def kernel(*by_heads: Array) -> State:
-        return pull_sources(jax.tree.map(sum_groups, by_heads, sources))[0] / weights
+        summed = map(sum_groups, by_heads, sources)
+        structure = jax.tree.structure(sources)
+        return pull_sources(jax.tree.unflatten(structure, summed))[0] / weights
 
     def head_kernel(head: Array, *by_heads: Array) -> State:
         return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in by_heads))
@@ -145,7 +156,10 @@ def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> t
         local, *pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
         total, of_sparse = [each.sum(axis=0) for each in pulled], None
         if sparse is not None:
-            rows, *of_rows = _pull_rows(attention, x, each_head, sparse, grid)
+            if softmax:
+                rows, *of_rows = _pull_rows(attention, x, each_head, sparse, grid)
+            else:
+                rows, *of_rows = _pull_dense(pull, sparse, weights)
             total = [dense + rest for dense, rest in zip(total, of_rows, strict=True)]
             of_sparse = Parts(rows, kernel(*of_rows))
         by_heads = jax.vmap(lambda head: head_kernel(head, *total))(jnp.arange(heads))
@@ -153,6 +167,16 @@ def _linearised_attention(attention: CausalAttention, x: State, grid: Grid) -> t
         return Pulled(parts, of_sparse, by_heads)
 
     return value, pull_all
+
+
+def _pull_dense(
+    pull: Callable[[State], tuple[Array, ...]], sparse: SparseRows, weights: Array
+) -> tuple[Array, ...]:
+    """`_pull_rows` of a layer whose rows are not read one by one."""
+    local, *of_sources = pull(weights * sparse.dense(len(weights)))
+    # A position that is named twice has its row in shares.
+    named = jnp.zeros_like(weights).at[sparse.positions].add(1)
+    return (local / weights / jnp.maximum(named, 1))[sparse.positions], *of_sources
 
 
 def _pull_rows(
@@ -192,16 +216,17 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
 
 
 def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Linearise a field at x, by heads where it has attention."""
-    if isinstance(field, CausalAttention):
-        return _linearised_attention(field, x, grid)
-    if not isinstance(field, TransformerField):
+    """Linearise a field at x, by heads where it has any."""
+    if isinstance(field, OF_HEADS):
+        return _linearised_heads(field, x, grid)
+    if not isinstance(field, TransformerField | SumOfFields):
         return _linearised_field(field, x, grid)
     values, pulls = zip(*(_linearised(part, x, grid) for part in field.sublayers), strict=True)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
         parts, of_sparse, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)
         add = partial(jax.tree.map, lambda *terms: sum(terms))
-        return Pulled(add(*parts), add(*of_sparse), heads[0])
+        each = [some for some in heads if some is not None]
+        return Pulled(add(*parts), add(*of_sparse), jnp.concatenate(each) if each else None)
 
     return jnp.sum(jnp.stack(values), axis=0), pull_all

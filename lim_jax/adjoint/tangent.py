@@ -36,19 +36,25 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention, continued_kernel, score_slopes
 from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.experts import MixtureOfExperts
-from lim_jax.network.field import TransformerField
+from lim_jax.network.field import SumOfFields, TransformerField
+from lim_jax.network.gated_delta import GatedDelta
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.ring import RingAttention
+from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Scalar = Float[Array, ""]
+BLOCKS_OF_SOFTMAX = (
+    "Blocks in closed form are those of a softmax; of a state take cone_mass or probed_cone_mass."
+)
 # A subclass may override what makes these causal, so types are compared and not instances.
 CAUSAL_FIELDS = {
-    TransformerField, CausalAttention, LatentAttention, FeedForward, GatedFeedForward,
-    MixtureOfExperts,
+    TransformerField, SumOfFields, CausalAttention, LatentAttention, GatedDelta, Mamba2,
+    ShortConvolution, FeedForward, GatedFeedForward, MixtureOfExperts,
 }  # fmt: skip
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 
@@ -240,12 +246,12 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
 
 def causal_by_construction(field: Any) -> bool:
     """Whether a field, its sublayers and its sums over the context are types of this library."""
-    parts = (field, *getattr(field, "sublayers", ()))
-    attends = [part.attend for part in parts if isinstance(part, CausalAttention)]
-    functions = [attend for attend in attends if type(attend) is not RingAttention]
-    return all(type(part) in CAUSAL_FIELDS for part in parts) and all(
-        attend is causal_attention or attend is blocked_attention for attend in functions
-    )
+    if type(field) not in CAUSAL_FIELDS:
+        return False
+    if isinstance(field, CausalAttention):
+        known = causal_attention, blocked_attention
+        return type(field.attend) is RingAttention or any(field.attend is one for one in known)
+    return all(map(causal_by_construction, getattr(field, "sublayers", ())))
 
 
 def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
@@ -297,6 +303,6 @@ def _require_attention(attention: Any, x: State, grid: Grid) -> None:
         got = f"{got} that attends by {described(attention.attend)}"
     holds = isinstance(attention, CausalAttention) and causal_by_construction(attention)
     expected = "CausalAttention with an attend function of this library"
-    cure = "Pass for example field.attention; cone_mass takes any causal field."
+    cure = f"Pass for example field.attention. {BLOCKS_OF_SOFTMAX}"
     require(holds, "attention", got=got, expected=expected, cure=cure)
     require_on_grid(x, grid, "x", "length width")

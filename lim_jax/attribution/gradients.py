@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from lim_jax._checks import require
+from lim_jax.adjoint.sites import attention_of
 from lim_jax.density.adjoints import Loss
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import attention_weights
-from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
@@ -86,14 +87,17 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     networks and norms.
     """
     # Only there a layer attends once, from the state that enters it.
-    assert isinstance(flow.pattern, TransformerField | CausalAttention)
+    attends = all(isinstance(attention_of(kind), CausalAttention) for kind in flow.kinds)
+    kinds = " and ".join(type(attention_of(kind)).__name__ for kind in flow.kinds)
+    expected = "attention in every layer"
+    cure = "A recurrent layer has no attention matrix to roll out: take another method."
+    require(attends, "flow.layers", got=kinds, expected=expected, cure=cure)
     assert flow.step in (euler, split)
 
     def handed_on(carry, layer):
         x, rollout = carry
         field, _ = layer
-        attention = field.attention if isinstance(field, TransformerField) else field
-        rollout = (_mean_attention(attention, x, grid) @ rollout + rollout) / 2
+        rollout = (_mean_attention(attention_of(field), x, grid) @ rollout + rollout) / 2
         return (flow.transition(layer, x, grid), rollout), None
 
     (_, rollout), _ = flow.scan(handed_on, (x, jnp.eye(grid.size, dtype=x.dtype)))

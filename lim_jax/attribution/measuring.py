@@ -31,7 +31,6 @@ from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
-from lim_jax.weights import FetchedLayers
 
 SHOWN = 5  # contexts of a page
 Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as tqdm takes them
@@ -88,7 +87,7 @@ def measure(
     orders, which make the contexts; those of one line are averaged, since they are not independent.
     With a `checkpoint`, a folder, an interrupted run goes on after the last context.
     """
-    in_memory = not isinstance(network.flow.layers, FetchedLayers)
+    in_memory = not network.flow.fetched
     accounts = []
     if shown and in_memory:
         page = None if checkpoint is None else checkpoint / "page"

@@ -17,6 +17,7 @@ from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
+from lim_jax.network.layer_kinds import kinds_of
 from lim_jax.results.measured import influence_of_contexts
 from lim_jax.weights import FetchedLayers
 
@@ -105,7 +106,7 @@ def measuring_seconds(
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
-    twice = isinstance(network.flow.layers, FetchedLayers)
+    twice = network.flow.fetched
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
     operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
     width = network.embedding.shape[1]
@@ -122,10 +123,13 @@ def _pass_operations(network: CausalLM, tokens: int) -> int:
 def _layer_weights(network: CausalLM) -> int:
     """How many weights all layers have."""
     flow = network.flow
-    shapes = [leaf.shape for leaf in jax.tree.leaves(flow.pattern) if hasattr(leaf, "shape")]
-    weights = sum(map(math.prod, shapes)) or 1
-    # Layers that are fetched show the shapes of one.
-    return weights * (flow.depth if isinstance(flow.layers, FetchedLayers) else 1)
+    counts = []
+    for layers, kind in zip(kinds_of(flow.layers), flow.kinds, strict=True):
+        shapes = [leaf.shape for leaf in jax.tree.leaves(kind) if hasattr(leaf, "shape")]
+        # Layers that are fetched show the shapes of one.
+        each = layers.depth if isinstance(layers, FetchedLayers) else 1
+        counts.append(each * sum(map(math.prod, shapes)))
+    return sum(counts) or 1
 
 
 def _product_rate(width: int) -> float:

@@ -14,7 +14,6 @@ from lim_jax._checks import require_positive
 from lim_jax._resuming import write_whole
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.hub import model_path
-from lim_jax.weights import FetchedLayers
 
 GIB = 2**30
 PLACEMENT, WHOLE, FILES = "weights.txt", "in memory", "in their files"
@@ -67,7 +66,7 @@ def network_within(
 
 def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
     """Yield the items; after each, record how the weights are placed, for a run that goes on."""
-    placement = FILES if isinstance(network.flow.layers, FetchedLayers) else WHOLE
+    placement = FILES if network.flow.fetched else WHOLE
     for item in items:
         yield item
         write_whole(unfinished / PLACEMENT, lambda file: file.write(placement.encode()))

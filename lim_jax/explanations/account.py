@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import as_int, require_floats, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
-from lim_jax.adjoint.sites import attention_of, require_attention
+from lim_jax.adjoint.sites import most_heads, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages
 from lim_jax.density.adjoints import Loss, check_finite
 from lim_jax.grid.cells import token_grid
@@ -237,7 +237,7 @@ def parts_of_context(
 
 @filter_jit
 def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: State, grid: Grid) -> State:
-    return flow.transition(flow.layer(number, x.dtype), x, grid)
+    return flow.at_layer(lambda layer: flow.transition(layer, x, grid), number, x.dtype)
 
 
 @filter_jit
@@ -265,8 +265,12 @@ def _back(
     flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
 ) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
     """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
-    layer, before = flow.layer(number, state.dtype), sweep.covector
-    sweep, heads = (_taken_apart if apart else _passed)(flow, sweep, layer, state, grid)
+    before, moved = sweep.covector, _taken_apart if apart else _passed
+
+    def back(layer: tuple[Any, Scalar]) -> tuple[_Sweep, Float[Array, " heads"]]:
+        return moved(flow, sweep, layer, state, grid)
+
+    sweep, heads = flow.at_layer(back, number, state.dtype)
     sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
     growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
     return sweep, (squares(sweep.covector), heads, growth)
@@ -279,11 +283,13 @@ def _taken_apart(
     hops, few, stages = pull_back_hops(flow, layer, state, sweep.hops, grid, sweep.few)
     cone = sum(stage.parts.kernel for stage in stages)
     local = sum(stage.parts.local for stage in stages)
-    ((attending, heads),) = ((one, one.heads) for one in stages if one.heads is not None)
-    met = attending.state, attending.covector
+    readers = [stage for stage in stages if stage.heads is not None]
+    met = (readers or stages)[0].state, (readers or stages)[0].covector
+    added = [squares(stage.heads) @ grid.weights for stage in readers if stage.heads is not None]
+    heads = jnp.concatenate([*added, jnp.zeros(most_heads(flow), state.dtype)])
     covector = sweep.covector + cone + local
     moved = _Sweep(covector, hops, few, sweep.cone + cone, sweep.local + local, met)
-    return moved, squares(heads) @ grid.weights
+    return moved, heads[: most_heads(flow)]
 
 
 def _passed(
@@ -292,11 +298,8 @@ def _passed(
     """One layer back before the account's depth: the covector alone."""
     stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
     added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
-    fields = (attention_of(stage.field) for stage in stages)
-    (attention,) = (field for field in fields if field is not None)
-    return sweep._replace(covector=sweep.covector + added), jnp.zeros(
-        attention.output.shape[0], sweep.covector.dtype
-    )
+    moved = sweep._replace(covector=sweep.covector + added)
+    return moved, jnp.zeros(most_heads(flow), sweep.covector.dtype)
 
 
 def parts_of_ids(

@@ -234,7 +234,7 @@ class CausalLM(eqx.Module):
         def is_mask(node: Any) -> bool:
             return isinstance(node, AttentionMask | SwitchedMask)
 
-        nodes = jax.tree.leaves(self.flow.pattern, is_leaf=is_mask)
+        nodes = jax.tree.leaves(self.flow.kinds, is_leaf=is_mask)
         return all(mask.same_rope(length, other) for mask in nodes if is_mask(mask))
 
     def readout(self, state: State, grid: Grid) -> Logits:

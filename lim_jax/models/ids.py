@@ -35,7 +35,6 @@ from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, states_size
-from lim_jax.weights import FetchedLayers
 
 Profile = Float[Array | np.ndarray, " _"]
 ByToken = Float[Array | np.ndarray, "_ ..."]
@@ -282,7 +281,7 @@ def _energies(
             energies[number] = measure()
         return energies
 
-    fetched = isinstance(model.flow.layers, FetchedLayers)
+    fetched = model.flow.fetched
     batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
     energies: dict[int, ByToken] = {}

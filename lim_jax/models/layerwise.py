@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +82,10 @@ def _embedded(model: CausalLM, ids: Ids, y: Targets) -> States:
 
 @filter_jit
 def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
-    layer = flow.layer(number, x.dtype)
-    return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
+    def transition(layer: Any) -> States:
+        return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
+
+    return flow.at_layer(transition, number, x.dtype)
 
 
 @filter_jit
@@ -96,9 +99,11 @@ def _terminal(loss: LossOfLogits, model: CausalLM, x: States, y: Targets) -> Sta
 def _backward(
     flow: ResidualFlow, number: Int[Array, ""], x: States, gradient: States, grid: Grid
 ) -> States:
-    layer = flow.layer(number, x.dtype)
-    _, transposed = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
-    return transposed(gradient)[0]
+    def pulled(layer: Any) -> States:
+        _, transposed = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
+        return transposed(gradient)[0]
+
+    return flow.at_layer(pulled, number, x.dtype)
 
 
 @filter_jit

@@ -1,6 +1,6 @@
 """Where a network's weights are: on the device, on the host in half precision, or in files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.reading import Reader, Source
 from lim_jax.network.field import TransformerField
+from lim_jax.network.layer_kinds import LayersByKind
 from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSource
 
 Layer = Callable[[int], TransformerField]
@@ -29,6 +30,16 @@ class WeightPlacement(NamedTuple):
     layers: Callable[[Layer, int], PyTree]
     rows: Callable[[Reader, str, tuple[int, int]], Rows]
     each_layer: bool = True
+
+
+def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
+    """Place layers of several kinds, of which `order` has each layer's number."""
+
+    def of_kind(kind: int) -> PyTree:
+        numbers = [number for number, own in enumerate(order) if own == kind]
+        return placement.layers(lambda position: layer(numbers[position]), len(numbers))
+
+    return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
 
 
 def _stacked(layer: Layer, depth: int) -> TransformerField:

@@ -1,12 +1,15 @@
-r"""The causal Transformer as a vector field with two slots: attention and a tokenwise network.
+r"""Layers as vector fields with two slots: a Transformer's, and sums of any fields.
 
 To give a network one field for each layer, build them under `vmap` over keys.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from lim_jax._checks import require_key
@@ -15,8 +18,13 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import Attend, CausalAttention
 from lim_jax.network.positions import Rotary
+from lim_jax.network.recurrent import RecurrentMixer
+from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
 from lim_jax.network.tokenwise import FeedForward
+
+# Fields whose heads read the context, and a pull of each by itself is known (`adjoint.stages`).
+OF_HEADS = CausalAttention | RecurrentMixer | ShortConvolution
 
 
 class TransformerField(eqx.Module):
@@ -30,7 +38,7 @@ class TransformerField(eqx.Module):
     Attributes
     ----------
     attention
-        The sublayer that reads the context.
+        The sublayer that reads the context: `CausalAttention`, a recurrent one, or a sum of both.
     feed_forward
         A tokenwise field: `FeedForward`, `GatedFeedForward` or one's own.
 
@@ -43,7 +51,7 @@ class TransformerField(eqx.Module):
     (5, 6)
     """
 
-    attention: CausalAttention
+    attention: Any
     feed_forward: Field
 
     @classmethod
@@ -76,10 +84,47 @@ class TransformerField(eqx.Module):
         )  # fmt: skip
 
     @property
-    def sublayers(self) -> tuple[CausalAttention, Field]:
+    def sublayers(self) -> tuple[Any, Field]:
         """The fields whose sum this is, in the order in which a layer applies them."""
         return self.attention, self.feed_forward
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Add the sublayers, which check their arguments."""
         return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
+
+
+class SumOfFields(eqx.Module):
+    """A sum of any fields: a layer of other sublayers, or a sublayer of several side by side.
+
+    By `flow.split` a layer's `sublayers` follow one another, and each that is such a sum itself is
+    one of them: ``SumOfFields((SumOfFields((attention, recurrent)), feed_forward))`` reads by both
+    at once and then maps every token.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> double, shift = lambda x, context, grid: 2 * x, lambda x, context, grid: context + 1
+    >>> SumOfFields((double, shift))(jnp.ones((1, 1)), jnp.ones((1, 1)), token_grid(1)).tolist()
+    [[4.0]]
+    """
+
+    sublayers: tuple[Field, ...]
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Add the fields, which check their arguments."""
+        total, heads = jnp.zeros_like(x), 0
+        for field in self.sublayers:
+            own = grid
+            if grid.log_weights is not None and grid.log_weights.ndim == 2:
+                own = replace(grid, log_weights=grid.log_weights[heads:])
+            total, heads = total + field(x, context, own), heads + heads_of(field)
+        return total
+
+
+def heads_of(field: Any) -> int:
+    """The number of heads by which a field reads its context; 0 if it is not known to have any."""
+    if isinstance(field, TransformerField | SumOfFields):
+        return sum(map(heads_of, field.sublayers))
+    if not isinstance(field, OF_HEADS):
+        return 0
+    return 1 if isinstance(field, ShortConvolution) else field.output.shape[-3]

@@ -10,7 +10,7 @@ GPT-2 block is `split` with a horizon of as many units as there are layers. The 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from lim_jax._checks import (
     error_if,
@@ -32,10 +32,12 @@ from lim_jax._checks import (
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.blocked import ATTENTION_OUTPUTS
+from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of
 from lim_jax.network.slots import Field, State
 from lim_jax.weights import FetchedLayers
 
 Scalar = Float[Array, ""]
+Result = TypeVar("Result")
 
 
 class Trajectory(NamedTuple):
@@ -150,7 +152,7 @@ class ResidualFlow(eqx.Module):
     layers
         One field whose arrays have a leading layer axis: the layerwise control
         :math:`\theta_0,\dots,\theta_{M-1}`; or `weights.FetchedLayers`, whose weights come to
-        the processor a layer at a time.
+        the processor a layer at a time; or, where layers differ in kind, `LayersByKind` of these.
     horizon
         :math:`T`; the step is :math:`\varepsilon = T/M`.
     profile
@@ -196,7 +198,7 @@ class ResidualFlow(eqx.Module):
         require_callable(self.profile, "profile", "of depth")
         require_callable(self.step, "step", "step(field, x, grid, increment)")
         require_horizon(self.horizon)
-        if isinstance(self.layers, FetchedLayers):
+        if isinstance(self.layers, FetchedLayers | LayersByKind):
             return
         axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
         got, expected = f"leading axes {sorted(axes)}", "arrays that share one leading layer axis"
@@ -207,14 +209,22 @@ class ResidualFlow(eqx.Module):
     @property
     def depth(self) -> int:
         """The number of layers, :math:`M`."""
+        if isinstance(self.layers, LayersByKind):
+            return len(self.layers.order)
         if isinstance(self.layers, FetchedLayers):
             return self.layers.depth
         return jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))[0].shape[0]
 
     @property
-    def pattern(self) -> Any:
-        """The layers' field, whose arrays may be shapes alone."""
-        return self.layers.source.like if isinstance(self.layers, FetchedLayers) else self.layers
+    def kinds(self) -> tuple[Any, ...]:
+        """The field of each kind of layers, whose arrays may be shapes alone."""
+        kinds = kinds_of(self.layers)
+        return tuple(k.source.like if isinstance(k, FetchedLayers) else k for k in kinds)
+
+    @property
+    def fetched(self) -> bool:
+        """Whether weights come to the processor a layer at a time."""
+        return any(isinstance(kind, FetchedLayers) for kind in kinds_of(self.layers))
 
     def __call__(self, x: State, grid: Grid) -> State:
         """Flow from :math:`X_0` to :math:`X_M`."""
@@ -248,12 +258,12 @@ class ResidualFlow(eqx.Module):
 
         A layer is the pair of its field and its increment :math:`\varepsilon\zeta(t_k)`.
         """
-        numbered, layer_of = self._numbered()
+        numbered, call = self._numbered()
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
         def layer_body(carry, scanned):
             number, increment, *inputs = scanned
-            return body(carry, (layer_of(number), increment), *inputs)
+            return call(lambda field: body(carry, (field, increment), *inputs), number)
 
         rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
         return jax.lax.scan(rematerialised, carry, (numbered, increments, *inputs), reverse=reverse)
@@ -267,23 +277,29 @@ class ResidualFlow(eqx.Module):
         # Attention's own products have axes of heads in common: they are remade all the same.
         return both(both(policies.dots_with_no_batch_dims_saveable, is_linear), outputs)
 
-    def layer(self, number: Int[Array, ""], dtype: DTypeLike) -> tuple[Any, Scalar]:
-        """One layer by its number, for states of a precision, as in `scan`."""
-        numbered, layer_of = self._numbered()
-        field = layer_of(jax.tree.map(lambda leaf: leaf[number], numbered))
-        return field, self._increments(dtype)[number]
+    def at_layer(
+        self, function: Callable[[tuple[Any, Scalar]], Result], number: Number, dtype: DTypeLike
+    ) -> Result:
+        """Call a function with one layer by its number, for states of a precision, as in `scan`."""
+        numbered, call = self._numbered()
+        increment = self._increments(dtype)[number]
+        entry = jax.tree.map(lambda leaf: leaf[number], numbered)
+        return call(lambda field: function((field, increment)), entry)
 
     def _increments(self, dtype: DTypeLike) -> Float[Array, " depth"]:
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
         starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
         return require_depth_profile(increments, self.profile, starts, dtype)
 
-    def _numbered(self) -> tuple[PyTree, Callable[[PyTree], Any]]:
-        """What to scan over, and how an entry gives the layer's field."""
+    def _numbered(self) -> tuple[PyTree, Callable[[Callable[[Any], Any], PyTree], Any]]:
+        """What to scan over, and how a function is called with the layer's field of an entry."""
+        if isinstance(self.layers, LayersByKind):
+            return self.layers.numbers, self.layers.call
         if isinstance(self.layers, FetchedLayers):
-            return jnp.arange(self.depth), self.layers.layer
+            fetch = self.layers.layer
+            return jnp.arange(self.depth), lambda function, number: function(fetch(number))
         arrays, static = eqx.partition(self.layers, eqx.is_array)
-        return arrays, lambda arrays: eqx.combine(arrays, static)
+        return arrays, lambda function, arrays: function(eqx.combine(arrays, static))
 
     def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)

@@ -82,9 +82,10 @@ def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | Non
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
     """Whether a layer's keys and values are those of its first state, and known to be read so."""
-    field: Any = flow.pattern
+    field: Any = flow.kinds[0]
     return (
-        isinstance(field, TransformerField)
+        len(flow.kinds) == 1
+        and isinstance(field, TransformerField)
         and type(field.attention) in (CausalAttention, LatentAttention)
         and field.attention.attend is causal_attention
         and flow.step in (euler, split)

@@ -71,7 +71,7 @@ def test_layers_of_other_kinds_are_looked_at_too(tmp_path):
     folder = folder_of("deepseek_v3", tmp_path)
     whole, opened = models.load(folder), models.open(folder)
     shapes = jax.tree.map(lambda leaf: (leaf.shape[1:], leaf.dtype), whole.flow.layers)
-    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), opened.flow.pattern)
+    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), opened.flow.kinds[0])
     for index in range(whole.flow.depth):
         of_one = jax.tree.map(lambda leaf, i=index: np.asarray(leaf)[i], whole.flow.layers)
         layer = opened.flow.layers.source.fetch(np.array(index))
@@ -120,7 +120,7 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
     whole, kept = models.load(folder), models.load(folder, kept="bfloat16")
     np.testing.assert_allclose(energies(kept), energies(whole), rtol=1e-6)
-    like = kept.flow.pattern
+    like = kept.flow.kinds[0]
     assert like.attention.query.dtype == like.feed_forward.gate.dtype == "bfloat16"
     # Norms stay as they are: theirs are other numbers.
     assert like.attention.norm.scale.dtype == "float32"
@@ -155,7 +155,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
     for stored, held in ((halves, "bfloat16"), (halves | {first: arrays[first]}, "float32")):
         save_file(stored, folder / FILE)
         model = models.load(folder, kept="as published")
-        assert model.flow.pattern.attention.query.dtype == held
+        assert model.flow.kinds[0].attention.query.dtype == held
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
     assert isinstance(model.flow.layers, FetchedLayers)
 
@@ -165,7 +165,7 @@ def test_vectors_stay_whole(tmp_path):
     folder = publishers.write(tmp_path, publishers.CONFIGS["gpt2"])
     kept, whole = models.load(folder, kept="bfloat16"), models.load(folder).flow.layers
     layer = jax.tree.unflatten(
-        jax.tree.structure(kept.flow.pattern), kept.flow.layers.source.fetch(np.array(1))
+        jax.tree.structure(kept.flow.kinds[0]), kept.flow.layers.source.fetch(np.array(1))
     )
     assert layer.attention.query.dtype == "bfloat16"
     for name in ("query_bias", "key_bias", "value_bias", "output_bias"):  # three are by heads
@@ -186,7 +186,7 @@ def test_weights_are_read_in_the_precision_in_which_the_files_were_opened(folder
             opened["float64"] = models.open(folder, dtype="float64")
         for dtype, model in opened.items():
             fetched = model.flow.layers.source.fetch(np.array(1))
-            arrays = [*jax.tree.leaves((model.flow.pattern, model.norm)), *fetched]
+            arrays = [*jax.tree.leaves((model.flow.kinds[0], model.norm)), *fetched]
             assert isinstance(model.embedding, FetchedRows)
             assert all(leaf.dtype == dtype for leaf in [*arrays, model.embedding.source])
     finally:

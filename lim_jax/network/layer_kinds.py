@@ -1,0 +1,104 @@
+"""Layers of several kinds in one network: in any order, and in one scan."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from lim_jax._checks import require
+from lim_jax.weights import FetchedLayers, in_memory
+
+Result = TypeVar("Result")
+Number = Int[Array, "*layers"]
+
+
+class LayersByKind(eqx.Module):
+    """Layers that differ in kind, in place of `ResidualFlow.layers`.
+
+    Of each kind `kinds` has the layers as a network of that kind alone would have them: one field
+    whose arrays have a leading layer axis, or `weights.FetchedLayers`. `order` is the kind of every
+    layer from the first to the last. A kind's branch is compiled once, whatever the depth.
+
+    Raises
+    ------
+    ValueError
+        If `order` names another number of layers of a kind than there are.
+
+    Examples
+    --------
+    >>> from lim_jax.grid import token_grid
+    >>> from lim_jax.network.flow import ResidualFlow
+    >>> class Scaling(eqx.Module):
+    ...     factor: Array
+    ...     def __call__(self, x, context, grid):
+    ...         return self.factor * x
+    >>> class Adding(eqx.Module):
+    ...     bias: Array
+    ...     def __call__(self, x, context, grid):
+    ...         return self.bias[None, :] + 0 * x
+    >>> kinds = Scaling(jnp.array([1.0, 2.0])), Adding(jnp.ones((1, 1)))
+    >>> flow = ResidualFlow(LayersByKind(kinds, order=(0, 1, 0)), horizon=3.0)
+    >>> flow(jnp.ones((1, 1)), token_grid(1)).tolist()  # 1 + 1, + 1, + 2 * 3
+    [[9.0]]
+    """
+
+    kinds: tuple[PyTree, ...]
+    order: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+
+    def __check_init__(self):
+        counts = [self.order.count(number) for number in range(len(self.kinds))]
+        layers = [_depth(kind) for kind in self.kinds]
+        agree = all(own is None or own == count for own, count in zip(layers, counts, strict=True))
+        got, cure = f"{counts} of each kind", "Name the kind of every layer by its place in kinds."
+        holds = agree and sum(counts) == len(self.order) > 0
+        require(holds, "order", got=got, expected=f"{layers}, as there are", cure=cure)
+
+    @property
+    def numbers(self) -> tuple[Int[Array, " depth"], Int[Array, " depth"]]:
+        """The kind of every layer, and its number among those of its kind."""
+        order = np.array(self.order)
+        position = [np.sum(order[:number] == kind) for number, kind in enumerate(order)]
+        return jnp.asarray(order), jnp.asarray(np.array(position))
+
+    def call(self, function: Callable[[Any], Result], number: tuple[Number, Number]) -> Result:
+        """Call a function, of results of one shape, with a layer by an entry of `numbers`."""
+        kind, position = number
+
+        def branch(layers: PyTree) -> Callable[[Number], Result]:
+            return lambda position: function(layer_of(layers, position))
+
+        return jax.lax.switch(kind, [branch(layers) for layers in self.kinds], position)
+
+    def parts(self, part: Callable[[PyTree], PyTree]) -> "LayersByKind":
+        """One part of every layer."""
+        return LayersByKind(tuple(parts_of(layers, part) for layers in self.kinds), self.order)
+
+
+def layer_of(layers: PyTree, position: Number) -> Any:
+    """One of several layers of one kind."""
+    if isinstance(layers, FetchedLayers):
+        return layers.layer(position)
+    arrays, static = eqx.partition(layers, eqx.is_array)
+    return in_memory(eqx.combine(jax.tree.map(lambda leaf: leaf[position], arrays), static))
+
+
+def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
+    """One part of several layers of one kind."""
+    return layers.parts(part) if isinstance(layers, FetchedLayers) else part(layers)
+
+
+def kinds_of(layers: PyTree) -> tuple[PyTree, ...]:
+    """Layers of each kind, by themselves."""
+    return layers.kinds if isinstance(layers, LayersByKind) else (layers,)
+
+
+def _depth(layers: PyTree) -> int | None:
+    """The number of layers of one kind, None of parts without arrays."""
+    if isinstance(layers, FetchedLayers):
+        return layers.depth
+    depths = {leaf.shape[0] for leaf in jax.tree.leaves(eqx.filter(layers, eqx.is_array))}
+    return depths.pop() if len(depths) == 1 else None
