@@ -119,7 +119,7 @@ def pull_back_heads(attention: Any, x: State, covector: State, grid: Grid) -> He
     return heads
 
 
-def with_rows(heads: Heads, most: int) -> Heads:
+def with_rows(heads: Heads, most: int) -> Float[Array, "most length width"]:
     """Parts of heads with zeros behind them, so that layers of fewer heads have as many rows."""
     return jnp.pad(heads, ((0, most - len(heads)), (0, 0), (0, 0)))
 

@@ -1,4 +1,4 @@
-"""A model's own answer to a context: greedy decoding with a cache of keys and values."""
+"""A model's own answer to a context: greedy decoding with a cache of keys, values and states."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_size
-from lim_jax.network.kv_cache import KVCache, Place, decode_step, has_kv_cache, prefill
+from lim_jax.network.kv_cache import Caches, Place, decode_step, has_kv_cache, prefill
 
 Row = Float[Array, " vocabulary"]
 
@@ -35,7 +35,7 @@ def answer(
 ) -> Int[Array, " answer"]:
     """The ids that a model answers with, each the likeliest after all before it.
 
-    One compiled program serves all contexts of one padded length. Keys and values are cached, so
+    One compiled program serves all contexts of one padded length. What layers keep is cached, so
     that an id costs its own row, and logits are those of the whole context by `CausalLM.logits`.
     The context is computed anew when the rotary frequencies change, if they depend on its length
     (`CausalLM.same_rope`), and for each id if the layers have no such cache, as by `network.heun`.
@@ -117,19 +117,19 @@ def _continued(
 
 def prefill_logits(
     model: CausalLM, ids: Int[Array, " size"], length: Place
-) -> tuple[Row, KVCache | None]:
-    """The logits after the first `length` ids, and all keys and values, or None without a cache."""
+) -> tuple[Row, Caches | None]:
+    """The logits after the first `length` ids, and what layers keep, or None without a cache."""
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
     cached = has_kv_cache(model.flow)
-    state, kept = prefill(model.flow, x, grid) if cached else (model.flow(x, grid), None)
+    state, kept = prefill(model.flow, x, grid, length) if cached else (model.flow(x, grid), None)
     return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), kept
 
 
 def decode_logits(
-    model: CausalLM, token: Int[Array, ""], place: Place, kept: KVCache, grid: CellGrid
-) -> tuple[Row, KVCache]:
-    """The logits after one more id, at its place, and keys and values with its own."""
+    model: CausalLM, token: Int[Array, ""], place: Place, kept: Caches, grid: CellGrid
+) -> tuple[Row, Caches]:
+    """The logits after one more id, at its place, and what layers keep with its own."""
     # A row of this one id, whose context began so many positions before it.
     alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
     state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)

@@ -10,6 +10,7 @@ GPT-2 block is `split` with a horizon of as many units as there are layers. The 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -32,7 +33,7 @@ from lim_jax._checks import (
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.blocked import ATTENTION_OUTPUTS
-from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of
+from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of, layer_of
 from lim_jax.network.slots import Field, State
 from lim_jax.weights import FetchedLayers
 
@@ -267,6 +268,47 @@ class ResidualFlow(eqx.Module):
 
         rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
         return jax.lax.scan(rematerialised, carry, (numbered, increments, *inputs), reverse=reverse)
+
+    def scan_by_kind(
+        self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
+    ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        """`scan` where each kind of layers has inputs and results of its own, a tuple of them.
+
+        Each is stacked over the layers of its kind.
+        """
+        if not isinstance(self.layers, LayersByKind):
+            carry, result = self.scan(body, carry, *(each for (each,) in inputs))
+            return carry, (result,)
+        layers, order = self.layers, np.array(self.layers.order)
+
+        def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
+            own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
+            layer = layer_of(layers.kinds[kind], position), increment
+            return body(carry, layer, *own)
+
+        increments = self._increments(jax.tree.leaves(carry)[0].dtype)
+        kinds = range(len(layers.kinds))
+        first = jnp.zeros((), int), increments[0]
+        shapes = [jax.eval_shape(partial(run, kind), carry, *first)[1] for kind in kinds]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        def branch(at: int) -> Callable[..., tuple[PyTree, list[PyTree]]]:
+            def of_kind(carry: PyTree, position: Number, increment: Scalar) -> Any:
+                carry, result = run(at, carry, position, increment)
+                return carry, [*nothing[:at], result, *nothing[at + 1 :]]
+
+            return of_kind
+
+        def step(carry: PyTree, scanned: Any) -> tuple[PyTree, list[PyTree]]:
+            (kind, position), increment = scanned
+            return jax.lax.switch(kind, list(map(branch, kinds)), carry, position, increment)
+
+        carry, results = jax.lax.scan(step, carry, (layers.numbers, increments))
+        of_kind = [np.flatnonzero(order == kind) for kind in kinds]
+        return carry, tuple(
+            jax.tree.map(lambda leaf, at=at: leaf[at], result)
+            for at, result in zip(of_kind, results, strict=True)
+        )
 
     def _policy(self) -> Callable[..., Any]:
         """Which of a layer's values are saved for the way back."""

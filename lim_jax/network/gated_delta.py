@@ -11,7 +11,6 @@ In the continuum, with :math:`\beta` per length of context,
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from lim_jax._products import linear
@@ -28,6 +27,7 @@ from lim_jax.network.slots import State
 from lim_jax.weights import Weight
 
 UNIT_ETA = 1e-6
+SMALL = 8  # a matrix that is inverted row by row
 
 
 class GatedDelta(RecurrentMixer):
@@ -68,11 +68,10 @@ class GatedDelta(RecurrentMixer):
         chunks = cut_in_chunks(query, key, value, decay, write, starts)
         query, key, value, write, within, since, until = chunks
         transposed = jnp.swapaxes(key, -1, -2)
-        among = (key @ transposed) * write[..., None] * within
+        among = jnp.tril((key @ transposed) * write[..., None] * within, -1)
         read = (query @ transposed) * within
         right = jnp.concatenate([value, since[..., None] * key], axis=-1) * write[..., None]
-        solved = solve_triangular(among, right, lower=True, unit_diagonal=True)
-        written, unlearnt = jnp.split(solved, [value.shape[-1]], axis=-1)
+        written, unlearnt = jnp.split(_inverse(among) @ right, [value.shape[-1]], axis=-1)
 
         def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
             query, transposed, written, unlearnt, read, since, until = chunk
@@ -89,3 +88,30 @@ class GatedDelta(RecurrentMixer):
 
 def _unit(vectors: Array) -> Array:
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + UNIT_ETA)
+
+
+@jax.custom_jvp
+def _inverse(lower: Array) -> Array:
+    """The inverse of the identity plus strictly lower triangular matrices.
+
+    By blocks, in products of matrices: solving by rows took ten times as long on a CPU.
+    """
+    size = lower.shape[-1]
+    if size <= SMALL:
+        identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
+        rows = [identity[..., :1, :]]
+        for row in range(1, size):
+            before = lower[..., row : row + 1, :row] @ jnp.concatenate(rows, axis=-2)
+            rows.append(identity[..., row : row + 1, :] - before)
+        return jnp.concatenate(rows, axis=-2)
+    half = size // 2
+    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    corner = -(last @ lower[..., half:, :half] @ first)
+    above = jnp.concatenate([first, jnp.zeros_like(corner)], axis=-1)
+    return jnp.concatenate([above, jnp.concatenate([corner, last], axis=-1)], axis=-2)
+
+
+@_inverse.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    inverse = _inverse(*primals)
+    return inverse, -(inverse @ (tangents[0] @ inverse))

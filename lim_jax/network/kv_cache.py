@@ -1,10 +1,12 @@
-r"""The cache of a context's keys and values: a token more costs its own row, not the context's.
+r"""What layers keep of a context: a token more costs its own row, not the context's.
 
 Row i of causal attention reads :math:`\sum_{j \le i} A_{ij} v_j`, of which only the query and one
-key and value are its own. On the token grid of at least all tokens that are to come, a network
-maps a context, `prefill`, and then each token that follows, `decode_step`.
+key and value are its own: the others' are kept. A recurrent layer keeps its state and the last rows
+of its convolutions. On the token grid of at least all tokens that are to come, a network maps a
+context, `prefill`, and then each token that follows, `decode_step`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,19 +14,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lim_jax._checks import require
 from lim_jax._precision import matmul
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention, weights_of_rows
-from lim_jax.network.field import TransformerField
+from lim_jax.network.experts import MixtureOfExperts
+from lim_jax.network.field import SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.gated_delta import GatedDelta
 from lim_jax.network.latent import LatentAttention
+from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, by_head
+from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.shaping import PLAIN, Shaping
-from lim_jax.network.slots import Field, State
+from lim_jax.network.short_convolution import ShortConvolution
+from lim_jax.network.slots import State
+from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Place = Int[Array, ""]
+Caches = tuple[Any, ...]  # of each kind of layers, what each field of a layer keeps
+RECURRENT = RecurrentMixer | ShortConvolution
+TOKENWISE = FeedForward, GatedFeedForward, MixtureOfExperts
 
 
 class KVCache(NamedTuple):
@@ -59,74 +71,114 @@ class RowAttention(eqx.Module):
         return matmul(weights, value).astype(value.dtype)
 
 
-class RowField(eqx.Module):
-    """`field.TransformerField` of one token."""
-
-    attention: RowAttention
-    feed_forward: Field
-
-    @property
-    def sublayers(self) -> tuple[RowAttention, Field]:
-        """The fields whose sum this is, in the order in which a layer applies them."""
-        return self.attention, self.feed_forward
-
-    def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Add the sublayers."""
-        return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
-
-
 def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
     """The rope of one place's query and key."""
     return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
 
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
-    """Whether a layer's keys and values are those of its first state, and known to be read so."""
-    field: Any = flow.kinds[0]
-    return (
-        len(flow.kinds) == 1
-        and isinstance(field, TransformerField)
-        and type(field.attention) in (CausalAttention, LatentAttention)
-        and field.attention.attend is causal_attention
-        and flow.step in (euler, split)
-    )
+    """Whether what layers keep of a context is known, and read so."""
+    return flow.step in (euler, split) and all(map(_is_known, flow.kinds))
 
 
-def prefill(flow: ResidualFlow, x: State, grid: CellGrid) -> tuple[State, KVCache]:
-    """Map a context on the token grid to last states, keys and values; the flow `has_kv_cache`."""
+def _is_known(field: Any) -> bool:
+    """Whether it is known what a layer keeps, and that its other fields map each token alone."""
+    if isinstance(field, TransformerField):
+        return heads_of(field.attention) > 0 and _is_known(field.attention)
+    if isinstance(field, SumOfFields):
+        return all(map(_is_known, field.sublayers))
+    if isinstance(field, CausalAttention):
+        known = type(field) in (CausalAttention, LatentAttention)
+        return known and field.attend is causal_attention
+    return type(field) in (*TOKENWISE, GatedDelta, Mamba2, ShortConvolution)
 
-    def body(x: State, layer: Any) -> tuple[State, KVCache]:
-        attention = layer[0].attention
-        own = KVCache(*attention.sources(x, attention.rope(grid)))
-        return flow.transition(layer, x, grid), own
 
-    return flow.scan(body, x)
+def prefill(
+    flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None
+) -> tuple[State, Caches]:
+    """Map a context on the token grid to last states, and what layers keep of its first tokens.
+
+    Of `length` tokens, by default all, after which `decode_step` goes on; the flow `has_kv_cache`.
+    """
+    count = jnp.asarray(grid.size if length is None else length)
+
+    def of_field(field: Any, x: State, _: None) -> tuple[State, Any]:
+        if isinstance(field, CausalAttention):
+            return field(x, x, grid), KVCache(*field.sources(x, field.rope(grid)))
+        if isinstance(field, RECURRENT):
+            _require_plain(grid)
+            return field.advance(x, count)
+        return field(x, x, grid), ()
+
+    def body(x: State, layer: Any) -> tuple[State, Any]:
+        return _through(flow, layer, x, of_field, None)
+
+    return flow.scan_by_kind(body, x)
 
 
 def decode_step(
-    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: KVCache, grid: CellGrid
-) -> tuple[Float[Array, "1 width"], KVCache]:
-    """Map one token more to its last state, and put its keys and values among the others'.
+    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: Caches, grid: CellGrid
+) -> tuple[Float[Array, "1 width"], Caches]:
+    """Map one token more to its last state, and put what layers keep of it to the others'.
 
     >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
     >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], layers))
     >>> grid, x = token_grid(3), jax.random.normal(jax.random.key(1), (3, 4))
-    >>> _, cache = prefill(flow, x.at[2].set(0), grid)
+    >>> _, cache = prefill(flow, x.at[2].set(0), grid, jnp.array(2))
     >>> last, _ = decode_step(flow, x[2:], jnp.array(2), cache, grid)
     >>> bool(jnp.allclose(last, flow(x, grid)[2:], atol=1e-5))
     True
     """
-    own_grid = token_grid(1, grid.dtype)
+    alone = token_grid(1, grid.dtype)
 
-    def body(x: State, layer: Any, *cache: Array) -> tuple[State, KVCache]:
-        field, increment = layer
-        own = KVCache(*field.attention.sources(x, _rope_at(field.attention, grid, place)))
-        here = _put(KVCache(*cache), own, place)
-        row = RowField(RowAttention(field.attention, here, place, grid), field.feed_forward)
-        return flow.transition((row, increment), x, own_grid), own
+    def of_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+        if isinstance(field, CausalAttention):
+            own = KVCache(*field.sources(x, _rope_at(field, grid, place)))
+            row = RowAttention(field, _put(cache, own, place), place, grid)
+            return row(x, x, alone), own
+        if isinstance(field, RECURRENT):
+            return field.advance(x, jnp.array(1), cache)
+        return field(x, x, alone), ()
 
-    x, own = flow.scan(body, x, *cache)
-    return x, _put(cache, own, place)
+    def body(x: State, layer: Any, cache: Any) -> tuple[State, Any]:
+        return _through(flow, layer, x, of_field, cache)
+
+    x, own = flow.scan_by_kind(body, x, cache)
+
+    def joined(cache: Any, own: Any) -> Any:
+        return _put(cache, own, place) if isinstance(cache, KVCache) else own
+
+    return x, jax.tree.map(joined, cache, own, is_leaf=lambda node: isinstance(node, KVCache))
+
+
+def _through(
+    flow: ResidualFlow, layer: Any, x: State, of_field: Callable[..., Any], cache: Any
+) -> tuple[State, Any]:
+    """Map states by one layer, each of its fields with its own cache, to states and caches."""
+    field, increment = layer
+
+    def value(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+        if not isinstance(field, TransformerField | SumOfFields):
+            return of_field(field, x, cache)
+        parts = zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True)
+        values, kept = zip(*(value(part, x, own) for part, own in parts), strict=True)
+        return jnp.sum(jnp.stack(values), axis=0), kept
+
+    if flow.step is euler:
+        change, kept = value(field, x, cache)
+        return x + increment * change, kept
+    kept = []
+    for stage, own in zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True):
+        change, own = value(stage, x, own)
+        x, kept = x + increment * change, [*kept, own]
+    return x, tuple(kept)
+
+
+def _require_plain(grid: CellGrid) -> None:
+    """Raise ValueError at what a recurrent layer's memory does not know."""
+    plain = grid.starts is None and grid.log_weights is None
+    got, cure = "one with starts or log weights", "Take token_grid of one context."
+    require(plain, "grid", got=got, expected="one context whose tokens weigh the same", cure=cure)
 
 
 def _put(cache: KVCache, own: KVCache, place: Place) -> KVCache:

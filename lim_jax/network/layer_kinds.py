@@ -73,10 +73,6 @@ class LayersByKind(eqx.Module):
 
         return jax.lax.switch(kind, [branch(layers) for layers in self.kinds], position)
 
-    def parts(self, part: Callable[[PyTree], PyTree]) -> "LayersByKind":
-        """One part of every layer."""
-        return LayersByKind(tuple(parts_of(layers, part) for layers in self.kinds), self.order)
-
 
 def layer_of(layers: PyTree, position: Number) -> Any:
     """One of several layers of one kind."""
@@ -87,7 +83,10 @@ def layer_of(layers: PyTree, position: Number) -> Any:
 
 
 def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
-    """One part of several layers of one kind."""
+    """One part of several layers, of one kind or of several."""
+    if isinstance(layers, LayersByKind):
+        parts = tuple(parts_of(kind, part) for kind in layers.kinds)
+        return LayersByKind(parts, layers.order)
     return layers.parts(part) if isinstance(layers, FetchedLayers) else part(layers)
 
 

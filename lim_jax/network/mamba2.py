@@ -13,12 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax.grid.cells import Starts
-from lim_jax.grid.measure import Grid
 from lim_jax.network.recurrent import (
     Heads,
     OfState,
     RecurrentMixer,
-    Sources,
     begun,
     cut_in_chunks,
     joined_chunks,
@@ -46,9 +44,9 @@ class Mamba2(RecurrentMixer):
             rates = jnp.clip(rates, *self.rate_limits)
         return -jnp.exp(self.log_decay)[:, None] * rates, rates
 
-    def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
-        """What every head reads of the states, and its own value."""
-        return super().reads(x, sources, grid) + self.skip[:, None, None] * sources.value
+    def with_skip(self, read: Heads, value: Heads) -> Heads:
+        """What heads read of the states, and D times the token's own value."""
+        return read + self.skip[:, None, None] * value
 
     def rule(
         self,

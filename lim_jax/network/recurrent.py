@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
 from lim_jax._precision import promote
@@ -48,6 +48,13 @@ class Sources(NamedTuple):
     value: Float[Array, "heads rows features"]
     decay: Float[Array, "heads rows"]  # the logarithm of what is left of the state
     write: Float[Array, "heads rows"]  # how much of the key and value is written into it
+
+
+class Memory(NamedTuple):
+    """What a layer knows of the tokens before: states, and the last rows of its convolutions."""
+
+    state: Float[Array, "*layers heads size features"]
+    rows: tuple[Array, Array, Array]  # of queries, keys and values, one less than taps
 
 
 class RecurrentMixer(eqx.Module):
@@ -128,33 +135,61 @@ class RecurrentMixer(eqx.Module):
             weights = jnp.exp(weights)
             write = weights * write
 
-        def convolved(
-            matrix: Array, bias: Array | None, taps: Array, tap_bias: Array | None
-        ) -> tuple[Array, Array]:
-            """What the rows before each token add, and what its own does."""
-            rows = project(matrix, bias, normed)
-            if weights is None:
-                before = earlier_taps(rows, taps, starts)
-            else:
-                rows, taps = (by_head(grouped, len(write)) for grouped in (rows, taps))
-                tap_bias = None if tap_bias is None else by_head(tap_bias, len(write))
-                before = earlier_taps(weights[:, :, None] * rows, taps, starts)
-            before = before if tap_bias is None else before + tap_bias[:, None, :]
-            return before, own_tap(rows, taps)
+        def parts(name: str) -> tuple[Array, Array]:
+            """What the rows before each token add, and its own."""
+            rows, taps, bias = self._rows(name, normed), *self._taps(name)
+            if weights is not None:  # which may be those of each head
+                rows, taps, bias = (by_head(each, len(write)) for each in (rows, taps, bias))
+            left = rows if weights is None else weights[:, :, None] * rows
+            return bias[:, None, :] + earlier_taps(left, taps, starts), own_tap(rows, taps)
 
-        earlier, _ = convolved(self.query, self.query_bias, self.query_taps, self.query_tap_bias)
-        before, own = convolved(self.key, self.key_bias, self.key_taps, self.key_tap_bias)
-        key = self.of_key(self.activation(before + own))
-        before, own = convolved(self.value, self.value_bias, self.value_taps, self.value_tap_bias)
-        value = self.activation(before + own)
-        return Sources(earlier, key, value, decay, write)
+        earlier, _ = parts("query")
+        key, value = (self.activation(jnp.add(*parts(name))) for name in ("key", "value"))
+        return Sources(earlier, self.of_key(key), value, decay, write)
 
     def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
         """What every head reads of the states for every row of `x`."""
-        own = own_tap(project(self.query, self.query_bias, jax.vmap(self.norm)(x)), self.query_taps)
+        own = own_tap(self._rows("query", jax.vmap(self.norm)(x)), self.query_taps)
         earlier, key, value, decay, write = sources
         query = self.of_query(self.activation(earlier + by_head(own, len(earlier))))
-        return self.rule(query, key, value, decay, write, packed_starts(grid), None)[0]
+        read, _ = self.rule(query, key, value, decay, write, packed_starts(grid), None)
+        return self.with_skip(read, value)
+
+    def advance(
+        self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Memory | None = None
+    ) -> tuple[Float[Array, "rows width"], Memory]:
+        """Read the rows that follow what `memory` holds, and the memory after `count` of them.
+
+        It is what `__call__` gives, of contexts that come in pieces.
+        """
+        normed = jax.vmap(self.norm)(x)
+        lasts, convolved = [], []
+        for number, name in enumerate(("query", "key", "value")):
+            rows, (taps, bias) = self._rows(name, normed), self._taps(name)
+            shape = rows.shape[0], taps.shape[2] - 1, rows.shape[2]
+            before = jnp.zeros(shape, rows.dtype) if memory is None else memory.rows[number]
+            mixed = earlier_taps(rows, taps, before=before) + own_tap(rows, taps)
+            convolved.append(self.activation(bias[:, None, :] + mixed))
+            known = jnp.concatenate([before, rows], axis=1)
+            lasts.append(jax.lax.dynamic_slice_in_dim(known, count, shape[1], axis=1))
+        query, key, value = convolved
+        later = (jnp.arange(len(x)) >= count)[None]
+        decay, write = (jnp.where(later, 0, each) for each in self.decays_and_writes(normed))
+        state = None if memory is None else memory.state
+        read, state = self.rule(
+            self.of_query(query), self.of_key(key), value, decay, write, None, state
+        )
+        output = self.project_output(self.with_skip(read, value), self.gates(x))
+        return output, Memory(state, tuple(lasts))
+
+    def _rows(self, name: str, normed: State) -> Array:
+        """Rows of queries, keys or values before they are convolved."""
+        return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
+
+    def _taps(self, name: str) -> tuple[Array, Array]:
+        """The taps and their bias."""
+        taps, bias = getattr(self, f"{name}_taps"), getattr(self, f"{name}_tap_bias")
+        return taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 
     def gates(self, x: Float[Array, "rows width"]) -> Heads:
         """The factors of what heads read for each row."""
@@ -184,6 +219,10 @@ class RecurrentMixer(eqx.Module):
     def of_query(self, query: Array) -> Array:
         """A query as it reads, of its convolved row."""
         return query
+
+    def with_skip(self, read: Heads, value: Heads) -> Heads:
+        """What heads read, and what they take of the token's own value beside the state."""
+        return read
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
         """`Sources.decay` and `Sources.write`."""
@@ -239,9 +278,9 @@ def cut_in_chunks(
     kept = last = jnp.ones((1, 1, 1, CHUNK), bool)
     if starts is not None:
         begins = jnp.pad(starts, (0, fill), mode="edge").reshape(-1, 1, 1, CHUNK)
-        first = CHUNK * jnp.arange(len(begins))[:, None, None, None]
-        seen = seen & ((first + rows)[..., None, :] >= begins[..., None])
-        kept, last = begins < first, first + rows >= begins[..., -1:]
+        places = jnp.arange(begins.size).reshape(begins.shape)
+        seen = seen & (places[..., None, :] >= begins[..., None])
+        kept, last = begins < places[..., :1], places >= begins[..., -1:]
     difference = total[..., :, None] - total[..., None, :]
     within = jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0)), 0)
     since = jnp.where(kept, jnp.exp(total), 0)

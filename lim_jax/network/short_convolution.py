@@ -10,7 +10,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax.grid.measure import Grid
 from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
@@ -50,14 +50,28 @@ class ShortConvolution(eqx.Module):
 
     def sources(self, context: State, grid: Grid) -> tuple[Float[Array, "1 rows channels"]]:
         """The convolved rows of the context."""
-        normed = jax.vmap(self.norm)(context)
-        write = affine(self.write, self.write_bias, normed)
-        rows = (write * affine(self.value, self.value_bias, normed))[None]
-        taps, weights = self.taps[None], log_weights_by_head(grid, 1)
+        rows, taps, weights = self._rows(context), self.taps[None], log_weights_by_head(grid, 1)
         left = rows if weights is None else jnp.exp(weights)[:, :, None] * rows
-        convolved = earlier_taps(left, taps, packed_starts(grid)) + own_tap(rows, taps)
-        bias = self.tap_bias
-        return (convolved if bias is None else convolved + bias[None, None, :],)
+        return (self._biased(earlier_taps(left, taps, packed_starts(grid)) + own_tap(rows, taps)),)
+
+    def advance(
+        self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Array | None = None
+    ) -> tuple[Float[Array, "rows width"], Float[Array, "1 taps channels"]]:
+        """As `recurrent.RecurrentMixer.advance`; the memory is the last rows."""
+        rows, taps, earlier = self._rows(x), self.taps[None], self.taps.shape[1] - 1
+        before = jnp.zeros((1, earlier, rows.shape[2]), rows.dtype) if memory is None else memory
+        known = jnp.concatenate([before, rows], axis=1)
+        read = self._biased(earlier_taps(rows, taps, before=before) + own_tap(rows, taps))
+        last = jax.lax.dynamic_slice_in_dim(known, count, earlier, axis=1)
+        return self.project_output(read, self.gates(x)), last
+
+    def _rows(self, tokens: State) -> Float[Array, "1 rows channels"]:
+        normed = jax.vmap(self.norm)(tokens)
+        write = affine(self.write, self.write_bias, normed)
+        return (write * affine(self.value, self.value_bias, normed))[None]
+
+    def _biased(self, rows: Array) -> Array:
+        return rows if self.tap_bias is None else rows + self.tap_bias[None, None, :]
 
     def reads(
         self, x: State, sources: tuple[Float[Array, "1 rows channels"]], grid: Grid

@@ -1,0 +1,122 @@
+"""Networks of layers of several kinds: what is split of their adjoints, beside plain loops."""
+
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.hybrids import ORDER, hybrid_flow
+from reference.networks import WIDTH, random_states
+
+import lim_jax as lim
+from lim_jax import adjoint, weights
+from lim_jax.adjoint import tangent
+from lim_jax.adjoint.sites import AttentionSites, attention_of
+from lim_jax.network import euler, recurrent
+from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
+
+LENGTH = 5
+FLOW, GRID = hybrid_flow(), lim.token_grid(LENGTH)
+X, Y = random_states(4, 2, LENGTH, WIDTH)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "CHUNK", 2)
+        yield
+
+
+def loss(state, y):
+    return jnp.sum(jnp.sin(state[-2:]) * y[-2:])
+
+
+def one_by_one(x, grid):
+    """The layers in a loop of Python's, each taken from its kind by hand."""
+    seen = [0] * len(FLOW.kinds)
+    for kind in ORDER:
+        layer = layer_of(FLOW.layers.kinds[kind], jnp.array(seen[kind]))
+        seen[kind] += 1
+        for field in layer.sublayers:
+            x = euler(field, x, grid, FLOW.horizon / len(ORDER))
+    return x
+
+
+def fetched():
+    """The same network, whose layers of each kind a source hands out."""
+
+    def of_kind(layers):
+        host = jax.tree.map(np.asarray, layers)
+        depth = len(jax.tree.leaves(host)[0])
+        source = weights.LayerSource(lambda at: jax.tree.map(lambda leaf: leaf[at], host), depth)
+        return weights.FetchedLayers(jnp.zeros(1), source)
+
+    layers = LayersByKind(tuple(map(of_kind, FLOW.layers.kinds)), ORDER)
+    return lim.ResidualFlow(layers, FLOW.horizon, step=FLOW.step)
+
+
+@eqx.filter_jit
+def split_adjoint(flow):
+    """All that is split of the adjoint."""
+    parts = adjoint.channels(flow, loss, (X, Y), GRID)
+    sites = adjoint.attention_sites(flow, parts.states, parts.covectors, GRID)
+    masked = adjoint.mask_gradient(flow, loss, (X, Y), GRID)
+    return {
+        "channels": parts,
+        "hops": adjoint.attention_hops(flow, loss, (X, Y), GRID, 1),
+        "heads": adjoint.cone_by_head(sites, GRID),
+        "mask": masked.by_head,
+    }
+
+
+@cache
+def found():
+    return jax.tree.map(np.asarray, split_adjoint(FLOW))
+
+
+def test_layers_of_several_kinds_are_a_loop_over_them():
+    state, gradient = jax.jit(
+        lambda x: (one_by_one(x, GRID), jax.grad(lambda x: loss(one_by_one(x, GRID), Y))(x))
+    )(X)
+    np.testing.assert_allclose(found()["channels"].states[-1], state, atol=1e-13)
+    np.testing.assert_allclose(found()["channels"].covectors[0], LENGTH * gradient, atol=1e-12)
+
+
+def test_hops_and_heads_sum_to_the_channels():
+    parts, cone = found(), found()["channels"].cone_by_depth
+    np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)
+    np.testing.assert_allclose(parts["heads"].sum(axis=1), cone, atol=1e-12)
+    assert parts["heads"].shape[:2] == (3, 4)  # two heads of attention, and two of Mamba-2
+    assert np.abs(parts["heads"]).max(axis=(2, 3)).astype(bool).sum(axis=1).tolist() == [4, 2, 2]
+
+
+def test_a_mask_gradient_is_the_loss_by_log_weights():
+    def of_weights(log_weights):
+        return loss(one_by_one(X, GRID.weighted(log_weights)), Y)
+
+    expected = jax.jit(jax.grad(of_weights))(jnp.zeros(LENGTH))
+    by_head = found()["mask"] / LENGTH
+    assert by_head.shape == (3, 4, LENGTH)
+    np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected, atol=1e-13)
+
+
+def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13),
+        eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID), found()["channels"],
+    )  # fmt: skip
+
+
+def test_what_is_a_softmax_alone_says_so():
+    parts = parts_of(FLOW.layers, attention_of)
+    sites = AttentionSites(parts, jnp.ones((1, 3)), jnp.ones((1, 3)), X[None, None], X[None, None])
+    with pytest.raises(
+        ValueError, match="got SumOfFields and GatedDelta, expected CausalAttention"
+    ):
+        adjoint.joint_cone(sites, GRID)
+    with pytest.raises(ValueError, match="Blocks in closed form are those of a softmax"):
+        tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
+    with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):
+        LayersByKind(FLOW.layers.kinds[::-1], ORDER)

@@ -1,0 +1,168 @@
+"""Recurrent layers as fields in two slots: beside loops over tokens, heads and rows by NumPy."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.hybrids import RECURRENT, gated_delta
+from reference.networks import WIDTH, random_states
+
+import lim_jax as lim
+from lim_jax.adjoint import stages, tangent
+from lim_jax.network import recurrent
+from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.short_convolution import ShortConvolution
+
+# Chunks of 16: contexts that begin within chunks, at their ends, and one that is longer.
+LENGTH, CUTS = 37, (0, 3, 16, 17, 37)
+STARTS = np.repeat(CUTS[:-1], np.diff(CUTS))
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(recurrent, "CHUNK", 16)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def normed(norm, rows):
+    means = np.mean(rows**2, axis=-1, keepdims=True)
+    return np.asarray(norm.scale) * rows / np.sqrt(means + norm.eta)
+
+
+def shown(part):
+    return 0 if part is None else np.asarray(part)
+
+
+def convolved(rows, own, taps, starts, left):
+    """Each row of the sum over taps, the own row from `own`, those before as much as they left."""
+    total, taps = np.zeros_like(rows), np.asarray(taps)
+    for i in range(len(rows)):
+        total[i] = taps[:, -1] * own[i]
+        for back in range(1, taps.shape[1]):
+            if i - back >= starts[i]:
+                total[i] += taps[:, -1 - back] * left[i - back] * rows[i - back]
+    return total
+
+
+def delta_step(field, state, key, value, beta, decay):
+    key = key / np.sqrt(key @ key + 1e-6)
+    state = decay * state
+    return state + beta * np.outer(key, value - state.T @ key)
+
+
+def by_tokens(field, x, context, starts, left):
+    """A field's output, `left[h, j]` how much of token j head h writes."""
+    z, c = (normed(field.norm, np.asarray(rows)) for rows in (x, context))
+    if isinstance(field, ShortConvolution):
+        write, value = (
+            c @ np.asarray(matrix).T + shown(bias)
+            for matrix, bias in ((field.write, field.write_bias), (field.value, field.value_bias))
+        )
+        rows = convolved(write * value, write * value, field.taps, starts, left[0])
+        read = z @ np.asarray(field.read).T + shown(field.read_bias)
+        return (read * (rows + shown(field.tap_bias))) @ np.asarray(field.output).T + shown(
+            field.output_bias
+        )
+    heads = len(field.value)
+    read = []
+    for h in range(heads):
+        g = h * len(field.key) // heads
+
+        def row(name, own, at, h=h):
+            matrix, bias = np.asarray(getattr(field, name))[at], getattr(field, f"{name}_bias")
+            bias = 0 if bias is None else np.asarray(bias)[at]
+            taps, tap_bias = getattr(field, f"{name}_taps")[at], getattr(field, f"{name}_tap_bias")
+            mixed = convolved(c @ matrix.T + bias, own @ matrix.T + bias, taps, starts, left[h])
+            return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
+
+        query, key, value = row("query", z, g), row("key", c, g), row("value", c, h)
+        rate = np.log1p(np.exp(c @ np.asarray(field.rate)[h] + float(field.rate_bias[h])))
+        delta = isinstance(field, GatedDelta)
+        if delta:
+            query = query / np.sqrt((query**2).sum(1, keepdims=True) + 1e-6) / np.sqrt(3)
+            write = 2 / (1 + np.exp(-c @ np.asarray(field.write)[h]))
+        else:
+            write = rate = np.clip(rate, *field.rate_limits)
+        decay = np.exp(-np.exp(float(field.log_decay[h])) * rate)
+        state, given = np.zeros((key.shape[1], value.shape[1])), np.zeros_like(value)
+        for i in range(len(x)):
+            state = 0 * state if starts[i] == i else state
+            if delta:
+                state = delta_step(field, state, key[i], value[i], left[h, i] * write[i], decay[i])
+            else:
+                state = decay[i] * state + left[h, i] * write[i] * np.outer(key[i], value[i])
+            given[i] = state.T @ query[i]
+        read.append(given if delta else given + float(field.skip[h]) * value)
+    read = np.stack(read)
+    gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
+    norm, scale = field.head_norm, np.asarray(field.head_norm.scale)[:, None]
+    passed = read if field.norm_before_gate else read * gates
+    axes = (0, 2) if norm.groups == 1 else 2
+    passed = scale * passed / np.sqrt(np.mean(passed**2, axis=axes, keepdims=True) + norm.eta)
+    passed = passed * gates if field.norm_before_gate else passed
+    return np.einsum("hwf,hlf->lw", field.output, passed) + shown(field.output_bias)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwise(name):
+    field, (x, context) = RECURRENT[name](), random_states(4, 2, LENGTH, WIDTH)
+    log_weights = 0.5 * np.random.default_rng(5).standard_normal((2, LENGTH))
+    log_weights[:, 20], log_weights[1, 5] = -1e4, -1e4  # removed, in all heads and in one
+    grid = lim.token_grid(LENGTH)
+
+    @eqx.filter_jit
+    def found(field, x, context, starts, log_weights):
+        begun = replace(grid.starting(starts), log_weights=log_weights)
+        return field(x, context, begun)
+
+    for starts, weights in ((STARTS, log_weights), (0 * STARTS, 0 * log_weights)):
+        given = found(field, x, context, jnp.asarray(starts), jnp.asarray(weights))
+        expected = by_tokens(field, x, context, starts, np.exp(weights))
+        np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypatch):
+    monkeypatch.setattr(recurrent, "CHUNK", 2)
+    field, grid, (x, covector) = RECURRENT[name](), lim.token_grid(4), random_states(6, 2, 4, WIDTH)
+
+    @jax.jit
+    def of(field, x, covector):
+        _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
+        basis = jnp.eye(x.size).reshape(-1, *x.shape)
+        slots = [jax.vmap(push)(basis, 0 * basis), jax.vmap(push)(0 * basis, basis)]
+        parts = tangent.pull_back(field, x, covector, grid)
+        return slots, parts, stages.pull_back_heads(field, x, covector, grid)
+
+    slots, parts, heads = jax.tree.map(np.asarray, of(field, x, covector))
+    local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
+    rows, columns = np.indices((4, 4))
+    assert np.all(local[rows != columns] == 0) and np.all(kernel[columns > rows] == 0)
+    assert (np.abs(kernel[3, 0]).max() > 1e-4) == (name != "convolution")  # of three taps
+    for part, blocks in zip(parts, (local, kernel), strict=True):
+        np.testing.assert_allclose(part, np.einsum("ijab,ia->jb", blocks, covector), atol=1e-12)
+    np.testing.assert_allclose(heads.sum(axis=0), parts.kernel, atol=1e-12)
+    if name == "delta":  # whose heads are normed one by one
+        silent = eqx.tree_at(lambda field: field.output, field, field.output.at[1].set(0))
+        alone = jax.jit(tangent.pull_back)(silent, x, covector, grid).kernel
+        np.testing.assert_allclose(heads[0], alone, atol=1e-12)
+
+
+def test_what_is_no_row_of_tokens_is_refused():
+    field, x = gated_delta(), random_states(4, 5, WIDTH)
+    with pytest.raises(ValueError, match="got CellGrid, expected token_grid"):
+        field(x, x, lim.graded_grid(5))
+    sliding = lim.token_grid(5).starting(jnp.array([0, 0, 1, 2, 3]))
+    with pytest.raises(RuntimeError, match="got rows of a window"):
+        field(x, x, sliding)
+    groups = eqx.tree_at(lambda field: field.key, field, field.value[:, :, :])
+    with pytest.raises(ValueError, match="3 heads in 2 groups"):
+        type(field).__check_init__(
+            eqx.tree_at(lambda field: field.value, groups, jnp.zeros((3, 2, WIDTH)))
+        )

@@ -1,0 +1,84 @@
+"""Small random recurrent layers, and networks of layers of several kinds."""
+
+import jax
+import numpy as np
+
+import lim_jax as lim
+from lim_jax.network import RMSNorm
+from lim_jax.network.field import SumOfFields
+from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.layer_kinds import LayersByKind
+from lim_jax.network.mamba2 import Mamba2
+from lim_jax.network.norms import GroupedNorm
+from lim_jax.network.short_convolution import ShortConvolution
+
+from .networks import WIDTH, random_flow
+
+ORDER = (0, 1, 1)
+
+
+def arrays(seed, scale=0.6):
+    """A function of shapes that draws their arrays one after another."""
+    draw = np.random.default_rng(seed).standard_normal
+    return lambda *shape: jax.device_put(scale * draw(shape))
+
+
+def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **options):
+    biases = {
+        "query_tap_bias": new(groups, size), "key_tap_bias": new(groups, size),
+        "value_tap_bias": new(heads, features), "query_bias": new(groups, size),
+        "key_bias": new(groups, size), "value_bias": new(heads, features),
+        "gate_bias": new(heads, features), "output_bias": new(width),
+    }  # fmt: skip
+    vectors, of_heads = (groups, size), (heads, features)
+    return kind(
+        RMSNorm(1 + new(width), 0.1), new(*vectors, width), new(*vectors, width),
+        new(*of_heads, width), new(heads, width), new(heads), new(heads), new(*of_heads, width),
+        new(heads, width, features), new(*vectors, 3), new(*vectors, 3), new(*of_heads, 3),
+        **{**biases, **options},
+    )  # fmt: skip
+
+
+def gated_delta(seed=0):
+    """Without biases, and a norm of each head before the gates."""
+    new = arrays(seed)
+    bare = dict.fromkeys(
+        ("query_tap_bias", "key_tap_bias", "value_tap_bias", "query_bias", "key_bias"), None
+    )
+    norm = GroupedNorm(1 + new(2, 2), 2, 0.1)
+    return _mixer(GatedDelta, new, head_norm=norm, write=new(2, WIDTH), largest_write=2.0, **bare)
+
+
+def mamba2(seed=1):
+    """With all biases, a norm of both heads after the gates, and limited rates."""
+    new = arrays(seed)
+    norm, limits = GroupedNorm(1 + new(2, 2), 1, 0.1), (0.3, 0.9)
+    return _mixer(
+        Mamba2, new, head_norm=norm, norm_before_gate=False, skip=new(2), rate_limits=limits
+    )
+
+
+def short_convolution(seed=2):
+    new = arrays(seed)
+    biases = {name: new(4) for name in ("write_bias", "read_bias", "value_bias", "tap_bias")}
+    return ShortConvolution(
+        RMSNorm(1 + new(WIDTH), 0.1), new(4, WIDTH), new(4, WIDTH), new(4, WIDTH), new(4, 3),
+        new(WIDTH, 4), output_bias=new(WIDTH), **biases,
+    )  # fmt: skip
+
+
+RECURRENT = {"delta": gated_delta, "mamba": mamba2, "convolution": short_convolution}
+
+
+def hybrid_flow(step=lim.split):
+    """Attention and Mamba-2 side by side before a network, then two delta rules alone."""
+    dense = random_flow(depth=1).layers
+    deltas = jax.tree.map(
+        lambda *each: jax.device_put(np.stack(each)), gated_delta(3), gated_delta(4)
+    )
+    mamba = jax.tree.map(lambda leaf: leaf[None], mamba2(6))
+    kinds = (
+        SumOfFields((SumOfFields((dense.attention, mamba)), dense.feed_forward)),
+        SumOfFields((deltas,)),
+    )
+    return lim.ResidualFlow(LayersByKind(kinds, ORDER), horizon=2.0, step=step)
