@@ -53,7 +53,10 @@ def own_tap(rows: Rows, taps: Taps) -> Rows:
 
 
 def earlier_taps(
-    rows: Rows, taps: Taps, starts: Starts | None = None, before: Rows | None = None
+    rows: Rows,
+    taps: Taps,
+    starts: Starts | None = None,
+    before: Float[Array, "heads earlier size"] | None = None,
 ) -> Rows:
     """What the rows before each token add; `before` has as many rows as there are such taps.
 

@@ -252,7 +252,7 @@ class ResidualFlow(eqx.Module):
         self,
         body: Callable[..., tuple[PyTree, PyTree]],
         carry: PyTree,
-        *inputs: Shaped[Array, "depth ..."],
+        *inputs: PyTree[Shaped[Array, "depth ..."]],
         reverse: bool = False,
     ) -> tuple[PyTree, PyTree]:
         r"""Scan ``body(carry, layer, *inputs)`` over depth.

@@ -1,5 +1,6 @@
 """Networks of layers of several kinds: what is split of their adjoints, beside plain loops."""
 
+from dataclasses import replace
 from functools import cache
 
 import equinox as eqx
@@ -14,7 +15,8 @@ import lim_jax as lim
 from lim_jax import adjoint, weights
 from lim_jax.adjoint import tangent
 from lim_jax.adjoint.sites import AttentionSites, attention_of
-from lim_jax.network import euler, recurrent
+from lim_jax.network import euler, heun, recurrent
+from lim_jax.network.kv_cache import decode_step, has_kv_cache, prefill
 from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
 
 LENGTH = 5
@@ -120,3 +122,26 @@ def test_what_is_a_softmax_alone_says_so():
         tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
     with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)
+
+
+def test_a_token_more_is_that_of_the_whole_context():
+    @eqx.filter_jit
+    def last_states(flow, x, length):
+        grid = lim.token_grid(LENGTH)
+        padded = jnp.where(jnp.arange(LENGTH)[:, None] < length, x, 1.0)
+        states, cache = prefill(flow, padded, grid, length)
+
+        def one(cache, place):
+            row = jax.lax.dynamic_slice_in_dim(x, place, 1)
+            state, cache = decode_step(flow, row, place, cache, grid)
+            return cache, state[0]
+
+        return states, jax.lax.scan(one, cache, length + jnp.arange(2))[1]
+
+    assert has_kv_cache(FLOW) and not has_kv_cache(replace(FLOW, step=heun))
+    states, after = last_states(FLOW, X, jnp.array(3))
+    expected = found()["channels"].states[-1]
+    np.testing.assert_allclose(states[:3], expected[:3], atol=1e-12)
+    np.testing.assert_allclose(after, expected[3:5], atol=1e-12)
+    with pytest.raises(ValueError, match="expected one context whose tokens weigh the same"):
+        prefill(FLOW, X, GRID.weighted(jnp.zeros(LENGTH)))

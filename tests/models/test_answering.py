@@ -179,7 +179,7 @@ def test_other_networks_keep_nothing():
 
     assert has_kv_cache(flow()) and has_kv_cache(flow(step=euler))
     assert not has_kv_cache(flow(other)) and not has_kv_cache(flow(step=heun))
-    assert not has_kv_cache(ResidualFlow(flow().layers.attention))
+    assert has_kv_cache(ResidualFlow(flow().layers.attention))
 
 
 def test_a_publisher_says_which_ids_end(tmp_path):
