@@ -7,13 +7,21 @@ import equinox as eqx
 import numpy as np
 
 from lim_jax.models.options import Options, get_int
-from lim_jax.models.parts import Arrays, deinterleaved, read_matrix, read_norm, rms_norm
+from lim_jax.models.parts import (
+    Arrays,
+    deinterleaved,
+    gated_mlp,
+    read_matrix,
+    read_norm,
+    rms_norm,
+)
 from lim_jax.models.reading import Reader, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
+from lim_jax.network.slots import Field
 from lim_jax.network.tokenwise import GatedFeedForward
 
 LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
@@ -31,6 +39,9 @@ class Mixture(NamedTuple):
     router_bias: bool = False
     preference: str | None = None  # the tensor of `MixtureOfExperts.preference`
     shared: tuple[str, int] | None = None  # name and hidden size of the network of all tokens
+    read_shared: Callable[..., Any] = gated_mlp  # reads it, where no layer is dense
+    shared_gate: str | None = None  # the tensor of `MixtureOfExperts.shared_gate`
+    latent: tuple[str, str, int] | None = None  # names of `inward` and `outward`, and their width
     weighs_input: bool = False
     combine: Callable[..., Any] | None = None  # in place of a gate with the recipe's activation
     dense_layers: frozenset[int] = frozenset()  # those with a gated network in place of experts
@@ -46,7 +57,7 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
         read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
     ) -> MixtureOfExperts:
         dense = int(at.rpartition(".")[2]) in mixture.dense_layers
-        at = f"{at}.{recipe.names.network}"
+        at = f"{at}.{recipe.names.network}" if recipe.names.network else at
         width, count = recipe.sizes.width, mixture.num_experts
         parts = {}
         if dense:
@@ -59,6 +70,12 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
         if mixture.preference is not None:
             name = f"{at}.{mixture.preference}"
             parts["preference"] = read.zeros(count) if dense else read(name, count)
+        if mixture.shared_gate is not None:
+            parts["shared_gate"] = read(f"{at}.{mixture.shared_gate}.weight", 1, width)
+        if mixture.latent is not None:
+            inward, outward, inner = mixture.latent
+            parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
+            parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
         experts = Experts(**arrays, combine=mixture.combine or Gate(recipe.activation))
         return MixtureOfExperts(
             norm, router, experts, mixture.routing, **parts,
@@ -76,14 +93,16 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
 
 def _shared(
     read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
-) -> GatedFeedForward | None:
+) -> Field | None:
     """Read the network of all tokens, which is the only one of a dense layer."""
     width, of_dense = recipe.sizes.width, mixture.dense_intermediate_size
     of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
     name, hidden = mixture.shared or (None, 0)
-    if name is None and not mixture.dense_layers:
-        return None
-    most = max(hidden, of_dense if mixture.dense_layers else 0)
+    if not mixture.dense_layers:
+        sizes = recipe.sizes._replace(intermediate_size=hidden)
+        recipe = recipe._replace(sizes=sizes, names=recipe.names._replace(network=name or ""))
+        return mixture.read_shared(read, at, recipe, eqx.nn.Identity(), None) if name else None
+    most = max(hidden, of_dense)
     matrices = [read.zeros(most, width) for _ in range(3)]
     at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
     if dense or name is not None:
@@ -95,12 +114,15 @@ def _shared(
     return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
 
 
-def by_expert(gate: str, up: str, down: str) -> Callable[..., Arrays]:
-    """Return a reader of three matrices of these names for each expert, by its number."""
+def by_expert(gate: str | None, up: str, down: str) -> Callable[..., Arrays]:
+    """Return a reader of matrices of these names for each expert, by its number."""
 
     def read_all(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
         arrays = {name: zeros.copy() for name, zeros in _zeros(read, mixture, recipe).items()}
         for name, stored in (("gate", gate), ("up", up), ("down", down)):
+            if stored is None:
+                arrays[name] = None
+                continue
             for expert, rows in enumerate(arrays[name]):
                 rows[...] = read(f"{at}.experts.{expert}.{stored}.weight", *rows.shape)
         return arrays
@@ -145,7 +167,8 @@ def interleaved_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe)
 
 
 def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
-    return mixture.num_experts, mixture.intermediate_size, recipe.sizes.width
+    width = recipe.sizes.width if mixture.latent is None else mixture.latent[2]
+    return mixture.num_experts, mixture.intermediate_size, width
 
 
 def read_mla(config: Options) -> Callable[..., LatentAttention]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require
 from lim_jax._precision import promote
+from lim_jax._products import linear
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field, State, require_pair
@@ -38,6 +39,7 @@ class Routing(NamedTuple):
     groups: int = 1  # into which experts are cut in order
     kept: int = 1  # of the groups, open to a token
     best: int = 1  # of a group's experts, by the sum of whose scores it is judged
+    eta: float = 0.0  # added to the sum by which weights are divided
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
@@ -59,7 +61,7 @@ class Routing(NamedTuple):
         _, chosen = jax.lax.top_k(wanted, self.top)
         weights = jnp.take_along_axis(scores, chosen, axis=1)
         if self.normalised:
-            weights /= weights.sum(axis=1, keepdims=True)
+            weights /= weights.sum(axis=1, keepdims=True) + self.eta
         return self.factor * weights, chosen
 
     def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:
@@ -97,24 +99,26 @@ class ClampedGate(NamedTuple):
 
 
 class Experts(eqx.Module):
-    r"""Gated networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`; h is `combine`."""
+    r"""Networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`; h is `combine`.
 
-    gate: Float[Weight, "*layers experts hidden width"]
+    Without a gate :math:`f_e(z) = W_D^e\,h(W_U^e z)`.
+    """
+
+    gate: Float[Weight, "*layers experts hidden width"] | None
     up: Float[Weight, "*layers experts hidden width"]
     down: Float[Weight, "*layers experts width hidden"]
     gate_bias: Float[Weight, "*layers experts hidden"] | None = None
     up_bias: Float[Weight, "*layers experts hidden"] | None = None
     down_bias: Float[Weight, "*layers experts width"] | None = None
-    combine: Callable[[Array, Array], Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
+    combine: Callable[..., Array] = eqx.field(static=True, default=Gate(jax.nn.silu))
     sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
     def apply(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
         """Map some tokens by one expert."""
         mine = jax.tree.map(lambda leaf: leaf[expert], self)
-        hidden = self.combine(
-            affine(mine.gate, mine.gate_bias, tokens), affine(mine.up, mine.up_bias, tokens)
-        )
-        return affine(mine.down, mine.down_bias, hidden)
+        hidden = affine(mine.up, mine.up_bias, tokens)
+        gate = () if mine.gate is None else (affine(mine.gate, mine.gate_bias, tokens),)
+        return affine(mine.down, mine.down_bias, self.combine(*gate, hidden))
 
 
 class MixtureOfExperts(eqx.Module):
@@ -123,9 +127,10 @@ class MixtureOfExperts(eqx.Module):
     A field whose `context` slot is not read, as `tokenwise.FeedForward`.
 
     `preference` is as in `Routing.weights`, `shared` a tokenwise field without a norm that every
-    token has besides; with `weighs_input` an expert's weight multiplies the token that it reads, in
-    place of what it gives. Raise ValueError where a token has no expert or more than there are, or
-    groups do not share the experts.
+    token has besides, times the sigmoid of `shared_gate` of the token; with `weighs_input` an
+    expert's weight multiplies the token that it reads, in place of what it gives. Experts of another
+    width than the tokens' read `inward` of a token, and `outward` maps their sum back. Raise
+    ValueError where a token has no expert or more than there are, or groups do not share the experts.
     """
 
     norm: Norm
@@ -137,6 +142,9 @@ class MixtureOfExperts(eqx.Module):
     shared: Field | None = None
     weighs_input: bool = eqx.field(static=True, default=False)
     output_norm: Norm | None = None
+    shared_gate: Float[Weight, "*layers one width"] | None = None
+    inward: Float[Weight, "*layers inner width"] | None = None
+    outward: Float[Weight, "*layers width inner"] | None = None
 
     def __check_init__(self):
         count, routing = self.router.shape[-2], self.routing
@@ -153,7 +161,10 @@ class MixtureOfExperts(eqx.Module):
         normed = jax.vmap(self.norm)(x)
         output = self._experts_output(normed)
         if self.shared is not None:
-            output += self.shared(normed, normed, grid)
+            shared = self.shared(normed, normed, grid)
+            if self.shared_gate is not None:
+                shared *= jax.nn.sigmoid(linear(self.shared_gate, normed))
+            output += shared
         return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
 
     def _experts_output(self, tokens: State) -> State:
@@ -161,6 +172,8 @@ class MixtureOfExperts(eqx.Module):
         logits = affine(*promote((self.router, self.router_bias, tokens)))
         weights, chosen = self.routing.weights(logits, self.preference)
         weights = weights.astype(tokens.dtype)
+        if self.inward is not None:
+            tokens = linear(self.inward, tokens)
         count, top = chosen.shape
         token, place = _sorted_into_tiles(chosen, len(self.router))
         # A row of zeros fills the tiles.
@@ -177,7 +190,8 @@ class MixtureOfExperts(eqx.Module):
         tiles = expert, read, weight
         _, given = jax.lax.scan(lambda _, operands: (None, tile(*operands)), None, tiles)
         added = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
-        return added.at[token.ravel()].add(given.reshape(-1, tokens.shape[1]))[:count]
+        added = added.at[token.ravel()].add(given.reshape(-1, tokens.shape[1]))[:count]
+        return added if self.outward is None else linear(self.outward, added)
 
 
 def _sorted_into_tiles(
