@@ -9,6 +9,7 @@ from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
 from . import hub as hub
+from . import hybrid_family as hybrid_family
 from . import ids as ids
 from . import language as language
 from . import language_model as language_model
@@ -27,6 +28,7 @@ from . import placement as placement
 from . import quantised as quantised
 from . import reading as reading
 from . import recipe as recipe
+from . import recurrent as recurrent
 from . import rope_config as rope_config
 from . import text as text
 from .answering import answer as answer

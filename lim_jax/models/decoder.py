@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array
 
 from lim_jax.models.parts import layer_norm, read_norm
-from lim_jax.models.placement import ON_DEVICE, WeightPlacement
+from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind
 from lim_jax.models.reading import Reader, Source, Weights
 from lim_jax.models.recipe import Recipe
-from lim_jax.network.field import TransformerField
+from lim_jax.network.field import SumOfFields, TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
 from lim_jax.network.norms import Norm
+from lim_jax.network.slots import Field
 from lim_jax.weights import Rows, slice_rows
 
 
@@ -53,14 +54,21 @@ def read_decoder(
     # Weights that stay on the host are fetched inside a program, so no mask may be on a device.
     masks = jax.tree.map(np.asarray, layer_masks(list(recipe.masks)))
 
-    def layer(index: int) -> TransformerField:
-        return _layer(read, index, recipe, masks[index])
+    def layer(index: int) -> Field:
+        own = recipe.layers[index] if recipe.layers else recipe
+        return _layer(read, index, own, masks[index])
 
-    layers = placement.layers(layer, sizes.depth)
+    kinds = list(dict.fromkeys(recipe.layers))
+    if len(kinds) > 1:
+        layers = place_by_kind(placement, layer, [kinds.index(own) for own in recipe.layers])
+    else:
+        layers = placement.layers(layer, sizes.depth)
     if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
         read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
+    if names.further is not None:
+        read.known.update(_layer_tensors(read, names.further))
     positions = head_bias = None
     if names.positions is not None:
         count = recipe.offset + recipe.num_positions
@@ -134,12 +142,16 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     return of_all(norm, rows)
 
 
-def _layer(
-    read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask
-) -> TransformerField:
+def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:
     names, at = recipe.names, f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))
-    before = read_norm(read, at, names.before_network, recipe) or eqx.nn.Identity()
-    after = read_norm(read, at, names.after_network, recipe)
-    attention = recipe.attention(read, at, recipe, mask)
-    return TransformerField(attention, recipe.network(read, at, recipe, before, after))
+    attention = network = None
+    if recipe.attention is not None:
+        attention = recipe.attention(read, at, recipe, mask)
+    if recipe.network is not None:
+        before = read_norm(read, at, names.before_network, recipe) or eqx.nn.Identity()
+        after = read_norm(read, at, names.after_network, recipe)
+        network = recipe.network(read, at, recipe, before, after)
+    if attention is not None and network is not None:
+        return TransformerField(attention, network)
+    return SumOfFields(tuple(part for part in (attention, network) if part is not None))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from lim_jax.models.options import Options, get_int
+from lim_jax.models.options import Options, get_int, require_config
 from lim_jax.models.parts import (
     Arrays,
     deinterleaved,
@@ -91,9 +91,7 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
-def _shared(
-    read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
-) -> Field | None:
+def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
     """Read the network of all tokens, which is the only one of a dense layer."""
     width, of_dense = recipe.sizes.width, mixture.dense_intermediate_size
     of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
@@ -169,6 +167,16 @@ def interleaved_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe)
 def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
     width = recipe.sizes.width if mixture.latent is None else mixture.latent[2]
     return mixture.num_experts, mixture.intermediate_size, width
+
+
+def require_open(routing: Routing, count: int) -> None:
+    """Require that each token's open groups hold as many experts as it chooses."""
+    # Else the choice among closed experts would be arbitrary.
+    fits = count % routing.groups == 0 and routing.kept <= routing.groups
+    fits = fits and routing.top <= count // routing.groups * routing.kept
+    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
+    expected = "groups that share the experts, of which the open ones hold that many"
+    require_config(fits, got, expected)
 
 
 def read_mla(config: Options) -> Callable[..., LatentAttention]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from lim_jax.models import gemma_family as gemmas
+from lim_jax.models import hybrid_family as hybrids
 from lim_jax.models import layer_norm_family as layer_norms
 from lim_jax.models import llama_family as llamas
 from lim_jax.models import mixture_family as mixtures
@@ -21,20 +22,16 @@ FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = {
         llamas.mistral, mixtures.mixtral, layer_norms.nemotron, llamas.olmo2, llamas.olmo3,
         layer_norms.opt, layer_norms.phi, llamas.phi3, llamas.qwen2, llamas.qwen3,
         mixtures.qwen3_moe, llamas.seed_oss, llamas.smollm3, layer_norms.stablelm,
-        layer_norms.starcoder2,
+        layer_norms.starcoder2, hybrids.bamba, hybrids.falcon_h1, hybrids.granitemoehybrid,
+        hybrids.lfm2, hybrids.lfm2_moe, hybrids.nemotron_h, hybrids.olmo_hybrid,
+        hybrids.qwen3_5_moe_text, hybrids.qwen3_5_text, hybrids.qwen3_next,
     )
 }  # fmt: skip
 # Families with layers that are no attention, by what these layers are.
 OTHER_LAYERS = {
-    "state-space": (
-        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2",
-        "nemotron_h", "zamba", "zamba2",
-    ),
-    "linear attention": (
-        "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-        "rwkv",
-    ),
-    "short convolution": ("lfm2", "lfm2_moe"),
+    "Mamba": ("falcon_mamba", "jamba", "mamba", "zamba"),
+    "Mamba-2": ("mamba2", "zamba2"),
+    "linear attention": ("kimi_linear", "minimax", "rwkv"),
     "recurrent": ("recurrent_gemma", "xlstm"),
 }  # fmt: skip
 

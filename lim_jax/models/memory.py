@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from lim_jax._checks import as_int, described, require
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.layerwise import STATES_IN_MEMORY
-from lim_jax.weights import FetchedLayers
+from lim_jax.network.layer_kinds import kinds_of
 
 # Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
 # process and its programs; layers, beside the weights in memory, as they are read, copied and
@@ -51,12 +51,12 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
         If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
     tokens = as_int(tokens, "tokens")
-    layers = model.flow.layers if isinstance(model, CausalLM) else None
-    offloaded, cure = isinstance(layers, FetchedLayers), "Take it from models.open."
-    expected = "a model whose weights are in their files"
+    offloaded = isinstance(model, CausalLM) and model.flow.fetched
+    expected, cure = "a model whose weights are in their files", "Take it from models.open."
     require(offloaded, "model", got=described(model), expected=expected, cure=cure)
-    assert isinstance(layers, FetchedLayers)
-    layer, width = _bytes(layers.source.like), model.embedding.shape[1]
+    sizes, width = [_bytes(kind) for kind in model.flow.kinds], model.embedding.shape[1]
+    layer, depths = max(sizes), [layers.depth for layers in kinds_of(model.flow.layers)]
+    all_layers = sum(size * count for size, count in zip(sizes, depths, strict=True))
     number, depth = model.embedding.dtype.itemsize, model.flow.depth
     held = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
     tables = [table for table in (model.embedding, model.head) if table is not None]
@@ -65,13 +65,15 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     state = number * tokens * width
     slices = SLICES * words * (width + tokens)
     # How many numbers a token has at most within a layer.
-    widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layers.source.like))
+    widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(model.flow.kinds))
     beside = PROCESS + held + number * (TOKENS * widest * tokens + slices)
     states = (depth + 1) * state
+    # The next layer of each kind is read ahead.
+    fetched = sum(sizes) + (LAYERS_OFFLOADED - 1) * layer
     return Memory(
-        whole=beside + states + depth * layer + rows + LAYERS_WHOLE * layer,
-        offloaded=beside + states + LAYERS_OFFLOADED * layer,
-        by_layers=beside + LAYERS_OFFLOADED * layer
+        whole=beside + states + all_layers + rows + LAYERS_WHOLE * layer,
+        offloaded=beside + states + fetched,
+        by_layers=beside + fetched
         + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from lim_jax.models.options import (
     get_int,
     get_positive,
     refuse_options,
-    require_config,
 )
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, sizes_of
 from lim_jax.models.rope_config import (
@@ -65,7 +64,7 @@ def afmoe(config: Configuration) -> Recipe:
     count = get_int(config, "num_experts", 64)
     hidden = get_int(config, "moe_intermediate_size", 1408)
     routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
-    _require_open(routing, count)
+    experts.require_open(routing, count)
     mixture = experts.Mixture(
         count, hidden, routing, PROJECTIONS, router="router.gate", preference="expert_bias",
         shared=("shared_experts", hidden * get_int(config, "num_shared_experts", 2)),
@@ -223,7 +222,7 @@ def _deepseek(
     first = get_int(config, "first_k_dense_replace", dense, least=0)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
     count = get_int(config, name)
-    _require_open(routing, count)
+    experts.require_open(routing, count)
     mixture = experts.Mixture(
         count, hidden, routing, PROJECTIONS,
         preference="gate.e_score_correction_bias" if preference else None,
@@ -235,16 +234,6 @@ def _deepseek(
         attention=experts.read_mla(config), scale=_yarn_scale(size, rope),
         num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
     )  # fmt: skip
-
-
-def _require_open(routing: Routing, count: int) -> None:
-    """Require that each token's open groups hold as many experts as it chooses."""
-    # Else the choice among closed experts would be arbitrary.
-    fits = count % routing.groups == 0 and routing.kept <= routing.groups
-    fits = fits and routing.top <= count // routing.groups * routing.kept
-    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
-    expected = "groups that share the experts, of which the open ones hold that many"
-    require_config(fits, got, expected)
 
 
 def _yarn_scale(size: int, rope: Options) -> float | None:

@@ -92,6 +92,13 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     return _named(pairs, recipe)
 
 
+def gated_queries(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read a matrix of each, of which that of queries holds a head's query, then its gate."""
+    doubled = recipe.sizes._replace(heads=2 * recipe.sizes.heads)
+    arrays = separate_qkv(read, at, recipe._replace(sizes=doubled))
+    return arrays | {"query": arrays["query"][::2], "gate": arrays["query"][1::2]}
+
+
 def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read one matrix that holds all queries, then all keys, then all values."""
     heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
@@ -199,19 +206,19 @@ def read_attention(
         norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
         groups = sizes.num_kv_heads
         norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
-    biased, sinks, gate = recipe.biases.attention_output, names.sinks, None
+    biased, sinks = recipe.biases.attention_output, names.sinks
+    projections = recipe.projections(read, at, recipe)
     if names.output_gate is not None:
         gate = read_matrix(read, f"{at}.{names.output_gate}", inner, width, recipe)
-        gate = gate.reshape(heads, -1, width)
+        projections["gate"] = gate.reshape(heads, -1, width)
     return CausalAttention(
         read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
         output=split_heads(output, heads),
         output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
         sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
-        mask=mask, scale=recipe.scale, cap=recipe.cap, gate=gate,
-        rope_before_qk_norm=recipe.rope_before_qk_norm,
-        **recipe.projections(read, at, recipe), **norms,
+        mask=mask, scale=recipe.scale, cap=recipe.cap,
+        rope_before_qk_norm=recipe.rope_before_qk_norm, **projections, **norms,
     )  # fmt: skip
 
 

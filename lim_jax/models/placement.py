@@ -11,11 +11,10 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.reading import Reader, Source
-from lim_jax.network.field import TransformerField
 from lim_jax.network.layer_kinds import LayersByKind
 from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSource
 
-Layer = Callable[[int], TransformerField]
+Layer = Callable[[int], Any]
 ROWS_AT_ONCE = 4096
 HALVES = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -42,7 +41,7 @@ def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]
     return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
 
 
-def _stacked(layer: Layer, depth: int) -> TransformerField:
+def _stacked(layer: Layer, depth: int) -> Any:
     leaves, tree = _joined(layer, depth)
     return jax.tree.unflatten(tree, jax.device_put(leaves))
 
@@ -61,7 +60,7 @@ def on_host(checkpoint: Source, precision: str) -> WeightPlacement:
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         leaves, tree = _joined(lambda index: _halved(layer(index), precision), depth)
 
-        def read(index: int) -> TransformerField:
+        def read(index: int) -> Any:
             return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
 
         return FetchedLayers(told, LayerSource(read, depth))
@@ -102,7 +101,7 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
         return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
-        def read(index: int) -> TransformerField:  # and reorder, in the thread that reads ahead
+        def read(index: int) -> Any:  # and reorder, in the thread that reads ahead
             return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
 
         return FetchedLayers(told, LayerSource(read, depth))
@@ -117,15 +116,16 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
     return jnp.asarray(np.frombuffer(told, np.uint8), float)
 
 
-def _halved(layer: TransformerField, precision: str) -> Any:
+def _halved(layer: Any, precision: str) -> Any:
     """The matrices in half precision."""
     # Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
-    # is a row of two axes, which its name alone tells from a matrix.
+    # is a row of two axes, which its name alone tells from a matrix. Taps and rates are few, and a
+    # family's multipliers are put into them.
 
     def half(path: tuple, leaf: Any) -> Any:
         names = [str(key) for key in path]
         in_a_norm = any(name.endswith("norm") for name in names)
-        if in_a_norm or names[-1].endswith("bias") or leaf.ndim < 2:
+        if in_a_norm or names[-1].endswith(("bias", "taps", ".rate")) or leaf.ndim < 2:
             return leaf
         return leaf.astype(precision)
 

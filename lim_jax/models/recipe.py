@@ -10,7 +10,6 @@ from lim_jax.models.options import Options, get_int, get_positive, require_confi
 from lim_jax.models.reading import Reader, Tensor
 from lim_jax.network.flow import split
 from lim_jax.network.masks import AttentionMask, SwitchedMask
-from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import HeadNorm, Norm
 from lim_jax.network.slots import Field
 
@@ -118,6 +117,7 @@ class Names(NamedTuple):
     last: str = "norm"
     head: str = "lm_head"
     ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # of a layer
+    further: str | None = None  # begins tensors of layers that predict further tokens
 
 
 class Biases(NamedTuple):
@@ -136,8 +136,9 @@ class Recipe(NamedTuple):
     masks: tuple[AttentionMask, ...]  # of every layer
     norm: Callable[[Reader, str, int, float], Norm]  # by its name, its width and epsilon
     projections: Callable[[Reader, str, "Recipe"], dict[str, Tensor]]  # with their biases
-    network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field]
-    attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], CausalAttention]
+    # The sublayers; None for what a layer does not have.
+    network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field] | None
+    attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], Field] | None
     activation: Callable[[Array], Array] = jax.nn.silu
     names: Names = Names()
     biases: Biases = Biases()
@@ -157,3 +158,4 @@ class Recipe(NamedTuple):
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    layers: tuple["Recipe", ...] = ()  # the recipe of every layer, where they differ

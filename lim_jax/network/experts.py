@@ -128,9 +128,9 @@ class MixtureOfExperts(eqx.Module):
 
     `preference` is as in `Routing.weights`, `shared` a tokenwise field without a norm that every
     token has besides, times the sigmoid of `shared_gate` of the token; with `weighs_input` an
-    expert's weight multiplies the token that it reads, in place of what it gives. Experts of another
-    width than the tokens' read `inward` of a token, and `outward` maps their sum back. Raise
-    ValueError where a token has no expert or more than there are, or groups do not share the experts.
+    expert's weight multiplies the token that it reads, in place of what it gives. Experts of
+    another width read `inward` of a token, and `outward` maps their sum back. Raise ValueError
+    where a token has no expert or more than there are, or groups do not share the experts.
     """
 
     norm: Norm

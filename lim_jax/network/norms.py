@@ -157,6 +157,18 @@ class GroupedNorm(eqx.Module):
         return self.scale[:, None, :] * normed.astype(vectors.dtype)
 
 
+class Scaled(eqx.Module):
+    r"""The map :math:`b f(a x)` of one token, or of numbers: a checkpoint's multipliers."""
+
+    function: Callable[[Array], Array] = eqx.field(static=True)
+    inside: float = eqx.field(static=True, default=1.0)
+    outside: float = eqx.field(static=True, default=1.0)
+
+    def __call__(self, x: Array) -> Array:
+        """Multiply before and after the map."""
+        return self.outside * self.function(self.inside * x)
+
+
 class AcrossHeads(eqx.Module):
     """A norm of all heads' vectors of one token, side by side, for `multihead.CausalAttention`."""
 

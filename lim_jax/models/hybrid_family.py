@@ -1,0 +1,400 @@
+"""Decoders of which only some layers, or parts of layers, are softmax attention."""
+
+import math
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from lim_jax.models import experts, parts, recurrent
+from lim_jax.models.llama_family import AFTER, biases_of, llama_like, multipliers, rotary_masks
+from lim_jax.models.options import (
+    Configuration,
+    get_choice,
+    get_int,
+    get_positive,
+    refuse_options,
+    require_config,
+    require_option,
+)
+from lim_jax.models.reading import ACTIVATIONS, Reader
+from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
+from lim_jax.models.rope_config import FULL, PART, rope_options
+from lim_jax.network.experts import Routing
+from lim_jax.network.field import SumOfFields
+from lim_jax.network.masks import AttentionMask
+from lim_jax.network.norms import Norm, Scaled
+from lim_jax.network.slots import Field
+
+LINEAR, CONV, MLP, MOE = "linear_attention", "conv", "mlp", "moe"
+OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
+PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
+# Options of training, of kernels and of generation.
+UNUSED = (
+    "chunk_size", "expand", "mamba_chunk_size", "mamba_expand", "mamba_ssm_cache_dtype",
+    "mamba_ssm_dtype", "num_logits_to_keep", "time_step_floor", "time_step_max", "time_step_min",
+    "time_step_rank", "use_mamba_kernels", "z_loss_coefficient",
+)  # fmt: skip
+FURTHER = "mtp."  # begins the names of layers that predict further tokens
+OF_FALCON = Names(network="feed_forward", before_network="pre_ff_layernorm", last="final_layernorm")
+OF_LFM = Names(
+    before_attention="operator_norm", query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm", output="self_attn.out_proj", before_network="ffn_norm",
+    network="feed_forward", gate="w1", up="w3", down="w2", last="embedding_norm",
+)  # fmt: skip
+OF_NEMOTRON = Names(
+    prefix="backbone.", embedding="embeddings", before_attention="norm", query="mixer.q_proj",
+    key="mixer.k_proj", value="mixer.v_proj", output="mixer.o_proj", before_network="norm",
+    network="mixer", last="norm_f", further=FURTHER,
+)  # fmt: skip
+OF_NEMOTRON_MAMBA = recurrent.MambaNames(
+    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
+    "use_bias", "use_conv_bias",
+)  # fmt: skip
+
+
+def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
+    """Return a recipe of layers of several kinds, by the recipe of each."""
+    named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
+    got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
+    holds, cure = len(named) == depth and set(named) <= set(recipes), "Other kinds are not known."
+    require_config(holds, got, f"{depth} of {' or '.join(recipes)}", cure)
+    layers = tuple(recipes[kind] for kind in named)
+    return layers[0]._replace(layers=layers)
+
+
+def linear_but_every(period: int, depth: int) -> list[str]:
+    """Return the kinds of recurrent layers, of which every `period`-th is full attention."""
+    return [FULL if (k + 1) % period == 0 else LINEAR for k in range(depth)]
+
+
+def qwen3_next(config: Configuration) -> Recipe:
+    """Qwen3-Next: gated delta rules, every fourth layer gated attention; experts in most layers."""
+    only = config.get("mlp_only_layers") or ()
+    step = get_int(config, "decoder_sparse_step", 1)
+    normalised = bool(config.get("norm_topk_prob", True))
+    mixture = _shared_mixture(config, count=512, top=10, normalised=normalised)
+    recipe = _qwen(config, experts.moe_mlp(mixture), recurrent.qwen3_next_matrices)
+    dense = {own: own._replace(network=parts.gated_mlp) for own in recipe.layers}
+    layers = [
+        dense[own] if at in only or (at + 1) % step else own for at, own in enumerate(recipe.layers)
+    ]
+    return recipe._replace(layers=tuple(layers))
+
+
+def qwen3_5_text(config: Configuration) -> Recipe:
+    """Qwen 3.5 and 3.6: gated delta rules, and every fourth layer gated attention."""
+    return _qwen(config, parts.gated_mlp, recurrent.qwen3_5_matrices)
+
+
+def qwen3_5_moe_text(config: Configuration) -> Recipe:
+    """Qwen 3.5 and 3.6 with experts beside a shared one, which has a gate."""
+    refuse_options(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
+    mixture = _shared_mixture(config, count=256, top=8, normalised=True)
+    return _qwen(config, experts.moe_mlp(mixture), recurrent.qwen3_5_matrices)
+
+
+def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable) -> Recipe:
+    refuse_options(
+        config, attention_bias=False, attn_output_gate=True, output_gate_type="swish",
+        use_sliding_window=False,
+    )  # fmt: skip
+    config.ignore(*UNUSED, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    sizes = sizes_of(config, head_dim=256)
+    attention = llama_like(
+        config, sizes, rotary_masks(config, sizes, default_part=0.25), network=network,
+        norm=parts.unit_offset_rms_norm, head_norm=parts.shared_head_norm,
+        projections=parts.gated_queries, names=Names(further=FURTHER),
+    )  # fmt: skip
+    delta = recurrent.gated_delta(recurrent.delta_sizes(config, (16, 32, 128, 128)), matrices)
+    usual = linear_but_every(get_int(config, "full_attention_interval", 4), sizes.depth)
+    kinds = config.get("layer_types") or usual
+    recipes = {FULL: attention, LINEAR: attention._replace(attention=delta)}
+    return of_kinds(recipes, kinds, sizes.depth)
+
+
+def _shared_mixture(
+    config: Configuration, *, count: int, top: int, normalised: bool
+) -> experts.Mixture:
+    config.ignore("num_local_experts")
+    return experts.Mixture(
+        get_int(config, "num_experts", count), get_int(config, "moe_intermediate_size", 512),
+        Routing(get_int(config, "num_experts_per_tok", top), normalised=normalised),
+        experts.by_expert("gate_proj", "up_proj", "down_proj"),
+        shared=("shared_expert", get_int(config, "shared_expert_intermediate_size", 512)),
+        shared_gate="shared_expert_gate",
+    )  # fmt: skip
+
+
+def olmo_hybrid(config: Configuration) -> Recipe:
+    """OLMo Hybrid: gated delta rules, and every fourth layer attention as in OLMo 2."""
+    config.ignore(*(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max",
+                                                   "dt_init_floor")))  # fmt: skip
+    sizes, rope = sizes_of(config, norm_eps=1e-6), rope_options(config)
+    rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
+    masks = rotary_masks(config, sizes) if rotates else sizes.depth * (AttentionMask(),)
+    attention = llama_like(
+        config, sizes, masks, names=Names(**AFTER), biases=biases_of(config),
+        norm=_renamed_rms_norm, head_norm=parts.across_heads,
+    )  # fmt: skip
+    heads = sizes.heads
+    size = int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
+    size = config.get("linear_key_head_dim") or size
+    twice = 2.0 if config.get("linear_allow_neg_eigval", True) else 1.0
+    delta = recurrent.gated_delta(
+        recurrent.delta_sizes(config, (heads, heads, size, 2 * size)), recurrent.olmo_matrices,
+        norm="o_norm", norm_eps=1e-5, output="o_proj", largest_write=twice,
+    )  # fmt: skip
+    usual = linear_but_every(4, sizes.depth)
+    usual = usual if FULL in usual else [*usual[:-1], FULL]
+    recipes = {FULL: attention, LINEAR: attention._replace(attention=delta, names=Names())}
+    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+
+
+def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> Norm:
+    """Read an RMS norm by its name or the publisher's own for it."""
+    renamed = name.replace("input_layernorm", "attention_layer_norm")
+    renamed = renamed.replace("post_attention_layernorm", "feedforward_layer_norm")
+    there = f"{read.prefix}{renamed}.weight" in read.checkpoint.files
+    return parts.rms_norm(read, renamed if there else name, width, norm_eps)
+
+
+def nemotron_h(config: Configuration) -> Recipe:
+    """Nemotron 3 and Nemotron-H: each layer is Mamba-2, attention, an MLP or experts."""
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    pattern = config.get("hybrid_override_pattern")
+    if kinds is None:
+        known, expected = isinstance(pattern, str) and set(pattern) <= set(PATTERN), "of M, E, *, -"
+        require_option(config, "hybrid_override_pattern", pattern, known, expected)
+        kinds = [PATTERN[letter] for letter in str(pattern)]
+    refuse_options(
+        config, num_hidden_layers=len(kinds), mamba_proj_bias=False, sliding_window=None,
+        attention_bias=False, n_shared_experts=1, norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )  # fmt: skip
+    config.ignore(
+        *UNUSED, PART, "rope_theta", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
+        "num_nextn_predict_layers", "num_local_experts", "moe_shared_expert_overlap",
+        "rescale_prenorm_residual", "residual_in_fp32", "num_layers",
+    )  # fmt: skip
+    stated = ChainMap({"num_hidden_layers": len(kinds)}, config)  # pyright: ignore
+    sizes = sizes_of(stated, SizeNames(norm_eps="layer_norm_epsilon"), norm_eps=1e-5, head_dim=128)
+    attention = llama_like(
+        config, sizes, sizes.depth * (AttentionMask(),), act="mlp_hidden_act", activation="relu2",
+        names=OF_NEMOTRON, network=None, biases=Biases(mlp=bool(config.get("mlp_bias", False))),
+    )  # fmt: skip
+    mamba = recurrent.mamba_sizes(config, None, OF_NEMOTRON_MAMBA, features=64, groups=8, size=128)
+    # As in transformers the least step is that of initialisation, and there is no largest one.
+    limits = get_positive(config, "time_step_min", 0.001), recurrent.read_rate_limits(config)[1]
+    activation = get_choice(config, "mamba_hidden_act", ACTIVATIONS, "silu")
+    mixer = recurrent.mamba2(mamba, "mixer", (limits[0], math.inf), activation)
+    network = attention._replace(attention=None, network=parts.plain_mlp)
+    recipes = {FULL: attention, MLP: network, LINEAR: attention._replace(attention=mixer)}
+    if MOE in kinds:
+        recipes[MOE] = network._replace(network=_nemotron_experts(config, attention))
+    return of_kinds(recipes, kinds, sizes.depth)
+
+
+def _nemotron_experts(config: Configuration, recipe: Recipe) -> Callable[..., Any]:
+    latent = config.get("moe_latent_size")
+    if latent is not None:
+        refuse_options(config, mlp_bias=False)
+        latent = "fc1_latent_proj", "fc2_latent_proj", get_int(config, "moe_latent_size")
+    routing = Routing(
+        get_int(config, "num_experts_per_tok", 2), "sigmoid",
+        bool(config.get("norm_topk_prob", True)),
+        get_positive(config, "routed_scaling_factor", 1.0),
+        get_int(config, "n_group", 1), get_int(config, "topk_group", 1), best=2,
+    )  # fmt: skip
+    count = get_int(config, "n_routed_experts", 8)
+    experts.require_open(routing, count)
+    shared = "shared_experts", get_int(config, "moe_shared_expert_intermediate_size", 7688)
+    return experts.moe_mlp(
+        experts.Mixture(
+            count, get_int(config, "moe_intermediate_size", 7688), routing,
+            experts.by_expert(None, "up_proj", "down_proj"), latent=latent, shared=shared,
+            preference="gate.e_score_correction_bias", combine=recipe.activation,
+            read_shared=parts.plain_mlp,
+        )
+    )  # fmt: skip
+
+
+def granitemoehybrid(config: Configuration) -> Recipe:
+    """Granite 4: Granite whose layers may be Mamba-2, with experts beside a shared MLP or none."""
+    refuse_options(config, normalization_function="rmsnorm")
+    config.ignore(*UNUSED, "init_method")
+    sizes = sizes_of(config)
+    kind, kinds = config.get("position_embedding_type"), (None, "nope", "rope")
+    require_option(config, "position_embedding_type", kind, kind in kinds, "nope or rope")
+    config.ignore("rope_theta", "rope_scaling", "rope_parameters")  # beside nope
+    masks = sizes.depth * (AttentionMask(),) if kind != "rope" else rotary_masks(config, sizes)
+    shared = get_int(config, "shared_intermediate_size", 1024)
+    names = Names(network="", up="input_linear", down="output_linear")
+    count = get_int(config, "num_local_experts", 8, least=0)
+    top = config.get("num_experts_per_tok", 2)
+    if count:
+        network = experts.moe_mlp(
+            experts.Mixture(
+                count, sizes.intermediate_size, Routing(get_int({"top": top}, "top")),
+                experts.fused_gate_up(
+                    "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"
+                ),
+                router="block_sparse_moe.router.layer", shared=("shared_mlp", shared),
+                read_shared=parts.fused_gated_mlp,
+            )
+        )  # fmt: skip
+    else:
+        network, names = parts.fused_gated_mlp, names._replace(network="shared_mlp")
+        sizes = sizes._replace(intermediate_size=shared)
+    attention = llama_like(
+        config, sizes, masks, names=names, biases=biases_of(config), network=network,
+        **multipliers(config),
+    )  # fmt: skip
+    return of_kinds(
+        _with_mamba(config, attention), config.get("layer_types") or sizes.depth * [LINEAR],
+        sizes.depth,
+    )  # fmt: skip
+
+
+def bamba(config: Configuration) -> Recipe:
+    """Bamba: Mamba-2, in some layers attention with half of each head rotated."""
+    refuse_options(config, partial_rotary_factor=0.5)
+    config.ignore(*UNUSED)
+    sizes = sizes_of(config, norm_eps=1e-5)
+    refuse_options(config, attn_rotary_emb=sizes.head_dim // 2)
+    attention = llama_like(
+        config, sizes, rotary_masks(config, sizes, default_part=0.5), names=OF_FALCON,
+        biases=biases_of(config),
+    )  # fmt: skip
+    full = config.get("attn_layer_indices") or ()
+    kinds = [FULL if k in full else LINEAR for k in range(sizes.depth)]
+    return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
+
+
+def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
+    """Return the recipes of attention and of Mamba-2, twice as wide as the tokens."""
+    inner = get_int(config, "mamba_expand", 2) * attention.sizes.width
+    mamba = recurrent.mamba2(
+        recurrent.mamba_sizes(config, inner), "mamba", recurrent.read_rate_limits(config),
+        attention.activation,
+    )  # fmt: skip
+    return {FULL: attention, LINEAR: attention._replace(attention=mamba)}
+
+
+def falcon_h1(config: Configuration) -> Recipe:
+    """Falcon-H1: attention and Mamba-2 side by side in every layer, with multipliers."""
+    refuse_options(config, mamba_use_mlp=True, attn_layer_indices=None)
+    config.ignore(*UNUSED, "mlp_expansion_factor")
+    sizes = sizes_of(config, norm_eps=1e-5)
+
+    def factor(name: str) -> float:
+        return get_positive(config, f"{name}_multiplier", 1.0)
+
+    gate, down = _factors(config, "mlp_multipliers", 2)
+    recipe = llama_like(
+        config, sizes, names=OF_FALCON, biases=biases_of(config),
+        embedding_scale=factor("embedding"), logit_scale=factor("lm_head"),
+        scale=factor("key") * sizes.head_dim**-0.5,
+    )  # fmt: skip
+    inner = config.get("mamba_d_ssm", 1024)
+    inner = get_int(config, "mamba_expand", 2) * sizes.width if inner is None else inner
+    names = recurrent.MambaNames(output_bias="projectors_bias")
+    z, x, b, c, dt = _factors(config, "ssm_multipliers", 5)
+    mamba = recurrent.mamba2(
+        recurrent.mamba_sizes(config, inner, names), "mamba", recurrent.read_rate_limits(config),
+        recipe.activation, head_norm=bool(config.get("mamba_rms_norm", False)),
+        norm_before_gate=bool(config.get("mamba_norm_before_gate", True)),
+        factors=recurrent.MambaFactors(factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")),
+    )  # fmt: skip
+    before, after = factor("attention_in"), _multiplied(factor("attention_out"))
+
+    def both(read: Reader, at: str, recipe: Recipe, mask: Any) -> SumOfFields:
+        attention = parts.read_attention(read, at, recipe, mask)
+        norm = jax.tree.map(lambda scale: before * scale, attention.norm)
+        attention = replace(attention, norm=norm, output_norm=after)
+        return SumOfFields((mamba(read, at, recipe, mask), attention))
+
+    def network(read: Reader, at: str, recipe: Recipe, norm: Norm, _: Norm | None) -> Field:
+        return parts.gated_mlp(read, at, recipe, norm, _multiplied(down))
+
+    activation = recipe.activation if gate == 1 else Scaled(recipe.activation, gate)
+    return recipe._replace(attention=both, network=network, activation=activation)
+
+
+def _multiplied(factor: float) -> Norm | None:
+    """Return a map that multiplies a token by a number, None for one."""
+    return None if factor == 1 else Scaled(eqx.nn.Identity(), outside=factor)
+
+
+def _factors(config: Configuration, name: str, count: int) -> list[float]:
+    """Return an option that is a list of positive numbers."""
+    stated = config.get(name)
+    if stated is None:
+        return count * [1.0]
+    holds = isinstance(stated, list) and len(stated) == count
+    require_option(config, name, stated, holds, f"{count} positive numbers")
+    return [get_positive({name: number}, name) for number in stated]
+
+
+def lfm2(config: Configuration) -> Recipe:
+    """LFM2: short convolutions between two gates, in some layers attention."""
+    sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
+    refuse_options(
+        config, num_heads=sizes.heads, block_dim=sizes.width, conv_dim=sizes.width,
+        conv_dim_out=sizes.width, block_norm_eps=sizes.norm_eps, block_use_swiglu=True,
+        use_pos_enc=True,
+    )  # fmt: skip
+    config.ignore(
+        "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init",
+        "conv_use_xavier_init",
+    )  # fmt: skip
+    hidden = config.get("block_ff_dim") or sizes.intermediate_size
+    if config.get("block_auto_adjust_ff_dim", True):
+        factor = config.get("block_ffn_dim_multiplier", 1.0)
+        hidden = int((1.0 if factor is None else factor) * int(2 * hidden / 3))
+        multiple = get_int(config, "block_multiple_of", 256)
+        hidden = -(-hidden // multiple) * multiple
+    config.ignore("block_ffn_dim_multiplier", "block_multiple_of")
+    sizes = sizes._replace(intermediate_size=hidden)
+    full = config.get("full_attn_idxs")
+    usual = [FULL if full is None or k in full else CONV for k in range(sizes.depth)]
+    recipes = _with_convolutions(config, sizes, parts.gated_mlp)
+    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+
+
+def lfm2_moe(config: Configuration) -> Recipe:
+    """LFM2 with experts in all layers but the first."""
+    sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
+    routing = Routing(
+        get_int(config, "num_experts_per_tok", 4), "sigmoid",
+        bool(config.get("norm_topk_prob", True)),
+        get_positive(config, "routed_scaling_factor", 1.0), eta=1e-6,
+    )  # fmt: skip
+    biased = config.get("use_expert_bias", True)
+    mixture = experts.Mixture(
+        get_int(config, "num_experts", 32), get_int(config, "moe_intermediate_size", 1792), routing,
+        experts.by_expert("w1", "w3", "w2"), preference="expert_bias" if biased else None,
+    )  # fmt: skip
+    recipes = _with_convolutions(config, sizes, experts.moe_mlp(mixture))
+    kinds = config.get("layer_types") or ()
+    recipe = of_kinds(recipes, kinds, sizes.depth)
+    first = get_int(config, "num_dense_layers", 2, least=0)
+    dense = {own: own._replace(network=parts.gated_mlp) for own in recipe.layers}
+    layers = (*(dense[own] for own in recipe.layers[:first]), *recipe.layers[first:])
+    return layers[0]._replace(layers=layers)
+
+
+def _with_convolutions(
+    config: Configuration, sizes: Sizes, network: Callable[..., Any]
+) -> dict[str, Recipe]:
+    attention = llama_like(
+        config, sizes, rotary_masks(config, sizes, default=1e6), names=OF_LFM, network=network,
+        activation=jax.nn.silu, head_norm=parts.shared_head_norm,
+    )  # fmt: skip
+    tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
+    attention = attention._replace(tied=bool(tied))
+    biased = bool(config.get("conv_bias", False))
+    conv = recurrent.short_convolution(get_int(config, "conv_L_cache", 3), biased)
+    return {FULL: attention, CONV: attention._replace(attention=conv)}

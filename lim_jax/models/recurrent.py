@@ -1,0 +1,315 @@
+"""Readers of layers that read a state: gated delta rules, Mamba-2 and short convolutions."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from lim_jax.models.options import Options, get_int, require_config, require_option
+from lim_jax.models.parts import Arrays, read_norm
+from lim_jax.models.reading import Reader, Tensor, split_heads
+from lim_jax.models.recipe import Recipe
+from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.mamba2 import Mamba2
+from lim_jax.network.masks import AttentionMask, SwitchedMask
+from lim_jax.network.norms import GroupedNorm, Norm, Scaled
+from lim_jax.network.short_convolution import ShortConvolution
+
+Mask = AttentionMask | SwitchedMask
+INFINITY = {"__float__": "Infinity"}  # as transformers writes it
+CONVOLVED = ("value", "key", "query")
+
+
+class DeltaSizes(NamedTuple):
+    """The sizes of a gated delta layer."""
+
+    groups: int  # of queries and keys
+    heads: int  # of values
+    size: int  # of a key
+    features: int  # of a value
+    taps: int
+
+
+def delta_sizes(config: Options, defaults: tuple[int, int, int, int]) -> DeltaSizes:
+    """Read the sizes of gated delta layers; `defaults` are of all but the taps."""
+    names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
+    pairs = zip(names, defaults, strict=True)
+    stated = {name: _int(config, f"linear_{name}", default) for name, default in pairs}
+    sizes = DeltaSizes(*stated.values(), taps=get_int(config, "linear_conv_kernel_dim", 4))
+    got = f"{sizes.heads} heads of values and {sizes.groups} of keys"
+    require_config(sizes.heads % sizes.groups == 0, got, "as many values for each key")
+    return sizes
+
+
+def gated_delta(
+    sizes: DeltaSizes,
+    matrices: Callable[[Reader, str, DeltaSizes, int], Arrays],
+    *,
+    norm: str = "norm",
+    norm_eps: float | None = None,
+    output: str = "out_proj",
+    largest_write: float = 1.0,
+) -> Callable[..., GatedDelta]:
+    """Return a reader of gated delta layers, for `recipe.Recipe.attention`."""
+
+    def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> GatedDelta:
+        before, width = _norm_before(read, at, recipe), recipe.sizes.width
+        heads, features, at = sizes.heads, sizes.features, f"{at}.linear_attn"
+        eta = recipe.sizes.norm_eps if norm_eps is None else norm_eps
+        scale: Tensor = np.tile(read(f"{at}.{norm}.weight", features), (heads, 1))
+        matrix = read(f"{at}.{output}.weight", width, heads * features)
+        return GatedDelta(
+            before, **matrices(read, at, sizes, width), output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads), log_decay=read(f"{at}.A_log", heads),
+            head_norm=GroupedNorm(scale, heads, eta), activation=recipe.activation,
+            largest_write=largest_write,
+        )  # fmt: skip
+
+    return attention
+
+
+def qwen3_5_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
+    """Read a matrix of queries, keys and values, and one of each kind besides."""
+    heads, features = sizes.heads, sizes.features
+    rows = 2 * sizes.groups * sizes.size + heads * features
+    return {
+        **_by_part(read(f"{at}.in_proj_qkv.weight", rows, width), sizes),
+        **_taps(read, f"{at}.conv1d", sizes),
+        "gate": read(f"{at}.in_proj_z.weight", heads * features, width).reshape(heads, -1, width),
+        "write": read(f"{at}.in_proj_b.weight", heads, width),
+        "rate": read(f"{at}.in_proj_a.weight", heads, width),
+    }
+
+
+def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
+    """Read two matrices that hold, key by key, all that belongs to it."""
+    groups, heads, size, features, _ = sizes
+    each = heads // groups
+    rows = 2 * groups * size + 2 * heads * features
+    by_group = read(f"{at}.in_proj_qkvz.weight", rows, width).reshape(groups, -1, width)
+    cuts = np.cumsum([size, size, each * features])
+    query, key, value, gate = np.split(by_group, cuts, axis=1)
+    both = read(f"{at}.in_proj_ba.weight", 2 * heads, width).reshape(groups, 2, each, width)
+    return {
+        "query": query, "key": key, "value": value.reshape(heads, features, width),
+        "gate": gate.reshape(heads, features, width),
+        "write": both[:, 0].reshape(heads, width), "rate": both[:, 1].reshape(heads, width),
+        **_taps(read, f"{at}.conv1d", sizes),
+    }  # fmt: skip
+
+
+def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
+    """Read a matrix of each kind, and convolutions of each."""
+    groups, heads, size, features, taps = sizes
+    keys = groups, size
+    shapes = {"query": keys, "key": keys, "value": (heads, features), "gate": (heads, features)}
+    shapes |= {"write": (heads,), "rate": (heads,)}
+    arrays = {}
+    for letter, (name, shape) in zip("qkvgba", shapes.items(), strict=True):
+        rows = read(f"{at}.{letter}_proj.weight", int(np.prod(shape)), width)
+        arrays[name] = rows.reshape(*shape, width)
+        if letter in "qkv":
+            rows = read(f"{at}.{letter}_conv1d.weight", int(np.prod(shape)), 1, taps)
+            arrays[f"{name}_taps"] = rows.reshape(*shape, taps)
+    return arrays
+
+
+def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
+    """Cut rows of all queries, then all keys, then all values, by heads."""
+    groups, heads, size, features, _ = sizes
+    query, key, value = np.split(rows, [groups * size, 2 * groups * size])
+    rest = rows.shape[1:]
+    return {
+        "query": query.reshape(groups, size, *rest), "key": key.reshape(groups, size, *rest),
+        "value": value.reshape(heads, features, *rest),
+    }  # fmt: skip
+
+
+def _taps(read: Reader, name: str, sizes: DeltaSizes) -> Arrays:
+    rows = 2 * sizes.groups * sizes.size + sizes.heads * sizes.features
+    parts = _by_part(read(f"{name}.weight", rows, 1, sizes.taps)[:, 0], sizes)
+    return {f"{part}_taps": taps for part, taps in parts.items()}
+
+
+class MambaSizes(NamedTuple):
+    """The sizes of a Mamba-2 layer, and which matrices have a bias."""
+
+    heads: int
+    features: int  # of a head
+    groups: int  # of queries and keys
+    size: int  # of a key
+    taps: int
+    input_bias: bool
+    output_bias: bool
+    tap_bias: bool
+
+
+class MambaNames(NamedTuple):
+    """The options of a configuration that state the sizes of Mamba-2 layers."""
+
+    heads: str = "mamba_n_heads"
+    features: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    size: str = "mamba_d_state"
+    taps: str = "mamba_d_conv"
+    input_bias: str = "mamba_proj_bias"
+    output_bias: str = "mamba_proj_bias"
+    tap_bias: str = "mamba_conv_bias"
+
+
+NAMES = MambaNames()
+
+
+def mamba_sizes(
+    config: Options, inner: int | None, names: MambaNames = NAMES, **default: int
+) -> MambaSizes:
+    """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, if it is stated."""
+    defaults = {"heads": 128, "groups": 1, "size": 256, "taps": 4} | default
+    numbers = {part: _int(config, getattr(names, part), size) for part, size in defaults.items()}
+    heads, groups = numbers["heads"], numbers["groups"]
+    require_config(heads % groups == 0, f"{heads} heads in {groups} groups", "equal groups")
+    features = config.get(names.features)
+    if inner is not None and features in (None, "auto"):
+        require_config(inner % heads == 0, f"{heads} heads of width {inner}", "equal heads")
+        features = inner // heads
+    features = get_int({names.features: features}, names.features, default.get("features"))
+    got = f"{heads} heads of {features}"
+    require_config(inner in (None, heads * features), got, f"the width {inner} together")
+    biases = {
+        name: bool(config.get(getattr(names, name), name == "tap_bias"))
+        for name in ("input_bias", "output_bias", "tap_bias")
+    }
+    numbers.pop("features", None)
+    return MambaSizes(features=features, **numbers, **biases)
+
+
+class MambaFactors(NamedTuple):
+    """A family's multipliers of what Mamba-2 layers read, of parts of it, and of what they give."""
+
+    inside: float = 1.0
+    gate: float = 1.0
+    value: float = 1.0
+    key: float = 1.0
+    query: float = 1.0
+    rate: float = 1.0
+    outside: float = 1.0
+
+
+PLAIN = MambaFactors()
+
+
+def read_rate_limits(config: Options) -> tuple[float, float]:
+    """Read the bounds of the steps of Mamba-2 layers."""
+    stated = config.get("time_step_limit")
+    limits = [0.0, INFINITY] if stated is None else stated
+    expected = "two numbers that are not negative, in order"
+    pair = isinstance(limits, list | tuple) and len(limits) == 2
+    numbers = [float("inf") if n == INFINITY else n for n in limits] if pair else []
+    known = all(isinstance(n, int | float) for n in numbers)
+    holds = pair and known and 0 <= numbers[0] <= numbers[1]
+    require_option(config, "time_step_limit", stated, holds, expected)
+    return float(numbers[0]), float(numbers[1])
+
+
+def mamba2(
+    sizes: MambaSizes,
+    name: str,
+    rate_limits: tuple[float, float],
+    activation: Callable[..., Any],
+    *,
+    head_norm: bool = True,
+    norm_before_gate: bool = False,
+    factors: MambaFactors = PLAIN,
+) -> Callable[..., Mamba2]:
+    """Return a reader of Mamba-2 layers, for `recipe.Recipe.attention`."""
+    heads, features, inner = sizes.heads, sizes.features, sizes.heads * sizes.features
+    # Factors of matrices are put where numbers stay in full precision. A norm of gated numbers
+    # would take the last one out again.
+    after_norm = head_norm and not norm_before_gate
+    of_gates = 1.0 if after_norm else factors.outside
+    gates = Scaled(jax.nn.silu, factors.gate, of_gates)
+
+    def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
+        width, norm = recipe.sizes.width, _norm_before(read, at, recipe)
+        at = f"{at}.{name}"
+        arrays = _mamba_inputs(read, at, sizes, width, factors)
+        if head_norm:
+            scale = read(f"{at}.norm.weight", inner).reshape(heads, features)
+            scale = factors.outside * scale if after_norm else scale
+            arrays["head_norm"] = GroupedNorm(scale, sizes.groups, recipe.sizes.norm_eps)
+        if sizes.output_bias:
+            arrays["output_bias"] = factors.outside * read(f"{at}.out_proj.bias", width)
+        return Mamba2(
+            jax.tree.map(lambda scale: factors.inside * scale, norm), **arrays,
+            output=split_heads(read(f"{at}.out_proj.weight", width, inner), heads),
+            log_decay=read(f"{at}.A_log", heads), skip=read(f"{at}.D", heads),
+            norm_before_gate=norm_before_gate,
+            gate_activation=jax.nn.silu if (factors.gate, of_gates) == (1.0, 1.0) else gates,
+            rate_limits=rate_limits, activation=activation,
+        )  # fmt: skip
+
+    return attention
+
+
+def _mamba_inputs(
+    read: Reader, at: str, sizes: MambaSizes, width: int, factors: MambaFactors
+) -> Arrays:
+    """Read all that is made of tokens: a matrix of rows for each part, convolutions, steps."""
+    heads, features, groups, size, taps = sizes[:5]
+    shapes = {"gate": (heads, features), "value": (heads, features)}
+    shapes |= {"key": (groups, size), "query": (groups, size), "rate": (heads,)}
+    counts = [math.prod(shape) for shape in shapes.values()]
+    convolved = sum(counts[1:4])
+
+    def cut(rows: Tensor, suffix: str, parts: tuple[str, ...]) -> Arrays:
+        cuts = np.cumsum([math.prod(shapes[part]) for part in parts])[:-1]
+        return {
+            part + suffix: some.reshape(*shapes[part], *rows.shape[1:])
+            for part, some in zip(parts, np.split(rows, cuts), strict=True)
+        }
+
+    arrays = cut(read(f"{at}.in_proj.weight", sum(counts), width), "", tuple(shapes))
+    rows = read(f"{at}.conv1d.weight", convolved, 1, taps)[:, 0]
+    for name, some in cut(rows, "_taps", CONVOLVED).items():
+        arrays[name] = getattr(factors, name.removesuffix("_taps")) * some
+    arrays["rate"] = factors.rate * arrays["rate"]
+    if sizes.tap_bias:
+        arrays |= cut(read(f"{at}.conv1d.bias", convolved), "_tap_bias", CONVOLVED)
+    rate_bias = read(f"{at}.dt_bias", heads)
+    if sizes.input_bias:
+        arrays |= cut(read(f"{at}.in_proj.bias", sum(counts)), "_bias", tuple(shapes))
+        rate_bias = rate_bias + factors.rate * arrays["rate_bias"]
+    return arrays | {"rate_bias": rate_bias}
+
+
+def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution]:
+    """Return a reader of short convolutions, for `recipe.Recipe.attention`."""
+
+    def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> ShortConvolution:
+        before, width, at = _norm_before(read, at, recipe), recipe.sizes.width, f"{at}.conv"
+        parts = "write", "read", "value"
+        rows = np.split(read(f"{at}.in_proj.weight", 3 * width, width), 3)
+        arrays: Arrays = dict(zip(parts, rows, strict=True))
+        if biased:
+            rows = np.split(read(f"{at}.in_proj.bias", 3 * width), 3)
+            arrays |= {f"{part}_bias": bias for part, bias in zip(parts, rows, strict=True)}
+            arrays["tap_bias"] = read(f"{at}.conv.bias", width)
+            arrays["output_bias"] = read(f"{at}.out_proj.bias", width)
+        arrays["taps"] = read(f"{at}.conv.weight", width, 1, taps)[:, 0]
+        arrays["output"] = read(f"{at}.out_proj.weight", width, width)
+        return ShortConvolution(before, **arrays)
+
+    return attention
+
+
+def _norm_before(read: Reader, at: str, recipe: Recipe) -> Norm:
+    return read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
+
+
+def _int(config: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a whole number, the default where it is not stated or null."""
+    stated = config.get(name)
+    return get_int({name: default if stated is None else stated}, name)
