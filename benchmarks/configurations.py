@@ -9,6 +9,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 30]
+LONG_IDS = 5 * IDS  # longer than the chunks in which recurrent layers are computed
 # Under every name by which one of the families calls it.
 SIZES = {
     "vocab_size": 37,
@@ -48,6 +49,36 @@ LATENT = {
     "v_head_dim": 5, "moe_intermediate_size": 9, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "num_key_value_heads": 4, "first_k_dense_replace": 1,
 }  # fmt: skip
+GATED_DELTA = {
+    "max_position_embeddings": 96,
+    "linear_key_head_dim": 10, "linear_value_head_dim": 9, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+SHARED_EXPERT = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9,
+    "shared_expert_intermediate_size": 7,
+}  # fmt: skip
+MAMBA2 = {
+    "max_position_embeddings": 96,
+    "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_head": 8,
+    "time_step_limit": [0.1, 0.5],
+}  # fmt: skip
+FALCON_H1 = {
+    "max_position_embeddings": 96,
+    "head_dim": 8, "mamba_d_ssm": 20, "mamba_n_heads": 4, "mamba_d_head": 5, "mamba_n_groups": 2,
+    "mamba_d_state": 6, "lm_head_multiplier": 0.3, "embedding_multiplier": 2.0,
+    "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.4, "attention_out_multiplier": 0.9,
+    "attention_in_multiplier": 1.1, "ssm_multipliers": [0.35, 0.25, 0.36, 0.5, 0.37],
+    "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23,
+}  # fmt: skip
+NEMOTRON_H = {
+    "max_position_embeddings": 96,
+    "head_dim": 8, "ssm_state_size": 6, "mamba_num_heads": 4, "mamba_head_dim": 5, "n_groups": 2,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 9,
+    "moe_shared_expert_intermediate_size": 7,
+}  # fmt: skip
+CONVOLVED = {"max_position_embeddings": 96, "layer_types": ["conv", "full_attention", "conv"]}
+EXPERTS_OF_LFM = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9}
 GROUPED_EXPERTS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0}
 
 
@@ -69,6 +100,9 @@ CONFIGURATIONS = {
         sliding_window=5, global_attn_every_n_layers=2, rope_parameters=YARN,
     ),
     "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
+    "bamba": small(
+        "bamba", hidden_size=32, attn_layer_indices=[1], **MAMBA2 | {"mamba_n_heads": 8}
+    ),
     "bloom": small("bloom"),
     "bloom, three heads": small("bloom", n_head=3),
     "cohere": small("cohere"),
@@ -94,6 +128,15 @@ CONFIGURATIONS = {
         "falcon", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
     "falcon, serial": small("falcon", multi_query=False, parallel_attn=False, bias=True),
+    "falcon_h1": small("falcon_h1", **FALCON_H1),
+    "falcon_h1, normed": small(
+        "falcon_h1", mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_proj_bias=True,
+        projectors_bias=True, **BIASED, **FALCON_H1,
+    ),
+    "falcon_h1, normed before gates": small(
+        "falcon_h1", mamba_rms_norm=True, mamba_conv_bias=False,
+        **FALCON_H1 | {"mamba_d_ssm": None, "mamba_d_head": "auto"},
+    ),
     "gemma": small("gemma", num_key_value_heads=1, head_dim=10),
     "gemma2": small(
         "gemma2", head_dim=8, sliding_window=4, query_pre_attn_scalar=16,
@@ -122,10 +165,35 @@ CONFIGURATIONS = {
     "gptj": small("gptj", rotary_dim=4),
     "granite": small("granite", **GRANITES),
     "granitemoe": small("granitemoe", num_key_value_heads=1, **EXPERTS, **GRANITES),
+    "granitemoehybrid": small(
+        "granitemoehybrid", layer_types=GATED_DELTA["layer_types"], num_local_experts=4,
+        shared_intermediate_size=11, **MAMBA2, **GRANITES,
+    ),
+    "granitemoehybrid, without experts": small(
+        "granitemoehybrid", layer_types=GATED_DELTA["layer_types"], num_local_experts=0,
+        shared_intermediate_size=11, position_embedding_type="rope", mamba_proj_bias=True,
+        mamba_conv_bias=False, attention_bias=True, **MAMBA2,
+    ),
+    "granitemoehybrid, attention alone": small(
+        "granitemoehybrid", layer_types=3 * ["full_attention"], num_local_experts=0,
+        shared_intermediate_size=11, **MAMBA2, **GRANITES,
+    ),
     "helium": small("helium", head_dim=6),
     "hunyuan_v1_dense": small("hunyuan_v1_dense", num_key_value_heads=1, head_dim=10),
     "hunyuan_v1_dense, one base": small(
         "hunyuan_v1_dense", head_dim=10, rope_parameters=ALPHA
+    ),
+    "lfm2": small(
+        "lfm2", full_attn_idxs=[1], block_multiple_of=8, max_position_embeddings=96
+    ),
+    "lfm2, biased": small(
+        "lfm2", conv_bias=True, block_auto_adjust_ff_dim=False, tie_word_embeddings=False,
+        **CONVOLVED,
+    ),
+    "lfm2_moe": small("lfm2_moe", num_dense_layers=1, **CONVOLVED, **EXPERTS_OF_LFM),
+    "lfm2_moe, scaled": small(
+        "lfm2_moe", num_dense_layers=0, use_expert_bias=False, norm_topk_prob=False,
+        routed_scaling_factor=1.5, conv_L_cache=4, **CONVOLVED, **EXPERTS_OF_LFM,
     ),
     "llama": small("llama"),
     "llama, tied": small("llama", tie_word_embeddings=True),
@@ -147,6 +215,16 @@ CONFIGURATIONS = {
     "mixtral": small("mixtral", **EXPERTS),
     "mixtral, window": small("mixtral", num_key_value_heads=1, sliding_window=4, **EXPERTS),
     "nemotron": small("nemotron", head_dim=8, num_key_value_heads=1),
+    "nemotron_h": small(
+        "nemotron_h", moe_latent_size=10,
+        layers_block_type=["linear_attention", "full_attention", "moe", "linear_attention"],
+        **NEMOTRON_H,
+    ),
+    "nemotron_h, biased": small(
+        "nemotron_h", layers_block_type=["linear_attention", "full_attention", "mlp", "moe"],
+        use_bias=True, mlp_bias=True, use_conv_bias=False, n_group=2, topk_group=1,
+        norm_topk_prob=False, routed_scaling_factor=2.5, time_step_min=0.05, **NEMOTRON_H,
+    ),
     "olmo2": small("olmo2"),
     "olmo3": small(
         "olmo3", **DIFFERING,
@@ -154,6 +232,13 @@ CONFIGURATIONS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
             "full_attention": YARN | {"rope_theta": 500_000.0},
         },
+    ),
+    # transformers saves convolutions in three equal parts, of which files of others are not.
+    "olmo_hybrid": small("olmo_hybrid", **GATED_DELTA | {"linear_value_head_dim": 5}),
+    "olmo_hybrid, without positions": small(
+        "olmo_hybrid", linear_allow_neg_eigval=False, attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+        **GATED_DELTA | {"linear_value_head_dim": 5},
     ),
     "opt": small("opt"),
     "phi": small("phi", hidden_size=32),
@@ -171,6 +256,8 @@ CONFIGURATIONS = {
     ),
     "qwen2, yarn": small("qwen2", num_key_value_heads=1, rope_parameters=YARN),
     "qwen3": small("qwen3", num_key_value_heads=1, head_dim=10),
+    "qwen3_5_moe_text": small("qwen3_5_moe_text", head_dim=8, **GATED_DELTA, **SHARED_EXPERT),
+    "qwen3_5_text": small("qwen3_5_text", head_dim=8, **GATED_DELTA),
     "qwen3_moe": small(
         "qwen3_moe", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, head_dim=6,
         mlp_only_layers=[1], norm_topk_prob=False,
@@ -178,6 +265,9 @@ CONFIGURATIONS = {
     "qwen3_moe, normalised": small(
         "qwen3_moe", num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10, head_dim=6,
         norm_topk_prob=True,
+    ),
+    "qwen3_next": small(
+        "qwen3_next", head_dim=8, mlp_only_layers=[1], **GATED_DELTA, **SHARED_EXPERT
     ),
     "seed_oss": small("seed_oss", num_key_value_heads=1, head_dim=10),
     "smollm3": small("smollm3", no_rope_layers=[1, 0, 1]),
@@ -193,6 +283,12 @@ CONFIGURATIONS = {
     "starcoder2": small("starcoder2", num_key_value_heads=1),
     "starcoder2, window": small("starcoder2", sliding_window=4),
 }  # fmt: skip
+
+
+def ids_of(config: PretrainedConfig) -> list[int]:
+    """The context of a network, long where it has recurrent layers."""
+    recurrent = {"linear_attention", "conv", "hybrid"}
+    return LONG_IDS if recurrent & set(getattr(config, "layer_types", None) or ()) else IDS
 
 
 def chosen(asked: list[str]) -> list[str]:

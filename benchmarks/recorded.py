@@ -14,12 +14,13 @@ from typing import Any
 import peer_transformers as peer
 import torch
 import transformers
-from configurations import CONFIGURATIONS, IDS
+from configurations import CONFIGURATIONS, IDS, ids_of
 from drawing import write
 from safetensors import safe_open
 
 RECORD = Path(__file__).parent.parent / "tests" / "models" / "recorded.json"
 PLACES, WORDS = [0, 6, 13], [0, 9, 20, 36]  # of which logits are kept
+LONG_PLACES = [0, 13, 63, 69]
 
 
 def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, Any]:
@@ -33,13 +34,16 @@ def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, A
         write(folder, saved, shapes), **peer.PLAIN, dtype=torch.float32, output_loading_info=True
     )
     assert not any(told.values()), told
+    ids = ids_of(config)
+    places = PLACES if ids is IDS else LONG_PLACES
     with peer.Doubled():
-        logits = peer.in_double(network)(torch.tensor([IDS])).logits[0].detach()
+        logits = peer.in_double(network)(torch.tensor([ids])).logits[0].detach()
     return {
+        **({} if ids is IDS else {"ids": ids, "places": places}),
         "config": saved,
         "shapes": shapes,
         "largest": float(logits.abs().max()),
-        "logits": logits[PLACES][:, WORDS].tolist(),
+        "logits": logits[places][:, WORDS].tolist(),
     }
 
 

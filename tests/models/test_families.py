@@ -16,13 +16,14 @@ from reference.as_users import ROOT
 from lim_jax import models
 from lim_jax.models import placement
 from lim_jax.models.families import FAMILIES
+from lim_jax.network.layer_kinds import kinds_of
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
 MATRICES = {"query", "key", "value", "output", "gate", "up", "down", "inner", "outer", "router",
-            "rope_key", "query_down"}  # fmt: skip
+            "rope_key", "query_down", "shared_gate", "inward", "outward", "write", "read"}  # fmt: skip
 
 
 def test_every_family_is_recorded():
@@ -50,12 +51,13 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     # Readers stay in NumPy, and each array goes to the device once, but BLOOM's normed embedding.
     assert {type(leaf) for leaf in read + put} == {np.ndarray}
     assert len(put) == len(leaves(model)) - name.startswith("bloom")
-    found = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(model, IDS))
-    asked = found[np.ix_(RECORD["places"], RECORD["words"])]
+    ids, places = np.array(network.get("ids", IDS)), network.get("places", RECORD["places"])
+    found = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(model, ids))
+    asked = found[np.ix_(places, RECORD["words"])]
     bound = BOUND * network["largest"]
     np.testing.assert_allclose(asked, network["logits"], rtol=0, atol=bound)
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
     # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
-    layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.flow.layers)
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], kinds_of(model.flow.layers))
     for path, leaf in jax.tree.leaves_with_path(placement._halved(layer, "bfloat16")):
         assert (leaf.dtype == "bfloat16") == (path[-1].name in MATRICES), path
