@@ -52,7 +52,8 @@ LATENT = {
 GATED_DELTA = {
     "max_position_embeddings": 96,
     "linear_key_head_dim": 10, "linear_value_head_dim": 9, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
 SHARED_EXPERT = {
     "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9,

@@ -20,44 +20,53 @@ import numpy as np
 import peer_transformers as peer
 import torch
 import transformers
-from configurations import CONFIGURATIONS, IDS, chosen
+from configurations import CONFIGURATIONS, chosen, ids_of
 from record import RESULTS, keep
 
 import lim_jax as lim
 from lim_jax.adjoint import attention_hops, channels, cone_mass, kernel_factors, local_blocks
+from lim_jax.network.layer_kinds import kinds_of
 
-LENGTH, LAYER = len(IDS), 1  # the layer whose attention is differentiated
+LAYER = 1  # the one whose attention is differentiated
+BESIDE = "falcon_h1"  # its attention stands beside a recurrent sublayer, and is not one
 
 
-def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Every quantity by torch and NumPy, and the state before the layer."""
-    logits, loss, gradient = peer.logits_and_gradient(network, IDS)
-    slopes = [gradient, peer.logits_and_gradient(network, IDS[::-1])[2]]
+    ids = ids_of(network.config)
+    logits, loss, gradient = peer.logits_and_gradient(network, ids)
+    slopes = [gradient, peer.logits_and_gradient(network, ids[::-1])[2]]
     energy = np.mean([(slope**2).sum(axis=1) for slope in slopes], axis=0)
-    state, kernel = peer.attention_blocks(network, IDS, LAYER, queries=False)
-    _, whole = peer.attention_blocks(network, IDS, LAYER, queries=True)
-    tokens = np.arange(LENGTH)
-    return {
+    found = {
         "logits": logits,
         "loss": loss,
         "gradient": gradient,
         "channels": gradient,
         "hops": gradient,
         "influence": energy / energy.mean(),
+    }
+    if network.config.model_type == BESIDE:
+        return found, None
+    state, kernel = peer.attention_blocks(network, ids, LAYER, queries=False)
+    _, whole = peer.attention_blocks(network, ids, LAYER, queries=True)
+    tokens, length = np.arange(len(ids)), len(ids)
+    return found | {
         "kernel": kernel,
         "local": (whole - kernel)[tokens, tokens],
-        "cone": LENGTH * (np.linalg.norm(kernel, ord=2, axis=(2, 3)) ** 2).sum(axis=0),
-        "frobenius": LENGTH * (kernel**2).sum(axis=(0, 2, 3)),
+        "cone": length * (np.linalg.norm(kernel, ord=2, axis=(2, 3)) ** 2).sum(axis=0),
+        "frobenius": length * (kernel**2).sum(axis=(0, 2, 3)),
     }, state
 
 
 @eqx.filter_jit
-def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
+def ours(
+    model: lim.models.CausalLM, ids: jax.Array, state: jax.Array | None
+) -> dict[str, jax.Array]:
     """The same by the library, and the gradient also as the sum of channels and of hops."""
-    ids = jnp.array(IDS, jnp.int32)
-    grid = lim.token_grid(LENGTH)
+    length = len(ids)
+    grid = lim.token_grid(length)
     weights, terminal_loss = (
-        lim.loss.teacher_forcing(LENGTH, continuation=False),
+        lim.loss.teacher_forcing(length, continuation=False),
         model.terminal_loss,
     )
     both = jnp.stack([ids, ids[::-1]])
@@ -69,21 +78,34 @@ def ours(model: lim.models.CausalLM, state: jax.Array) -> dict[str, jax.Array]:
     asked = jax.vmap(lambda ids: lim.models.Targets(jnp.roll(ids, -1), weights))(both)
     batch = jax.vmap(model.embed)(both), asked
     influence = lim.influence(lim.models.CausalLM.loss, model, batch, grid)
-    attention = jax.tree.map(lambda leaf: leaf[LAYER], model.flow.layers.attention)
-    factors = kernel_factors(attention, state, grid)
-    kernel = jax.vmap(factors.column, out_axes=1)(jnp.arange(LENGTH))
-    return {
+    found = {
         "logits": model.logits(ids),
         "loss": loss,
         "gradient": gradient,
         "channels": cells * ledger,
         "hops": cells * hops,
         "influence": influence.density,
+    }
+    if state is None:
+        return found
+    attention = _attention_of(model.flow)
+    factors = kernel_factors(attention, state, grid)
+    kernel = jax.vmap(factors.column, out_axes=1)(jnp.arange(length))
+    return found | {
         "kernel": grid.prefix_weights()[:, :, None, None] * kernel,
         "local": local_blocks(attention, state, grid),
         "cone": cone_mass(attention, state, grid),
         "frobenius": cone_mass(attention, state, grid, "frobenius"),
     }
+
+
+def _attention_of(flow: lim.network.ResidualFlow) -> lim.network.CausalAttention:
+    """The attention of the layer, among the layers of its kind."""
+    layers = flow.layers
+    order = getattr(layers, "order", (0,) * flow.depth)
+    kind, position = order[LAYER], order[:LAYER].count(order[LAYER])
+    field = jax.tree.map(lambda leaf: leaf[position], kinds_of(layers)[kind])
+    return field.sublayers[0]
 
 
 def differences(name: str, precision: str) -> dict[str, float]:
@@ -93,7 +115,8 @@ def differences(name: str, precision: str) -> dict[str, float]:
         network = peer.published(CONFIGURATIONS[name], Path(folder))
         with peer.Doubled() if double else contextlib.nullcontext():
             expected, state = theirs(peer.in_double(network) if double else network)
-        found = ours(lim.models.load(folder, dtype=precision), jax.device_put(state))
+        ids = jnp.array(ids_of(network.config), jnp.int32)
+        found = ours(lim.models.load(folder, dtype=precision), ids, jax.device_put(state))
     gaps = {
         name: np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max()
         for name, value in expected.items()

@@ -114,7 +114,7 @@ def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
 def _attention(block: torch.nn.Module) -> torch.nn.Module:
     """The attention of a layer; GPT-Neo's stands inside another."""
     named = dict(block.named_children())
-    known = ("attn", "attention", "self_attn", "self_attention")
+    known = ("attn", "attention", "self_attn", "self_attention", "mixer")
     (attention,) = (named[name] for name in known if name in named)
     return getattr(attention, "attention", attention)
 
