@@ -139,6 +139,16 @@ def fused_gate_up(up: str, down: str) -> Callable[..., Arrays]:
     return read_all
 
 
+def qwen_experts(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read experts from two tensors of all, gates before ups, or from matrices of each."""
+    count, hidden, width = _shape(mixture, recipe)
+    both, down = f"{at}.experts.gate_up_proj", f"{at}.experts.down_proj"
+    if read.prefix + both not in read.checkpoint.files:
+        return by_expert("gate_proj", "up_proj", "down_proj")(read, at, mixture, recipe)
+    gates, ups = np.split(read(both, count, 2 * hidden, width), 2, axis=1)
+    return {"gate": gates, "up": ups, "down": read(down, count, width, hidden)}
+
+
 def transposed_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
     """Read the two tensors of Llama 4's experts, of shape (experts, inputs, outputs)."""
     count, hidden, width = _shape(mixture, recipe)

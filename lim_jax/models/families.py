@@ -29,8 +29,7 @@ FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = {
 }  # fmt: skip
 # Families with layers that are no attention, by what these layers are.
 OTHER_LAYERS = {
-    "Mamba": ("falcon_mamba", "jamba", "mamba", "zamba"),
-    "Mamba-2": ("mamba2", "zamba2"),
+    "Mamba": ("falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
     "linear attention": ("kimi_linear", "minimax", "rwkv"),
     "recurrent": ("recurrent_gemma", "xlstm"),
 }  # fmt: skip

@@ -164,26 +164,30 @@ NAMES = MambaNames()
 
 
 def mamba_sizes(
-    config: Options, inner: int | None, names: MambaNames = NAMES, **default: int
+    config: Options,
+    inner: int | None,
+    names: MambaNames = NAMES,
+    *,
+    features: int | str = "auto",
+    groups: int = 1,
+    size: int = 256,
 ) -> MambaSizes:
-    """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, if it is stated."""
-    defaults = {"heads": 128, "groups": 1, "size": 256, "taps": 4} | default
-    numbers = {part: _int(config, getattr(names, part), size) for part, size in defaults.items()}
-    heads, groups = numbers["heads"], numbers["groups"]
-    require_config(heads % groups == 0, f"{heads} heads in {groups} groups", "equal groups")
-    features = config.get(names.features)
-    if inner is not None and features in (None, "auto"):
-        require_config(inner % heads == 0, f"{heads} heads of width {inner}", "equal heads")
-        features = inner // heads
-    features = get_int({names.features: features}, names.features, default.get("features"))
-    got = f"{heads} heads of {features}"
-    require_config(inner in (None, heads * features), got, f"the width {inner} together")
-    biases = {
-        name: bool(config.get(getattr(names, name), name == "tap_bias"))
-        for name in ("input_bias", "output_bias", "tap_bias")
-    }
-    numbers.pop("features", None)
-    return MambaSizes(features=features, **numbers, **biases)
+    """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, where it is fixed."""
+    heads, groups = get_int(config, names.heads, 128), get_int(config, names.groups, groups)
+    expected = "as many heads in each"
+    require_config(heads % groups == 0, f"{heads} heads in {groups} groups", expected)
+    of_head = config.get(names.features, features)
+    if inner is not None and of_head in (None, "auto"):
+        require_config(inner % heads == 0, f"{heads} heads of width {inner}", "heads of one width")
+        of_head = inner // heads
+    of_head = get_int({names.features: of_head}, names.features)
+    fits, got = inner in (None, heads * of_head), f"{heads} heads of {of_head}"
+    require_config(fits, got, f"the width {inner} together")
+    return MambaSizes(
+        heads, of_head, groups, get_int(config, names.size, size), get_int(config, names.taps, 4),
+        bool(config.get(names.input_bias, False)), bool(config.get(names.output_bias, False)),
+        bool(config.get(names.tap_bias, True)),
+    )  # fmt: skip
 
 
 class MambaFactors(NamedTuple):

@@ -23,7 +23,8 @@ WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
 MATRICES = {"query", "key", "value", "output", "gate", "up", "down", "inner", "outer", "router",
-            "rope_key", "query_down", "shared_gate", "inward", "outward", "write", "read"}  # fmt: skip
+            "rope_key", "query_down", "shared_gate", "inward", "outward", "write",
+            "read"}  # fmt: skip
 
 
 def test_every_family_is_recorded():

@@ -34,6 +34,8 @@ LEAST = {
     "gptj": OLD | {"n_embd": 256},
     "gpt_neo": SIZES | {"num_layers": 6, "num_heads": 4, "attention_types": [[["local"], 6]]},
     "opt": WITHOUT | {"ffn_dim": 40}, "qwen3_moe": SIZES | {"moe_intermediate_size": 9},
+    "lfm2_moe": SIZES | {"layer_types": 6 * ["conv"]},
+    "nemotron_h": SIZES | {"hybrid_override_pattern": "ME*-ME"},
 }  # fmt: skip
 SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
 
@@ -53,6 +55,7 @@ def full_of(period):
 DEFAULTS = {
     "afmoe": (1e-5, 128, 128, 1e4, False, SILU, ""),
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
+    "bamba": (1e-5, 16, 8, 1e4, False, SILU, ""),
     "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "cohere2": (1e-5, 16, 16, 1e4, True, SILU, ""),
@@ -61,6 +64,7 @@ DEFAULTS = {
     "ernie4_5": (1e-5, 128, 128, 5e5, True, SILU, ""),
     "exaone4": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "falcon": (1e-5, 16, 16, 1e4, True, exact_gelu, ""),
+    "falcon_h1": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "gemma": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma2": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma3_text": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
@@ -73,22 +77,30 @@ DEFAULTS = {
     "gptj": (1e-5, 64, 64, 1e4, False, tanh_gelu, "th"),
     "granite": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "granitemoe": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "granitemoehybrid": (1e-6, 16, 0, None, False, SILU, ""),
     "helium": (1e-8, 128, 128, 1e5, False, SILU, ""),
     "hunyuan_v1_dense": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "lfm2": (1e-5, 16, 16, 1e6, True, SILU, ""),
+    "lfm2_moe": (1e-5, 16, 16, 1e6, True, SILU, ""),
     "llama": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "llama4_text": (1e-5, 128, 128, 5e5, False, SILU, ""),
     "ministral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mistral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mixtral": (1e-5, 16, 16, 1e6, False, SILU, ""),
     "nemotron": (1e-5, 16, 8, 1e4, False, squared_relu, ""),
+    "nemotron_h": (1e-5, 128, 0, None, False, squared_relu, ""),
     "olmo2": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "olmo3": (1e-5, 16, 16, 5e5, False, SILU, ""),
+    "olmo_hybrid": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "opt": (1e-5, 16, 0, None, True, jax.nn.relu, "pmt"),
     "phi": (1e-5, 16, 8, 1e4, False, tanh_gelu, "pmth"),
     "phi3": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "qwen2": (1e-6, 16, 16, 1e4, False, SILU, "p"),
     "qwen3": (1e-6, 128, 128, 1e4, False, SILU, ""),
+    "qwen3_5_moe_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
+    "qwen3_5_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "qwen3_moe": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "qwen3_next": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "seed_oss": (1e-6, 128, 128, 1e4, False, SILU, "p"),
     "smollm3": (1e-6, 16, 16, 2e6, True, SILU, ""),
     "stablelm": (1e-5, 16, 4, 1e4, False, SILU, ""),
@@ -148,7 +160,7 @@ def test_layers_see_what_the_publishers_let_them_see(family):
 OTHERS = {
     "cohere": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
     "cohere2": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
-    "ernie4_5": {"rope_interleaved": True}, "falcon": {"step": euler},
+    "ernie4_5": {"rope_interleaved": True}, "falcon": {"step": euler}, "falcon_h1": {"scale": 0.25},
     "gemma": {"embedding_scale": 8.0},
     "gemma2": {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0},
     "gemma3_text": {"embedding_scale": 8.0, "scale": 1 / 16},
@@ -156,7 +168,8 @@ OTHERS = {
     "gpt2": {"transposed": True, "num_positions": 64},
     "gpt_neo": {"scale": 1.0, "num_positions": 64}, "gpt_neox": {"step": euler},
     "gptj": {"step": euler, "rope_interleaved": True}, "granite": {"scale": 1.0},
-    "granitemoe": {"scale": 1.0}, "helium": {"rope_interleaved": True},
+    "granitemoe": {"scale": 1.0}, "granitemoehybrid": {"scale": 1.0},
+    "helium": {"rope_interleaved": True},
     "hunyuan_v1_dense": {"rope_before_qk_norm": True},
     "llama4_text": {"rope_interleaved": True}, "opt": {"num_positions": 64, "offset": 2},
     "phi": {"step": euler},
@@ -183,9 +196,14 @@ MIXTURES = {
     "deepseek_v3": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "granitemoehybrid": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 1024)),
+    "lfm2_moe": (32, 4, "sigmoid", True, 1.0, 1, 1, 1, set(), None),
     "llama4_text": (16, 1, "sigmoid", False, 1.0, 1, 1, 1, set(), ("shared_expert", 40)),
     "mixtral": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "nemotron_h": (8, 2, "sigmoid", True, 1.0, 1, 1, 2, set(), ("shared_experts", 7688)),
+    "qwen3_5_moe_text": (256, 8, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_expert", 512)),
     "qwen3_moe": (128, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
+    "qwen3_next": (512, 10, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_expert", 512)),
 }
 
 
@@ -197,8 +215,8 @@ def mixture_of(recipe):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe = recipe_of(least(family))
-    mixture = mixture_of(recipe)
-    found = (mixture.num_experts, *mixture.routing, set(mixture.dense_layers), mixture.shared)
+    mixture = mixture_of(recipe.layers[-1] if recipe.layers else recipe)
+    found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
 
@@ -311,6 +329,36 @@ REFUSED = [
     ("qwen3_moe", {"decoder_sparse_step": None}, "decoder_sparse_step = None, expected a whole"),
     ("llama4_text", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0, expected a"),
     ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size = 0, expected a positive"),
+    ("qwen3_5_text", {"layer_types": ["conv"]}, "1 layers of .'conv'., expected 6 of full_atten"),
+    ("qwen3_5_text", {"linear_num_value_heads": 3}, "3 heads of values and 16 of keys, expected"),
+    ("qwen3_5_text", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim = 0, expected a posi"),
+    ("qwen3_5_text", {"linear_key_head_dim": 0}, "linear_key_head_dim = 0, expected a positive"),
+    ("qwen3_5_text", {"full_attention_interval": 0}, "full_attention_interval = 0, expected a po"),
+    ("qwen3_5_text", {"attention_bias": True}, "attention_bias = True, expected False"),
+    ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob = False, expected True"),
+    ("qwen3_next", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0, expected a positive"),
+    ("bamba", {"mamba_n_groups": 3}, "128 heads in 3 groups, expected as many heads"),
+    ("bamba", {"mamba_d_head": 3}, "128 heads of 3, expected the width 128 together"),
+    ("bamba", {"mamba_n_heads": 96}, "96 heads of width 128, expected heads of one width"),
+    ("bamba", {"mamba_n_heads": None}, "mamba_n_heads = None, expected a positive whole number"),
+    ("bamba", {"time_step_limit": [0.2, 0.1]}, "time_step_limit = list, expected two numbers"),
+    ("bamba", {"time_step_limit": 0.1}, "time_step_limit = 0.1, expected two numbers"),
+    ("bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor = 1.0, expected 0.5"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
+    ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts = -1, expected a whole"),
+    ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers = list, expected 5 positive numb"),
+    ("falcon_h1", {"mlp_multipliers": [0, 1]}, "mlp_multipliers = 0, expected a positive number"),
+    ("nemotron_h", {"hybrid_override_pattern": "M+"}, "hybrid_override_pattern = 'M.', expected"),
+    ("nemotron_h", {"hybrid_override_pattern": "ME"}, "num_hidden_layers = 6, expected 2"),
+    ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern = None, expected"),
+    ("nemotron_h", {"moe_latent_size": 4, "mlp_bias": True}, "mlp_bias = True, expected False"),
+    ("nemotron_h", {"num_experts_per_tok": 9}, "9 of 8 experts in 1 of 1 groups"),
+    ("nemotron_h", {"time_step_min": 0}, "time_step_min = 0, expected a positive number"),
+    ("nemotron_h", {"sliding_window": 8}, "sliding_window = 8, expected None"),
+    ("lfm2", {"conv_dim": 8}, "conv_dim = 8, expected 64"),
+    ("lfm2", {"block_multiple_of": 0}, "block_multiple_of = 0, expected a positive whole"),
+    ("lfm2_moe", {"layer_types": None}, "0 layers of .., expected 6 of full_attention or conv"),
+    ("olmo_hybrid", {"layer_types": 6 * ["mamba2"]}, "6 layers of .'mamba2'., expected 6 of"),
 ]  # fmt: skip
 
 
@@ -325,11 +373,8 @@ def test_options_of_other_networks_are_refused(family, options, words):
 @pytest.mark.parametrize(
     "family, layers",
     [
-        ("mamba", "state-space"), ("mamba2", "state-space"), ("jamba", "state-space"),
-        ("falcon_h1", "state-space"), ("granitemoehybrid", "state-space"),
-        ("bamba", "state-space"), ("zamba2", "state-space"), ("nemotron_h", "state-space"),
-        ("qwen3_next", "linear attention"), ("rwkv", "linear attention"),
-        ("lfm2", "short convolution"), ("recurrent_gemma", "recurrent"),
+        ("mamba", "Mamba"), ("jamba", "Mamba"), ("kimi_linear", "linear attention"),
+        ("rwkv", "linear attention"), ("recurrent_gemma", "recurrent"),
     ],
 )  # fmt: skip
 def test_networks_of_other_layers_are_refused_by_name(family, layers):
@@ -395,15 +440,22 @@ SAID = {
     "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
     "gemma2": {"sliding_window_size": WIDE},
     "gptj": {"rotary": True, "scale_attn_weights": True},
+    "granitemoehybrid": {"normalization_function": "rmsnorm"},
     "hunyuan_v1_dense": {
         "attention_head_dim": 16, "norm_type": "hf_rms", "position_embedding_xdrope": False,
         "use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True,
     },
+    "lfm2": {
+        "block_dim": 64, "block_norm_eps": 1e-5, "block_use_swiglu": True, "conv_dim": 64,
+        "conv_dim_out": 64, "num_heads": 4, "use_pos_enc": True,
+    },
     "nemotron": {"kv_channels": 16, "layer_norm_eps": 1e-5},
+    "nemotron_h": {"n_shared_experts": 1, "norm_eps": 1e-5, "mamba_proj_bias": False},
     "phi3": {
         "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1,
         "lm_head_bias": False, "mlp_bias": False,
     },
+    "qwen3_5_text": {"attn_output_gate": True, "output_gate_type": "swish"},
     "starcoder2": {
         "layer_norm_epsilon": 1e-5, "mlp_type": "default", "norm_type": "layer_norm",
         "scale_attn_weights": True,
@@ -422,6 +474,11 @@ IDLE = {
     "llama": ("_flash_attn_2_enabled", "max_length", "num_beams", "repetition_penalty", "typical_p",
               "suppress_tokens", "unsloth_fixed", "unsloth_version"),
     "opt": ("activation_dropout", "prefix"), "phi3": ("auto_map",),
+    "falcon_h1": ("mamba_chunk_size", "mlp_expansion_factor", "time_step_max"),
+    "granitemoehybrid": ("init_method", "rope_theta"),
+    "lfm2": ("block_out_init_scale", "conv_use_xavier_init"),
+    "nemotron_h": ("mtp_layers_block_type", "rescale_prenorm_residual", "rope_theta"),
+    "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers"),
     "smollm3": ("max_window_layers",),
     "starcoder2": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
 }  # fmt: skip
@@ -432,7 +489,8 @@ def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
     found, expected = recipe_of(config), recipe_of(least(family))
     refuse_unknown(config)
-    made_anew: dict[str, Any] = {"network": None, "attention": None} if family in MIXTURES else {}
+    closures = family in (*MIXTURES, "falcon_h1") or bool(found.layers)
+    made_anew = {"network": None, "attention": None, "layers": ()} if closures else {}
     assert found._replace(**made_anew) == expected._replace(**made_anew)
     for name, value in SAID.get(family, {}).items():
         other = "other" if isinstance(value, str) else 2 * value + 1
