@@ -199,9 +199,9 @@ def _read_or_measured(
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
     longest = max(context.length for context in contexts)
-    places = longest if network.positions is None else network.positions.shape[0]
-    require(longest <= places, "data", got=f"a context of {longest} tokens",
-            expected=f"at most {places}, the places that the network knows",
+    most, why = network.limit or (longest, "")
+    require(longest <= most, "data", got=f"a context of {longest} tokens",
+            expected=f"at most {most}, {why}",
             cure="Take a smaller --max-length, or shorter lines.")  # fmt: skip
     largest = max(int(context.window.max()) for context in contexts)
     require(largest < network.vocabulary, "tokenizer", got=f"the id {largest}",

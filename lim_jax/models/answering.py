@@ -154,7 +154,7 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     cure = "Take the model's own tokenizer."
     require(not outside, "ids", got=got, expected=expected, cure=cure)
     stop = len(ids) + tokens
-    most = stop if model.positions is None else model.positions.shape[0] + 1
+    most, why = model.limit or (stop, "")
     got, cure = f"a context and an answer of {stop} ids", "Cut it, or ask for fewer tokens."
-    expected = f"at most {most}: the network knows {most - 1} places"
-    require(stop <= most, "tokens", got=got, expected=expected, cure=cure)
+    expected = f"at most {most + 1}: a context has at most {most}, {why}"
+    require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)

@@ -163,6 +163,9 @@ class CausalLM(eqx.Module):
     trained
         The length of the longest contexts that the network was trained on, or None if unknown.
         `embed` warns of longer ones.
+    longest
+        The length of the longest contexts that are computed as the network's publisher does, and
+        why not beyond; None if all are.
     """
 
     embedding: Rows
@@ -175,6 +178,7 @@ class CausalLM(eqx.Module):
     logit_scale: float = eqx.field(static=True, default=1.0)
     logit_cap: float | None = eqx.field(static=True, default=None)
     trained: int | None = eqx.field(static=True, default=None)
+    longest: tuple[int, str] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         expected, cure = "a positive finite number", "Take a checkpoint's own number."
@@ -189,6 +193,13 @@ class CausalLM(eqx.Module):
         """The number of words."""
         return self.embedding.shape[0]
 
+    @property
+    def limit(self) -> tuple[int, str] | None:
+        """How many ids a context may have at most, and why; None for as many as one likes."""
+        if self.positions is None:
+            return self.longest
+        return self.positions.shape[0], "the places that the network knows"
+
     def embed(self, ids: Int[Array, " length"], y: Targets | None = None) -> State:
         r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
 
@@ -198,27 +209,26 @@ class CausalLM(eqx.Module):
         Raises
         ------
         ValueError
-            If ids are no whole numbers along one axis, or more than the learned positions.
+            If ids are no whole numbers along one axis, or more than the `limit`.
         EquinoxRuntimeError
-            If an id is outside the vocabulary, or a packed context longer than the positions.
+            If an id is outside the vocabulary, or a packed context longer than the `limit`.
         """
         require_indices(ids, "ids")
         ids = _checked_numbers(ids, "ids", self.vocabulary)
+        length, places = ids.shape[0], slice(ids.shape[0])
+        most, why = self.limit or (length, "")
+        if y is None or y.starts is None:
+            self._warn_beyond(length)
+            got, cure = f"{length} of them", "Cut the context."
+            require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
+        else:
+            places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
+            message = f"ids: expected contexts of at most {most} ids, {why}, got a longer one."
+            if self.limit is not None:
+                ids = error_if(ids, places >= most, message)
         rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
-        if y is None or y.starts is None:
-            self._warn_beyond(ids.shape[0])
-        if self.positions is None:
-            return rows
-        places = self.positions.shape[0]
-        if y is not None and y.starts is not None:
-            own = jnp.arange(ids.shape[0], dtype=y.starts.dtype) - y.starts
-            message = f"ids: expected contexts of at most {places} ids, got a longer one."
-            return rows + self.positions[error_if(own, own >= places, message)]
-        length, expected = ids.shape[0], f"at most {places}, the places that the network knows"
-        got, cure = f"{length} of them", "Cut the context."
-        require(length <= places, "ids", got=got, expected=expected, cure=cure)
-        return rows + self.positions[:length]
+        return rows if self.positions is None else rows + self.positions[places]
 
     def _warn_beyond(self, length: int) -> None:
         if self.trained is not None and length > self.trained:
@@ -475,4 +485,4 @@ def _network(source: Source, dtype: str, placement: WeightPlacement) -> CausalLM
     require(not surplus, "tensors", got=got, expected="those of the family", cure=cure)
     # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(source.config) if weights.parts["positions"] is None else None
-    return CausalLM(**weights.parts, trained=trained)
+    return CausalLM(**weights.parts, trained=trained, longest=recipe.longest)

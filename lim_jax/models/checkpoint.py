@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes."""
-        return read_rows(name, shape, dtype, self.rows(name, shape))
+        return read_rows(name, shape or (1,), dtype, self.rows(name, shape)).reshape(shape)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of one tensor, in a precision of its own."""
@@ -94,7 +94,7 @@ class Checkpoint(NamedTuple):
         def rows(part: slice) -> np.ndarray:
             # The file is opened for each read, so that it lets go of the pages that were read.
             with _opened(self.stored[name]) as file:
-                return file.get_slice(name)[part]
+                return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
 
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 

@@ -17,7 +17,7 @@ from lim_jax.models.parts import (
 )
 from lim_jax.models.reading import Reader, split_heads
 from lim_jax.models.recipe import Recipe
-from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing
+from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing, SparseMixer
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
@@ -32,12 +32,13 @@ class Mixture(NamedTuple):
 
     num_experts: int
     intermediate_size: int  # of each expert
-    routing: Routing
+    routing: Routing | SparseMixer
     # Reads all experts of a layer, by the names of `network.experts.Experts`.
     read: Callable[[Reader, str, "Mixture", Recipe], Arrays]
     router: str = "gate"
     router_bias: bool = False
     preference: str | None = None  # the tensor of `MixtureOfExperts.preference`
+    preference_axes: tuple[int, ...] = ()  # that it has before that of experts
     shared: tuple[str, int] | None = None  # name and hidden size of the network of all tokens
     read_shared: Callable[..., Any] = gated_mlp  # reads it, where no layer is dense
     shared_gate: str | None = None  # the tensor of `MixtureOfExperts.shared_gate`
@@ -68,10 +69,12 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
         if mixture.router_bias:
             parts["router_bias"] = read(f"{at}.{mixture.router}.bias", count)
         if mixture.preference is not None:
-            name = f"{at}.{mixture.preference}"
-            parts["preference"] = read.zeros(count) if dense else read(name, count)
+            name, shape = f"{at}.{mixture.preference}", (*mixture.preference_axes, count)
+            preference = read.zeros(count) if dense else read(name, *shape).reshape(count)
+            parts["preference"] = preference
         if mixture.shared_gate is not None:
-            parts["shared_gate"] = read(f"{at}.{mixture.shared_gate}.weight", 1, width)
+            name = f"{at}.{mixture.shared_gate}.weight"
+            parts["shared_gate"] = read.zeros(1, width) if dense else read(name, 1, width)
         if mixture.latent is not None:
             inward, outward, inner = mixture.latent
             parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
@@ -109,6 +112,8 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
             matrix = read_matrix(read, f"{at}.{getattr(recipe.names, part)}", *shape, recipe)
             rows[:size] = matrix.T if part == "down" else matrix
     gate, up, down = matrices
+    if dense and mixture.shared_gate is not None:
+        down *= 2  # a gate of zeros lets half of it through
     return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
 
 
@@ -139,14 +144,13 @@ def fused_gate_up(up: str, down: str) -> Callable[..., Arrays]:
     return read_all
 
 
-def qwen_experts(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+def stacked_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
     """Read experts from two tensors of all, gates before ups, or from matrices of each."""
-    count, hidden, width = _shape(mixture, recipe)
-    both, down = f"{at}.experts.gate_up_proj", f"{at}.experts.down_proj"
-    if read.prefix + both not in read.checkpoint.files:
+    if f"{read.prefix}{at}.experts.gate_up_proj" not in read.checkpoint.files:
         return by_expert("gate_proj", "up_proj", "down_proj")(read, at, mixture, recipe)
-    gates, ups = np.split(read(both, count, 2 * hidden, width), 2, axis=1)
-    return {"gate": gates, "up": ups, "down": read(down, count, width, hidden)}
+    count, hidden, width = _shape(mixture, recipe)
+    gates, ups = np.split(read(f"{at}.experts.gate_up_proj", count, 2 * hidden, width), 2, axis=1)
+    return {"gate": gates, "up": ups, "down": read(f"{at}.experts.down_proj", count, width, hidden)}
 
 
 def transposed_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:

@@ -123,7 +123,7 @@ def _shared_mixture(
     return experts.Mixture(
         get_int(config, "num_experts", count), get_int(config, "moe_intermediate_size", 512),
         Routing(get_int(config, "num_experts_per_tok", top), normalised=normalised),
-        experts.qwen_experts,
+        experts.stacked_gate_up,
         shared=("shared_expert", get_int(config, "shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
     )  # fmt: skip

@@ -217,10 +217,10 @@ def padded_length(length: int) -> int:
 
 def padded_size(model: CausalLM, length: int) -> int:
     """The length to which a model's contexts are padded: `padded_length` or less."""
-    # No more than the learned positions or the length that the network was trained on, and not
-    # longer at all if the rotary frequencies depend on the length.
-    learned = None if model.positions is None else model.positions.shape[0]
-    known = (most for most in (learned, model.trained) if most is not None)
+    # No more than the model's limit or the length that the network was trained on, and not longer
+    # at all if the rotary frequencies depend on the length.
+    limit = None if model.limit is None else model.limit[0]
+    known = (most for most in (limit, model.trained) if most is not None)
     size = max(length, min([padded_length(length), *known]))
     return size if model.same_rope(size, length) else length
 

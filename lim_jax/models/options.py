@@ -39,7 +39,10 @@ HARMLESS = frozenset(
     """.split()
 )
 # Families whose classes in transformers have another name.
-CLASSES = {"hunyuan_v1_dense": "hunyuandensev1"}
+CLASSES = {
+    "hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1",
+    "internlm3": "(internlm3|llama)", "iquestcoder": "(iquestcoder|llama)",
+}  # fmt: skip
 # Options that any family may state, with the only value that is supported.
 SUPPORTED = {
     "add_cross_attention": False, "chunk_size_feed_forward": 0, "is_causal": True,
@@ -118,6 +121,15 @@ def refuse_other_architectures(config: Options, family: str) -> None:
         same = re.match(known, str(name).lower().replace("_", "")) is not None
         got = f"architectures = {name} with model_type = {family}"
         require_config(same, got, "the same family in both", cure)
+
+
+def alike(config: Options, name: str, default: Any) -> Any:
+    """Return an option that may be a list of one value for each layer, which must be the same."""
+    value = config.get(name)
+    values = value if isinstance(value, list) else [default if value is None else value]
+    holds = len(values) > 0 and all(other == values[0] for other in values)
+    require_option(config, name, value, holds, "the same in every layer")
+    return values[0]
 
 
 def get_int(config: Options, name: str, default: int | None = None, *, least: int = 1) -> int:

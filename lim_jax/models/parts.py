@@ -1,5 +1,6 @@
 """Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
@@ -11,7 +12,15 @@ from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.network.norms import AcrossHeads, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
+from lim_jax.network.norms import (
+    AcrossHeads,
+    Clipped,
+    EachHead,
+    HeadNorm,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+)
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Arrays = dict[str, Tensor]  # by the names of a module's fields
@@ -43,6 +52,11 @@ def layer_norm_without_shift(read: Reader, name: str, width: int, norm_eps: floa
     return LayerNorm(scale, np.zeros_like(scale), norm_eps)
 
 
+def layer_norm_without_weights(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
+    """Return a layer norm that has neither a scale nor a shift."""
+    return LayerNorm(1 + read.zeros(width), read.zeros(width), norm_eps)
+
+
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read the recipe's norm over a head's features, the same for every head."""
     norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
@@ -68,6 +82,22 @@ def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> 
     return _norms_of_heads(scales, recipe.sizes.norm_eps)
 
 
+def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Return an RMS norm of each head without a scale."""
+    return RMSNorm(1 + read.zeros(recipe.sizes.head_dim), recipe.sizes.norm_eps)
+
+
+def keys_as_values(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read queries and keys from a matrix each; values are keys before their norm."""
+    names = recipe.names._replace(value=recipe.names.key)
+    return separate_qkv(read, at, recipe._replace(names=names))
+
+
+def clipped(limit: float) -> Callable[..., HeadNorm]:
+    """Return a reader of what clips every head's vectors."""
+    return lambda read, name, heads, recipe: Clipped(limit)
+
+
 def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
     norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
     return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
@@ -87,8 +117,8 @@ def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
 def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read queries, keys and values from a matrix each."""
     sizes, names, groups = recipe.sizes, recipe.names, recipe.sizes.num_kv_heads
-    counts = {names.query: sizes.heads, names.key: groups, names.value: groups}
-    pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts.items()]
+    counts = (names.query, sizes.heads), (names.key, groups), (names.value, groups)
+    pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts]
     return _named(pairs, recipe)
 
 
@@ -189,6 +219,19 @@ def plain_mlp(
     return FeedForward(norm, *arrays, activation=recipe.activation, output_norm=output_norm)
 
 
+def xielu_mlp(
+    read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+) -> FeedForward:
+    """Read a network of two matrices, and the numbers of its activation, `reading.xielu`."""
+    shapes: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+    numbers = [
+        read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape).reshape(())
+        for name, shape in shapes.items()
+    ]
+    plain = plain_mlp(read, at, recipe, norm, output_norm)
+    return dataclasses.replace(plain, activation_numbers=np.stack(numbers))
+
+
 def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:
     return read(f"{name}.bias", size) if recipe.biases.mlp else None
 
@@ -206,6 +249,8 @@ def read_attention(
         norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
         groups = sizes.num_kv_heads
         norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
+    if recipe.value_norm is not None:
+        norms["value_norm"] = recipe.value_norm(read, at, sizes.num_kv_heads, recipe)
     biased, sinks = recipe.biases.attention_output, names.sinks
     projections = recipe.projections(read, at, recipe)
     if names.output_gate is not None:

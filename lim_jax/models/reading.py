@@ -36,6 +36,13 @@ def squared_relu(x: Array) -> Array:
     return jax.nn.relu(x) ** 2
 
 
+def xielu(x: Array, numbers: Array) -> Array:
+    """XIELU of Apertus; its numbers are learned."""
+    above, below, slope, least = numbers
+    negative = (jnp.expm1(jnp.minimum(x, least)) - x) * (slope + jax.nn.softplus(below))
+    return slope * x + jnp.where(x > 0, jax.nn.softplus(above) * x * x, negative)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,

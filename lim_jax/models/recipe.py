@@ -139,11 +139,12 @@ class Recipe(NamedTuple):
     # The sublayers; None for what a layer does not have.
     network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field] | None
     attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], Field] | None
-    activation: Callable[[Array], Array] = jax.nn.silu
+    activation: Callable[..., Array] = jax.nn.silu
     names: Names = Names()
     biases: Biases = Biases()
     # Of queries and keys, by its name and the number of heads.
     head_norm: Callable[[Reader, str, int, "Recipe"], HeadNorm] | None = None
+    value_norm: Callable[..., HeadNorm] | None = None  # likewise, of values, without a name
     num_positions: int = 0  # learned ones
     offset: int = 0  # rows of the learned positions that stand before the first
     transposed: bool = False  # whether files hold matrices of shape (inputs, outputs)
@@ -155,6 +156,7 @@ class Recipe(NamedTuple):
     rope_before_qk_norm: bool = False
     tied: bool = False  # whether the head is the embedding, if the file has no head
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens
+    longest: tuple[int, str] | None = None  # of `causal.CausalLM`
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None

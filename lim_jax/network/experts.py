@@ -9,7 +9,7 @@ that no array of experts times tokens times hidden features is formed.
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -73,6 +73,34 @@ class Routing(NamedTuple):
         return jnp.repeat(open_groups, grouped.shape[2], axis=1)
 
 
+class SparseMixer(NamedTuple):
+    r"""Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others.
+
+    Each weighs its share of a softmax over those of its turn whose logits are near the largest:
+    within :math:`2\,\mathrm{jitter}` of it, in the unit of the larger in size.
+    """
+
+    jitter: float
+    top: int = 2
+    groups: int = 1
+    kept: int = 1
+
+    def weights(
+        self, logits: Float[Array, "tokens experts"], preference: Any
+    ) -> tuple[Float[Array, "tokens 2"], Int[Array, "tokens 2"]]:
+        """As `Routing.weights`, without a preference."""
+        turns, open_logits = [], logits
+        for _ in range(self.top):
+            largest = open_logits.max(axis=1, keepdims=True)
+            far = (largest - logits) / jnp.maximum(jnp.abs(logits), largest) > 2 * self.jitter
+            chosen = jnp.argmax(open_logits, axis=1)[:, None]
+            shares = jax.nn.softmax(jnp.where(far, -jnp.inf, open_logits), axis=1)
+            turns.append((jnp.take_along_axis(shares, chosen, axis=1), chosen))
+            open_logits = open_logits.at[jnp.arange(len(logits))[:, None], chosen].set(-jnp.inf)
+        weights, chosen = zip(*turns, strict=True)
+        return jnp.concatenate(weights, axis=1), jnp.concatenate(chosen, axis=1)
+
+
 class Gate(NamedTuple):
     r""":math:`\sigma(g) \odot u`, of a gate and what it multiplies."""
 
@@ -127,7 +155,8 @@ class MixtureOfExperts(eqx.Module):
     A field whose `context` slot is not read, as `tokenwise.FeedForward`.
 
     `preference` is as in `Routing.weights`, `shared` a tokenwise field without a norm that every
-    token has besides, times the sigmoid of `shared_gate` of the token; with `weighs_input` an
+    token has besides, times the sigmoid of `shared_gate` of the token; `router_norm` is the
+    router's, if it is not `norm`; `expert_scale` multiplies weights at last; with `weighs_input` an
     expert's weight multiplies the token that it reads, in place of what it gives. Experts of
     another width read `inward` of a token, and `outward` maps their sum back. Raise ValueError
     where a token has no expert or more than there are, or groups do not share the experts.
@@ -136,12 +165,14 @@ class MixtureOfExperts(eqx.Module):
     norm: Norm
     router: Float[Weight, "*layers experts width"]
     experts: Experts
-    routing: Routing = eqx.field(static=True)
+    routing: Routing | SparseMixer = eqx.field(static=True)
     router_bias: Float[Weight, "*layers experts"] | None = None
     preference: Float[Weight, "*layers experts"] | None = None
     shared: Field | None = None
     weighs_input: bool = eqx.field(static=True, default=False)
     output_norm: Norm | None = None
+    router_norm: Norm | None = None
+    expert_scale: Float[Weight, "*layers experts"] | None = None
     shared_gate: Float[Weight, "*layers one width"] | None = None
     inward: Float[Weight, "*layers inner width"] | None = None
     outward: Float[Weight, "*layers width inner"] | None = None
@@ -159,7 +190,8 @@ class MixtureOfExperts(eqx.Module):
         """Map every token of `x` by itself."""
         require_pair(x, context, grid, self.router.shape[-1])
         normed = jax.vmap(self.norm)(x)
-        output = self._experts_output(normed)
+        routed = normed if self.router_norm is None else jax.vmap(self.router_norm)(x)
+        output = self._experts_output(normed, routed)
         if self.shared is not None:
             shared = self.shared(normed, normed, grid)
             if self.shared_gate is not None:
@@ -167,10 +199,12 @@ class MixtureOfExperts(eqx.Module):
             output += shared
         return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
 
-    def _experts_output(self, tokens: State) -> State:
-        """Sum what the chosen experts of every token give."""
-        logits = affine(*promote((self.router, self.router_bias, tokens)))
+    def _experts_output(self, tokens: State, routed: State) -> State:
+        """Sum what the chosen experts of every token give; the router reads the second."""
+        logits = affine(*promote((self.router, self.router_bias, routed)))
         weights, chosen = self.routing.weights(logits, self.preference)
+        if self.expert_scale is not None:
+            weights *= self.expert_scale[chosen]
         weights = weights.astype(tokens.dtype)
         if self.inward is not None:
             tokens = linear(self.inward, tokens)

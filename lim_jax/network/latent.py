@@ -42,7 +42,8 @@ class LatentAttention(CausalAttention):
         fits = self.mask.rotary_dim in (0, shared)  # a configuration may scale others
         require(fits, "rotary", got=got, expected=expected, cure=cure)
         biases = self.query_bias, self.key_bias, self.value_bias
-        assert all(part is None for part in (*biases, self.query_norm, self.key_norm))
+        norms = self.query_norm, self.key_norm, self.value_norm
+        assert all(part is None for part in (*biases, *norms))
 
     def queries(
         self, x: Float[Array, "rows width"], rope: Rope | None

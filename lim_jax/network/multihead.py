@@ -52,6 +52,8 @@ class CausalAttention(eqx.Module):
     query_norm, key_norm
         Maps of one head's query or key, after the bias and before it is rotated, or None; a
         `norms.AcrossHeads` maps all heads' together.
+    value_norm
+        A map of one head's value after the bias, or None.
     output_norm
         A map of one token that follows the heads' sum and its bias, or None.
     gate
@@ -98,6 +100,7 @@ class CausalAttention(eqx.Module):
     cap: float | None = eqx.field(static=True, default=None)
     sinks: Float[Weight, " heads"] | None = None
     gate: Float[Weight, "heads features width"] | None = None
+    value_norm: HeadNorm | None = None
     rope_before_qk_norm: bool = eqx.field(static=True, default=False)
     attend: Attend = eqx.field(static=True, default=causal_attention)
     # Devices may share an array along this axis, counted from the last: heads attend independently.
@@ -263,7 +266,7 @@ class CausalAttention(eqx.Module):
         """Keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
-        value = project(self.value, self.value_bias, normed)
+        value = _normed(self.value_norm, project(self.value, self.value_bias, normed))
         if self.rope_before_qk_norm:
             return _normed(self.key_norm, self.mask.of_keys(key, rope)), value
         return self.mask.of_keys(_normed(self.key_norm, key), rope), value

@@ -181,6 +181,16 @@ class EachHead(eqx.Module):
     norms: Norm
 
 
+class Clipped(eqx.Module):
+    """A map of one vector whose entries are clipped at a limit on both sides (OLMo)."""
+
+    limit: float = eqx.field(static=True)
+
+    def __call__(self, z: Float[Array, " size"]) -> Float[Array, " size"]:
+        """Clip one vector."""
+        return jnp.clip(z, -self.limit, self.limit)
+
+
 HeadNorm = Norm | AcrossHeads | EachHead
 
 

@@ -227,7 +227,7 @@ def _require_plain(attention: CausalAttention) -> None:
     assert isinstance(mask, AttentionMask)
     rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
-    shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate"
+    shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
     require(
         plain and all(getattr(attention, name) is None for name in shapes),
         "attention",

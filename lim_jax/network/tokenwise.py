@@ -14,7 +14,7 @@ from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.norms import LayerNorm, Norm, RMSNorm
-from lim_jax.network.slots import State, require_pair
+from lim_jax.network.slots import Field, State, require_pair
 from lim_jax.weights import Weight
 
 # Devices may share these arrays along the axis of hidden features, counted from the last.
@@ -36,6 +36,8 @@ class FeedForward(eqx.Module):
         :math:`\sigma`, elementwise.
     output_norm
         A map of one token that follows the network, or None.
+    activation_numbers
+        Passed to the activation after its argument, if it has learned numbers, or None.
     """
 
     norm: Norm
@@ -43,8 +45,9 @@ class FeedForward(eqx.Module):
     inner_bias: Float[Weight, " hidden"] | None
     outer: Float[Weight, "width hidden"]
     outer_bias: Float[Weight, " width"] | None
-    activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.gelu)
+    activation: Callable[..., Array] = eqx.field(static=True, default=jax.nn.gelu)
     output_norm: Norm | None = None
+    activation_numbers: Float[Weight, " numbers"] | None = None
     # Devices may share an array along this axis, counted from the last: that of hidden features.
     sharded_axes: ClassVar[Mapping[str, int]] = {"inner": -2, "inner_bias": -1, "outer": -1}
 
@@ -79,7 +82,9 @@ class FeedForward(eqx.Module):
         """Map every token of `x` by itself."""
         require_pair(x, context, grid, self.inner.shape[-1])
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
-        hidden = self.activation(affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x)))
+        hidden = affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x))
+        learned = () if self.activation_numbers is None else (self.activation_numbers,)
+        hidden = self.activation(hidden, *learned)
         return _normed(self.output_norm, affine(self.outer, self.outer_bias, hidden))
 
 
@@ -149,6 +154,25 @@ class GatedFeedForward(eqx.Module):
         gate = self.activation(affine(self.gate, self.gate_bias, normed))
         hidden = gate * affine(self.up, self.up_bias, normed)
         return _normed(self.output_norm, affine(self.down, self.down_bias, hidden))
+
+
+class SideBySide(eqx.Module):
+    r"""Tokenwise networks that read one state, and a scale s of what they leave of it: Gemma 4's.
+
+    .. math:: F(x) = s\,\mathrm{LN}(\sum_k f_k(x)) + (s - 1)\,x, \qquad
+              x + F(x) = s\,(x + \mathrm{LN}(\sum_k f_k(x)))
+    """
+
+    networks: tuple[Field, ...]
+    output_norm: Norm
+    scale: Float[Weight, " one"]
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        total, scale = jnp.zeros_like(x), self.scale[None, :]
+        for network in self.networks:
+            total += network(x, context, grid)
+        return scale * _normed(self.output_norm, total) + (scale - 1) * x
 
 
 def _normed(norm: Norm | None, rows: State) -> State:

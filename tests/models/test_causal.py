@@ -1,6 +1,7 @@
 """Checkpoints from a folder: their logits and their whole ledger, against NumPy written apart."""
 
 import tracemalloc
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -21,6 +22,7 @@ from lim_jax.density import LossOfIds
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import Targets, checkpoint
+from lim_jax.models.ids import padded_size
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)
@@ -352,6 +354,13 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
         jax.block_until_ready(embed(jnp.array([1, 11])))
     with pytest.raises(ValueError, match="at most 8, the places"):
         embed(jnp.zeros(9, int))
+    indexed = replace(model, positions=None, longest=(8, "its own limit"))
+    assert indexed.embed(jnp.zeros(8, int)).shape[0] == 8
+    with pytest.raises(ValueError, match="at most 8, its own limit"):
+        indexed.embed(jnp.zeros(9, int))
+    with pytest.raises(ValueError, match="of 11 ids, expected at most 9: a context has .* 8, its"):
+        models.answer(indexed, jnp.zeros(8, int), tokens=3)
+    assert padded_size(indexed, 7) == 8
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral"])
@@ -383,8 +392,14 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name):
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=1e-10, atol=1e-12)
 
 
-def test_a_packed_context_longer_than_the_places_is_refused(model):
-    ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, *[3] * 9])
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_packed_context_longer_than_the_limit_is_refused(model, learned):
+    if not learned:
+        model = replace(model, positions=None, longest=(8, "its own limit"))
+    ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, 0, *[4] * 8])
     y = models.Targets(ids, teacher_forcing(12), starts=starts)
-    with pytest.raises(Exception, match="expected contexts of at most 8 ids, got a longer one"):
-        jax.block_until_ready(eqx.filter_jit(lambda model: model.embed(ids, y))(model))
+    embed = eqx.filter_jit(lambda model, y: model.embed(ids, y))
+    jax.block_until_ready(embed(model, y))
+    y = y._replace(starts=starts.at[3:].set(3))
+    with pytest.raises(Exception, match="expected contexts of at most 8 ids, .*, got a longer one"):
+        jax.block_until_ready(embed(model, y))
