@@ -80,7 +80,21 @@ NEMOTRON_H = {
 }  # fmt: skip
 CONVOLVED = {"max_position_embeddings": 96, "layer_types": ["conv", "full_attention", "conv"]}
 EXPERTS_OF_LFM = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9}
+INDEX = {"index_topk": 14, "index_head_dim": 6, "index_n_heads": 3}
+DENSE_LATENT = {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name}
+SIGMOIDS = {
+    "moe_intermediate_size": 9, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
 GROUPED_EXPERTS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0}
+
+OF_GEMMA4 = {
+    "head_dim": 6, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+OF_DEEPSEEK = LATENT | GROUPED_EXPERTS | {
+    "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 
 
 def small(family: str, **options: Any) -> PretrainedConfig:
@@ -100,6 +114,9 @@ CONFIGURATIONS = {
         moe_intermediate_size=50, num_dense_layers=2, num_shared_experts=1, attention_bias=True,
         sliding_window=5, global_attn_every_n_layers=2, rope_parameters=YARN,
     ),
+    "apertus": small(
+        "apertus", num_key_value_heads=1, attention_bias=True, rope_parameters=LLAMA3
+    ),
     "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
     "bamba": small(
         "bamba", hidden_size=32, attn_layer_indices=[1], **MAMBA2 | {"mamba_n_heads": 8}
@@ -109,16 +126,27 @@ CONFIGURATIONS = {
     "cohere": small("cohere"),
     "cohere, normed heads": small("cohere", use_qk_norm=True, logit_scale=0.3),
     "cohere2": small("cohere2", head_dim=10, **DIFFERING),
+    "cwm": small("cwm", bos_token_id=1, head_dim=10, sliding_window=5),
+    "cwm, given layers": small(
+        "cwm", bos_token_id=1, head_dim=6, **DIFFERING, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    ),
     "deepseek_v2": small("deepseek_v2", **LATENT),
     "deepseek_v2, groups": small(
         "deepseek_v2", topk_method="group_limited_greedy", **LATENT | {"q_lora_rank": None},
         **GROUPED_EXPERTS,
     ),
-    "deepseek_v3": small(
-        "deepseek_v3", rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, **LATENT,
-        **GROUPED_EXPERTS,
+    "deepseek_v3": small("deepseek_v3", **OF_DEEPSEEK),
+    "deepseek_v32": small("deepseek_v32", **OF_DEEPSEEK, **INDEX),
+    "dots1": small(
+        "dots1", num_key_value_heads=1, head_dim=10, **SIGMOIDS, first_k_dense_replace=1,
+        n_shared_experts=2, sliding_window=4, max_window_layers=1, attention_bias=True,
     ),
     "ernie4_5": small("ernie4_5", head_dim=8, use_bias=True),
+    "ernie4_5_moe": small(
+        "ernie4_5_moe", num_key_value_heads=1, moe_num_experts=4, moe_k=2,
+        moe_intermediate_size=9, moe_num_shared_experts=2, moe_layer_interval=2,
+    ),
     "exaone4": small("exaone4", sliding_window=4, sliding_window_pattern=2),
     "exaone4, full": small(
         "exaone4", sliding_window=None, layer_types=3 * ["full_attention"]
@@ -150,8 +178,28 @@ CONFIGURATIONS = {
             "full_attention": LINEAR,
         },
     ),
+    "gemma4_text": small(
+        "gemma4_text", **OF_GEMMA4, enable_moe_block=True, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=9, attention_k_eq_v=True, num_global_key_value_heads=1,
+        final_logit_softcapping=5.0, use_bidirectional_attention="vision",
+    ),
+    "gemma4_text, dense": small(
+        "gemma4_text", **OF_GEMMA4, attention_bias=True, num_global_key_value_heads=1,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": YARN,
+        },
+    ),
     "glm": small("glm", head_dim=8),
     "glm4": small("glm4", num_key_value_heads=1, head_dim=8),
+    "glm4_moe": small(
+        "glm4_moe", num_key_value_heads=1, head_dim=12, **SIGMOIDS, use_qk_norm=True,
+        attention_bias=True, first_k_dense_replace=2, n_shared_experts=2,
+    ),
+    "glm4_moe_lite": small(
+        "glm4_moe_lite", **OF_DEEPSEEK, mlp_layer_types=["sparse", "dense", "sparse"]
+    ),
+    "glm_moe_dsa": small("glm_moe_dsa", **OF_DEEPSEEK, **INDEX, index_topk_freq=2),
     "gpt2": small("gpt2"),
     "gpt_neo": small(
         "gpt_neo", window_size=4,
@@ -196,6 +244,25 @@ CONFIGURATIONS = {
         "lfm2_moe", num_dense_layers=0, use_expert_bias=False, norm_topk_prob=False,
         routed_scaling_factor=1.5, conv_L_cache=4, **CONVOLVED, **EXPERTS_OF_LFM,
     ),
+    "hunyuan_v1_moe": small(
+        "hunyuan_v1_moe", num_key_value_heads=1, head_dim=10, num_experts=4, moe_topk=2,
+        rope_parameters=ALPHA,
+    ),
+    "hyperclovax": small("hyperclovax", num_key_value_heads=1, head_dim=10, **GRANITES, **BIASED),
+    "hyperclovax, no norms after": small(
+        "hyperclovax", use_post_norm=False, **GRANITES | {"logits_scaling": 0.5}
+    ),
+    "internlm3": small(
+        "internlm3", **BIASED, num_key_value_heads=1, head_dim=8, rms_norm_eps=1e-6
+    ),
+    "internlm3, dynamic": small(
+        "internlm3", max_position_embeddings=8, head_dim=6, rope_parameters=DYNAMIC,
+        rms_norm_eps=1e-6,
+    ),
+    "iquestcoder": small(
+        "iquestcoder", **BIASED, num_key_value_heads=1, head_dim=8, rms_norm_eps=1e-6
+    ),
+    "jais2": small("jais2", num_key_value_heads=1),
     "llama": small("llama"),
     "llama, tied": small("llama", tie_word_embeddings=True),
     "llama, biased": small("llama", **BIASED, num_key_value_heads=1, head_dim=8),
@@ -210,6 +277,7 @@ CONFIGURATIONS = {
         attention_chunk_size=5, head_dim=10, floor_scale=4, no_rope_layers=[1, 0, 1],
         interleave_moe_layer_step=2,
     ),
+    "minimax_m2": small("minimax_m2", **EXPERTS, head_dim=10, rotary_dim=4),
     "ministral": small("ministral", head_dim=6, **DIFFERING),
     "mistral": small("mistral", sliding_window=None),
     "mistral, window": small("mistral", num_key_value_heads=1, sliding_window=4, head_dim=10),
@@ -226,6 +294,7 @@ CONFIGURATIONS = {
         use_bias=True, mlp_bias=True, use_conv_bias=False, n_group=2, topk_group=1,
         norm_topk_prob=False, routed_scaling_factor=2.5, time_step_min=0.05, **NEMOTRON_H,
     ),
+    "olmo": small("olmo", num_key_value_heads=1, clip_qkv=0.4, attention_bias=True),
     "olmo2": small("olmo2"),
     "olmo3": small(
         "olmo3", **DIFFERING,
@@ -241,6 +310,9 @@ CONFIGURATIONS = {
         rope_parameters={"rope_type": "default", "rope_theta": None},
         **GATED_DELTA | {"linear_value_head_dim": 5},
     ),
+    "olmoe": small(
+        "olmoe", num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, attention_bias=True
+    ),
     "opt": small("opt"),
     "phi": small("phi", hidden_size=32),
     "phi3": small("phi3"),
@@ -251,11 +323,22 @@ CONFIGURATIONS = {
         "phi3", rope_parameters=LONG | {"original_max_position_embeddings": 32},
         original_max_position_embeddings=32,
     ),
+    "phimoe": small(
+        "phimoe", num_local_experts=4, sliding_window=4, attention_bias=True, lm_head_bias=True,
+        router_jitter_noise=0.3, rope_parameters=LONG | {
+            "original_max_position_embeddings": 32, "short_mscale": 1.2, "long_mscale": 1.3,
+        },
+    ),
     "qwen2": small("qwen2"),
     "qwen2, window": small(
         "qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=1
     ),
     "qwen2, yarn": small("qwen2", num_key_value_heads=1, rope_parameters=YARN),
+    "qwen2_moe": small(
+        "qwen2_moe", num_key_value_heads=1, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=10, shared_expert_intermediate_size=50, decoder_sparse_step=2,
+        norm_topk_prob=True, use_sliding_window=True, sliding_window=4,
+    ),
     "qwen3": small("qwen3", num_key_value_heads=1, head_dim=10),
     "qwen3_5_moe_text": small("qwen3_5_moe_text", head_dim=8, **GATED_DELTA, **SHARED_EXPERT),
     "qwen3_5_text": small("qwen3_5_text", head_dim=8, **GATED_DELTA),
@@ -276,6 +359,10 @@ CONFIGURATIONS = {
         "smollm3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=4,
         num_key_value_heads=1,
     ),
+    "solar_open": small(
+        "solar_open", num_key_value_heads=1, head_dim=10, **SIGMOIDS, attention_bias=True,
+        rope_parameters=YARN, n_shared_experts=2,
+    ),
     "stablelm": small("stablelm", hidden_size=32),
     "stablelm, parallel": small(
         "stablelm", hidden_size=32, qk_layernorm=True, use_parallel_residual=True,
@@ -283,6 +370,12 @@ CONFIGURATIONS = {
     ),
     "starcoder2": small("starcoder2", num_key_value_heads=1),
     "starcoder2, window": small("starcoder2", sliding_window=4),
+    "vaultgemma": small(
+        "vaultgemma", num_key_value_heads=1, head_dim=10, query_pre_attn_scalar=16, sliding_window=4
+    ),
+    "youtu": small(
+        "youtu", **DENSE_LATENT | {"q_lora_rank": None}, rope_parameters=YARN | {"mscale": 0.7}
+    ),
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def drawn(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     for name in sorted(shapes):
         centre, spread = (0.5, 0.3) if len(shapes[name]) == 1 else (0.0, 0.2)
         numbers = centre + spread * generator.standard_normal(shapes[name])
-        arrays[name] = numbers.astype(np.float32)
+        arrays[name] = np.asarray(numbers, np.float32)
     return arrays
 
 

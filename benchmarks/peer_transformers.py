@@ -146,12 +146,14 @@ def _without_queries(
 
 def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor:
     """Which features of a projection are queries: all, the first, or in every group all but two."""
+    places = torch.arange(features)
+    if name in ("q_proj", "q_b_proj"):
+        return places >= 0
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon":
         grouped, one = config.new_decoder_architecture, config.multi_query
         groups = config.num_kv_heads if grouped else 1 if one else config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    places = torch.arange(features)
     if name == "query_key_value":
         return places % (features // groups) < features // groups - 2 * size
-    return places < features - (2 * groups * size if name in ("qkv_proj", "c_attn") else 0)
+    return places < features - 2 * groups * size

@@ -2,6 +2,7 @@ from . import answering as answering
 from . import causal as causal
 from . import checkpoint as checkpoint
 from . import decoder as decoder
+from . import deepseek_family as deepseek_family
 from . import experts as experts
 from . import families as families
 from . import foils as foils

@@ -232,6 +232,28 @@ def nemotron(config: Configuration) -> Recipe:
     )  # fmt: skip
 
 
+def jais2(config: Configuration) -> Recipe:
+    """Jais 2: Llama with layer norms, biases, and squared ReLU without gates."""
+    sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
+    biases = biases_of(config, default=True)._replace(mlp=bool(config.get("mlp_bias", True)))
+    return llama_like(
+        config, sizes, activation="relu2", network=parts.plain_mlp, norm=parts.layer_norm,
+        biases=biases,
+    )  # fmt: skip
+
+
+def olmo(config: Configuration) -> Recipe:
+    """OLMo: Llama with layer norms that have no weights; projections may be clipped."""
+    refuse_options(config, rms_norm_eps=1e-5)
+    clip = None
+    if config.get("clip_qkv") is not None:
+        clip = parts.clipped(get_positive(config, "clip_qkv"))
+    return llama_like(
+        config, sizes_of(config, norm_eps=1e-5), norm=parts.layer_norm_without_weights,
+        biases=biases_of(config), head_norm=clip, value_norm=clip,
+    )  # fmt: skip
+
+
 def cohere(config: Configuration) -> Recipe:
     """Command R: parallel blocks behind one norm without shift, scaled logits."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)

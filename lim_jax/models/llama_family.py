@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from lim_jax.models import parts
 from lim_jax.models.options import Configuration, get_choice, get_int, get_positive, refuse_options
-from lim_jax.models.reading import ACTIVATIONS
+from lim_jax.models.reading import ACTIVATIONS, xielu
 from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.models.rope_config import (
     FULL,
@@ -28,6 +28,9 @@ from lim_jax.network.positions import Rotary
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 
+OF_CWM = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          TRAINED: 8192}  # fmt: skip
+OF_APERTUS = OF_CWM | {"factor": 8.0}
 # Options of Hunyuan's files about heads that are not there, images, and layers that share.
 OF_HUNYUAN = (
     "add_classification_head", "class_num", "cla_share_factor", "dense_list", "enc_head_dim",
@@ -42,7 +45,7 @@ def llama_like(
     of_layers: tuple[AttentionMask, ...] | None = None,
     *,
     act: str = "hidden_act",
-    activation: str | Callable[[Array], Array] = "silu",
+    activation: str | Callable[..., Array] = "silu",
     tied: bool = False,
     **options: Any,
 ) -> Recipe:
@@ -292,6 +295,58 @@ def arcee(config: Configuration) -> Recipe:
     return llama_like(
         config, sizes_of(config, norm_eps=1e-5), activation="relu2", network=parts.plain_mlp,
         biases=biases_of(config),
+    )  # fmt: skip
+
+
+def cwm(config: Configuration) -> Recipe:
+    """CWM: Llama 3 with a window in all but every fourth layer from the first."""
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    usual = (SLIDING if k % 4 else FULL for k in range(sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    rotary = rotary_of(config, sizes.head_dim, default=1e6, default_scaling=OF_CWM)
+    refuse_options(config, mlp_bias=False)
+    return llama_like(config, sizes, masks_of(config, kinds, lambda kind: rotary, 8192))
+
+
+def iquestcoder(config: Configuration) -> Recipe:
+    """IQuest-Coder: Llama."""
+    refuse_options(config, clip_qkv=None, use_sliding_window=False)
+    config.ignore("max_window_layers", "sliding_window")  # without windows
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    return llama_like(config, sizes, biases=biases_of(config))
+
+
+def internlm3(config: Configuration) -> Recipe:
+    """InternLM 3: Llama, with other names for its biases."""
+    sizes, biases = sizes_of(config, norm_eps=1e-5, head_dim=128), biases_of(config)
+    qkv, others = config.get("qkv_bias", biases.qkv), config.get("bias", biases.mlp)
+    refuse_options({"bias": others}, bias=qkv)  # else the output's bias is not known
+    return llama_like(config, sizes, biases=Biases(qkv, qkv, qkv))
+
+
+def hyperclovax(config: Configuration) -> Recipe:
+    """HyperCLOVA X SEED: Granite with further norms after sublayers, and logits multiplied."""
+    sizes = sizes_of(config)
+    names, scales = Names(), multipliers(config)
+    if config.get("use_post_norm", True):
+        names = Names(after_attention="post_norm1", after_network="post_norm2")
+    scales["logit_scale"] = 1 / scales["logit_scale"]
+    if config.get("attention_multiplier") is None:
+        scales["scale"] = None
+    return llama_like(config, sizes, names=names, biases=biases_of(config), **scales)
+
+
+def apertus(config: Configuration) -> Recipe:
+    """Apertus: norms of heads; networks have no gate, but an activation that was learned."""
+    refuse_options(config, hidden_act="xielu", qk_norm=True, mlp_bias=False)
+    config.ignore("post_norm")  # the publisher's reader ignores it
+    sizes = sizes_of(config, norm_eps=1e-5)
+    rotary = rotary_of(config, sizes.head_dim, default=12e6, default_scaling=OF_APERTUS)
+    names = Names(before_attention="attention_layernorm", before_network="feedforward_layernorm")
+    return llama_like(
+        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names=names,
+        biases=biases_of(config), head_norm=parts.shared_head_norm, network=parts.xielu_mlp,
+        activation=xielu,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import math
 from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import (
     biases_of,
+    hunyuan_v1_dense,
     llama_like,
     masks_by_kind,
     multipliers,
@@ -12,12 +13,13 @@ from lim_jax.models.llama_family import (
 )
 from lim_jax.models.options import (
     Configuration,
-    Options,
+    alike,
     get_int,
     get_positive,
     refuse_options,
+    require_config,
 )
-from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, sizes_of
+from lim_jax.models.recipe import Biases, Names, Recipe, sizes_of
 from lim_jax.models.rope_config import (
     CHUNKED,
     FULL,
@@ -28,14 +30,19 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
-    yarn_weights,
 )
-from lim_jax.network.experts import ClampedGate, Routing
-from lim_jax.network.frequencies import yarn_amplitude
+from lim_jax.network.experts import ClampedGate, Routing, SparseMixer
+from lim_jax.network.frequencies import LongFrequencies
 from lim_jax.network.masks import AttentionMask
-from lim_jax.network.positions import Tempered, UnitRotary
+from lim_jax.network.positions import Rotary, Tempered, UnitRotary
 
 OF_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096}
+# Options of Hunyuan's files about other routing, attention that is not there, and images.
+OF_HUNYUAN_MOE = (
+    "capacity_factor", "kv_lora_rank", "moe_drop_tokens", "moe_random_routing_dropped_token",
+    "n_group", "num_media_embeds", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "skip_cls_token", "topk_group", "unused_tokens", "use_mixed_mlp_moe", "v_head_dim",
+)  # fmt: skip
 OF_TRINITY = Names(
     output_gate="self_attn.gate_proj",
     after_attention="post_attention_layernorm",
@@ -43,9 +50,14 @@ OF_TRINITY = Names(
     after_network="post_mlp_layernorm",
 )
 PROJECTIONS = experts.by_expert("gate_proj", "up_proj", "down_proj")
+OF_MIXTRAL = experts.by_expert("w1", "w3", "w2")
 # Options that repeat what others say.
 REPEATED = (
     "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
+)  # fmt: skip
+SCALES_OF_MINIMAX = tuple(
+    f"layernorm_{of}_{which}"
+    for of in ("full_attention", "mlp") for which in ("alpha", "beta")
 )  # fmt: skip
 
 
@@ -85,7 +97,7 @@ def mixtral(config: Configuration) -> Recipe:
     seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size,
-        Routing(_top(config, 2)), experts.by_expert("w1", "w3", "w2"),
+        Routing(_top(config, 2)), OF_MIXTRAL,
     )  # fmt: skip
     config.ignore(*REPEATED)
     names = Names(network="block_sparse_moe")
@@ -98,20 +110,136 @@ def qwen3_moe(config: Configuration) -> Recipe:
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # all layers slide, or none
     seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
-    only = config.get("mlp_only_layers") or ()
-    step = get_int(config, "decoder_sparse_step", 1, least=0)
-    dense = {k for k in range(sizes.depth) if k in only or step < 1 or (k + 1) % step}
-    name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
-    mixture = experts.Mixture(
-        get_int(config, name, 128), get_int(config, "moe_intermediate_size"), routing, PROJECTIONS,
-        dense_layers=frozenset(dense),
-    )  # fmt: skip
-    config.ignore(*REPEATED)
+    mixture = _of_qwen(config, sizes.depth, (128, 8, None))
     return llama_like(
         config, sizes, seen, biases=biases_of(config), head_norm=parts.shared_head_norm,
         network=experts.moe_mlp(mixture),
     )  # fmt: skip
+
+
+def _of_qwen(
+    config: Configuration, depth: int, default: tuple[int, int, int | None]
+) -> experts.Mixture:
+    """Read Qwen's experts; `default` is how many, how many of a token, and their hidden size."""
+    only = config.get("mlp_only_layers") or ()
+    step = get_int(config, "decoder_sparse_step", 1, least=0)
+    dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
+    name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    count, top, hidden = default
+    routing = Routing(_top(config, top), normalised=bool(config.get("norm_topk_prob", False)))
+    config.ignore(*REPEATED)
+    return experts.Mixture(
+        get_int(config, name, count), get_int(config, "moe_intermediate_size", hidden), routing,
+        PROJECTIONS, dense_layers=frozenset(dense),
+    )  # fmt: skip
+
+
+def qwen2_moe(config: Configuration) -> Recipe:
+    """Qwen 2 with experts, beside a shared one behind a gate."""
+    sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
+    first = get_int(config, "max_window_layers", 28, least=0)
+    usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    hidden = get_int(config, "shared_expert_intermediate_size", 5632)
+    mixture = _of_qwen(config, sizes.depth, (60, 4, 1408))._replace(
+        shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
+    )
+    return llama_like(
+        config, sizes, masks_by_kind(config, sizes, kinds), network=experts.moe_mlp(mixture),
+        biases=Biases(qkv=bool(config.get("qkv_bias", True))),
+    )  # fmt: skip
+
+
+def olmoe(config: Configuration) -> Recipe:
+    """OLMoE: Llama with norms of all heads together, and experts."""
+    refuse_options(config, clip_qkv=None)
+    sizes, count = sizes_of(config, norm_eps=1e-5), get_int(config, "num_experts", 64)
+    routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
+    mixture = experts.Mixture(count, sizes.intermediate_size, routing, PROJECTIONS)
+    return llama_like(
+        config, sizes, biases=biases_of(config), head_norm=parts.across_heads,
+        network=experts.moe_mlp(mixture),
+    )  # fmt: skip
+
+
+def phimoe(config: Configuration) -> Recipe:
+    """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    refuse_options(config, num_experts_per_tok=2)
+    kinds = sizes.depth * (FULL if config.get("sliding_window") is None else SLIDING,)
+    rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
+    mixture = experts.Mixture(
+        get_int(config, "num_local_experts", 16), sizes.intermediate_size,
+        SparseMixer(get_positive(config, "router_jitter_noise", 0.01)), OF_MIXTRAL,
+    )  # fmt: skip
+    biased, head = bool(config.get("attention_bias", False)), config.get("lm_head_bias", False)
+    return llama_like(
+        config, sizes, masks_of(config, kinds, lambda kind: rotary), norm=parts.layer_norm,
+        names=Names(network="block_sparse_moe"), biases=Biases(biased, biased, head=bool(head)),
+        network=experts.moe_mlp(mixture), longest=longest,
+    )  # fmt: skip
+
+
+def _rotary_of_phimoe(
+    config: Configuration, head_dim: int
+) -> tuple[Rotary, tuple[int, str] | None]:
+    """Read rotary positions, and up to which length readers agree about their scaling."""
+    rope = rope_options(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return rotary_of(config, head_dim, default=1e6), None
+    require_config(kind in ("longrope", "su"), f"rope_type = {kind!r}", "longrope")
+    theta = rope.get("rope_theta") or config.get("rope_theta")
+    scaling = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
+    scaling |= {"attention_factor": get_positive(rope, "short_mscale"), "rope_theta": theta}
+    options = {**config.options, "rope_scaling": None, "rope_parameters": scaling}
+    rotary = rotary_of(options, head_dim, default=1e6)
+    assert isinstance(rotary.frequencies, LongFrequencies)
+    config.ignore(TRAINED)
+    why = "since readers scale longer ones in different ways"
+    return rotary, (rotary.frequencies.trained, why)
+
+
+def ernie4_5_moe(config: Configuration) -> Recipe:
+    """ERNIE 4.5 with experts beside shared ones, in all layers but some."""
+    refuse_options(config, use_bias=False, moe_norm_min=1e-12)
+    config.ignore("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
+    sizes, end = sizes_of(config, norm_eps=1e-5), config.get("moe_layer_end_index")
+    start, step = (
+        get_int(config, f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
+    )
+    end = sizes.depth - 1 if end in (None, -1) else get_int(config, "moe_layer_end_index", least=0)
+    sparse = {k for k in range(start, end + 1) if (k + 1) % step == 0}
+    hidden = get_int(config, "moe_intermediate_size", 1536)
+    shared = get_int(config, "moe_num_shared_experts", 2, least=0)
+    mixture = experts.Mixture(
+        get_int(config, "moe_num_experts", 64), hidden, Routing(get_int(config, "moe_k", 6)),
+        PROJECTIONS, preference="moe_statics.e_score_correction_bias", preference_axes=(1,),
+        shared=("shared_experts", hidden * shared) if shared else None,
+        dense_layers=frozenset({*range(sizes.depth)} - sparse),
+    )  # fmt: skip
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=500_000.0), rope_interleaved=True,
+        tied=True, network=experts.moe_mlp(mixture), names=Names(further="model.mtp_"),
+    )  # fmt: skip
+
+
+def hunyuan_v1_moe(config: Configuration) -> Recipe:
+    """Hunyuan with experts beside a shared one."""
+    recipe = hunyuan_v1_dense(config)
+    hidden = recipe.sizes.intermediate_size
+    only = {"moe_intermediate_size": hidden, "num_shared_expert": 1}
+    refuse_options({name: alike(config, name, value) for name, value in only.items()}, **only)
+    refuse_options(
+        config, norm_topk_prob=True, moe_layer_num_skipped=0, use_mla=False,
+        group_limited_greedy=False,
+    )  # fmt: skip
+    config.ignore(*OF_HUNYUAN_MOE)
+    mixture = experts.Mixture(
+        alike(config, "num_experts", 1), hidden, Routing(alike(config, "moe_topk", 1)),
+        PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
+    )  # fmt: skip
+    return recipe._replace(network=experts.moe_mlp(mixture))
 
 
 def granitemoe(config: Configuration) -> Recipe:
@@ -183,65 +311,29 @@ def llama4_text(config: Configuration) -> Recipe:
     )  # fmt: skip
 
 
-def deepseek_v2(config: Configuration) -> Recipe:
-    """DeepSeek V2: latent attention; experts beside shared ones, chosen by a softmax."""
-    method = config.get("topk_method", "greedy")
-    limited = method == "group_limited_greedy"
-    refuse_options({"topk_method": "greedy" if limited else method}, topk_method="greedy")
-    refuse_options(config, norm_topk_prob=False)
-    routing = Routing(
-        _top(config, None), normalised=False,
-        factor=get_positive(config, "routed_scaling_factor", 1.0),
-        groups=(config.get("n_group") or 1) if limited else 1,
-        kept=(config.get("topk_group") or 1) if limited else 1,
+def minimax_m2(config: Configuration) -> Recipe:
+    """MiniMax M2: norms of all heads, a part of each rotated; experts are chosen by sigmoids."""
+    refuse_options(
+        config, use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True,
+        scoring_func="sigmoid", shared_intermediate_size=0, sliding_window=None,
+        **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
     )  # fmt: skip
-    config.ignore(*REPEATED, "n_group", "topk_group")
-    return _deepseek(config, routing, dense=0, shared=2, preference=False)
-
-
-def deepseek_v3(config: Configuration) -> Recipe:
-    """DeepSeek V3: latent attention; experts beside a shared one, chosen by sigmoids in groups."""
-    refuse_options(config, topk_method="noaux_tc", scoring_func="sigmoid", rope_interleave=True)
-    routing = Routing(
-        _top(config, 8), "sigmoid", bool(config.get("norm_topk_prob", True)),
-        get_positive(config, "routed_scaling_factor", 2.5),
-        get_int(config, "n_group", 8), get_int(config, "topk_group", 4), best=2,
-    )  # fmt: skip
-    return _deepseek(config, routing, dense=3, shared=1, preference=True)
-
-
-def _deepseek(
-    config: Configuration, routing: Routing, *, dense: int, shared: int, preference: bool
-) -> Recipe:
-    refuse_options(config, attention_bias=False, mlp_bias=False, moe_layer_freq=1, ep_size=1)
-    refuse_options(config, scoring_func="sigmoid" if preference else "softmax")
-    config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
-    sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"))
-    shared = get_int(config, "n_shared_experts", shared)
-    hidden = get_int(config, "moe_intermediate_size")
-    first = get_int(config, "first_k_dense_replace", dense, least=0)
-    name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
-    count = get_int(config, name)
-    experts.require_open(routing, count)
+    config.ignore("shared_moe_mode", "mlp_intermediate_size", "use_mtp")
+    sizes, count = sizes_of(config, head_dim=128), get_int(config, "num_local_experts", 256)
+    kinds = {"attn_type_list": alike(config, "attn_type_list", 1)}
+    refuse_options(kinds, attn_type_list=1)  # others are no softmax attention
+    part = get_int(config, "rotary_dim", sizes.head_dim) / sizes.head_dim
     mixture = experts.Mixture(
-        count, hidden, routing, PROJECTIONS,
-        preference="gate.e_score_correction_bias" if preference else None,
-        shared=("shared_experts", hidden * shared), dense_layers=frozenset(range(first)),
+        count, sizes.intermediate_size, Routing(_top(config, 8), "sigmoid"), OF_MIXTRAL,
+        preference="e_score_correction_bias",
     )  # fmt: skip
-    size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
+    config.ignore(*REPEATED)
+    mtp = config.get("num_mtp_modules") or 0, config.get("mtp_transformer_layers") or 1
     return llama_like(
-        config, sizes, rotary_masks(config, sizes), network=experts.moe_mlp(mixture),
-        attention=experts.read_mla(config), scale=_yarn_scale(size, rope),
-        num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
+        config, sizes, rotary_masks(config, sizes, default=5e6, default_part=part),
+        names=Names(network="block_sparse_moe"), head_norm=parts.across_heads,
+        network=experts.moe_mlp(mixture), num_mtp_layers=math.prod(mtp),
     )  # fmt: skip
-
-
-def _yarn_scale(size: int, rope: Options) -> float | None:
-    """Return the scale of scores times the square of YaRN's amplitude of all features."""
-    _, weight = yarn_weights(rope)
-    if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
-        return None
-    return size**-0.5 * yarn_amplitude(get_positive(rope, "factor"), weight) ** 2
 
 
 def _top(config: Configuration, default: int | None) -> int:

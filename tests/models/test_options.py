@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from lim_jax.models import parts
 from lim_jax.models.families import FAMILIES, recipe_of
 from lim_jax.models.options import Configuration, refuse_unknown
-from lim_jax.models.reading import bloom_gelu, exact_gelu, squared_relu, tanh_gelu
+from lim_jax.models.reading import bloom_gelu, exact_gelu, squared_relu, tanh_gelu, xielu
 from lim_jax.models.rope_config import TRAINED, trained_length
 from lim_jax.network.flow import euler, split
 from lim_jax.network.frequencies import rotary_frequencies
@@ -25,17 +26,24 @@ LATENT = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5, "kv_lora_rank": 4,
     "n_routed_experts": 16, "moe_intermediate_size": 9, "num_experts_per_tok": 2,
 }  # fmt: skip
+LATENTS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu")
 WITHOUT = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 # The least that a configuration says, where that is not the sizes alone.
 LEAST = {
     "bloom": {"vocab_size": 11, "hidden_size": 64, "n_layer": 6, "n_head": 4},
-    "deepseek_v2": SIZES | LATENT, "deepseek_v3": SIZES | LATENT,
+    **dict.fromkeys(LATENTS, SIZES | LATENT),
+    "dots1": SIZES | {
+        "n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 9,
+        "num_experts_per_tok": 2,
+    },
     "falcon": WITHOUT, "gpt2": OLD,
+    "gemma4_text": SIZES | {"hidden_size_per_layer_input": 0},
     "gptj": OLD | {"n_embd": 256},
     "gpt_neo": SIZES | {"num_layers": 6, "num_heads": 4, "attention_types": [[["local"], 6]]},
     "opt": WITHOUT | {"ffn_dim": 40}, "qwen3_moe": SIZES | {"moe_intermediate_size": 9},
     "lfm2_moe": SIZES | {"layer_types": 6 * ["conv"]},
     "nemotron_h": SIZES | {"hybrid_override_pattern": "ME*-ME"},
+    "youtu": SIZES | {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name},
 }  # fmt: skip
 SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
 
@@ -54,22 +62,31 @@ def full_of(period):
 # turning, whether the head is the embedding, the activation, and which matrices have a bias.
 DEFAULTS = {
     "afmoe": (1e-5, 128, 128, 1e4, False, SILU, ""),
+    "apertus": (1e-5, 16, 16, 12e6, False, xielu, ""),
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
     "bamba": (1e-5, 16, 8, 1e4, False, SILU, ""),
     "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "cohere2": (1e-5, 16, 16, 1e4, True, SILU, ""),
+    "cwm": (1e-5, 128, 128, 1e6, False, SILU, ""),
     "deepseek_v2": (1e-6, 8, 8, 1e4, False, SILU, ""),
     "deepseek_v3": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "deepseek_v32": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "dots1": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "ernie4_5": (1e-5, 128, 128, 5e5, True, SILU, ""),
+    "ernie4_5_moe": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "exaone4": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "falcon": (1e-5, 16, 16, 1e4, True, exact_gelu, ""),
     "falcon_h1": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "gemma": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma2": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma3_text": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
+    "gemma4_text": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "glm": (1.5625e-7, 128, 64, 1e4, False, SILU, "p"),
     "glm4": (1.5625e-7, 128, 64, 1e4, False, SILU, "p"),
+    "glm4_moe": (1e-5, 16, 8, 1e4, False, SILU, ""),
+    "glm4_moe_lite": (1e-5, 8, 8, 1e4, False, SILU, ""),
+    "glm_moe_dsa": (1e-5, 8, 8, 1e4, False, SILU, ""),
     "gpt2": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
     "gpt_neo": (1e-5, 16, 0, None, True, tanh_gelu, "mt"),
     "gpt_neox": (1e-5, 16, 4, 1e4, False, exact_gelu, "pmt"),
@@ -82,20 +99,30 @@ DEFAULTS = {
     "hunyuan_v1_dense": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "lfm2": (1e-5, 16, 16, 1e6, True, SILU, ""),
     "lfm2_moe": (1e-5, 16, 16, 1e6, True, SILU, ""),
+    "hunyuan_v1_moe": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "hyperclovax": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "internlm3": (1e-5, 128, 128, 1e4, False, SILU, ""),
+    "iquestcoder": (1e-5, 128, 128, 1e4, False, SILU, ""),
+    "jais2": (1e-5, 16, 16, 1e4, False, squared_relu, "pmt"),
     "llama": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "llama4_text": (1e-5, 128, 128, 5e5, False, SILU, ""),
+    "minimax_m2": (1e-6, 128, 128, 5e6, False, SILU, ""),
     "ministral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mistral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mixtral": (1e-5, 16, 16, 1e6, False, SILU, ""),
     "nemotron": (1e-5, 16, 8, 1e4, False, squared_relu, ""),
     "nemotron_h": (1e-5, 128, 0, None, False, squared_relu, ""),
+    "olmo_hybrid": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "olmo": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "olmo2": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "olmo3": (1e-5, 16, 16, 5e5, False, SILU, ""),
-    "olmo_hybrid": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "olmoe": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "opt": (1e-5, 16, 0, None, True, jax.nn.relu, "pmt"),
     "phi": (1e-5, 16, 8, 1e4, False, tanh_gelu, "pmth"),
     "phi3": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "phimoe": (1e-5, 16, 16, 1e6, False, SILU, ""),
     "qwen2": (1e-6, 16, 16, 1e4, False, SILU, "p"),
+    "qwen2_moe": (1e-6, 16, 16, 1e4, False, SILU, "p"),
     "qwen3": (1e-6, 128, 128, 1e4, False, SILU, ""),
     "qwen3_5_moe_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "qwen3_5_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
@@ -103,8 +130,11 @@ DEFAULTS = {
     "qwen3_next": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "seed_oss": (1e-6, 128, 128, 1e4, False, SILU, "p"),
     "smollm3": (1e-6, 16, 16, 2e6, True, SILU, ""),
+    "solar_open": (1e-5, 128, 128, 1e6, False, SILU, ""),
     "stablelm": (1e-5, 16, 4, 1e4, False, SILU, ""),
     "starcoder2": (1e-5, 16, 16, 1e4, True, tanh_gelu, "pmt"),
+    "vaultgemma": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
+    "youtu": (1e-6, 8, 8, 1e4, True, SILU, ""),
 }
 
 
@@ -131,9 +161,11 @@ def test_options_that_are_left_out_are_the_publishers(family):
 LAYERS = {
     "afmoe": ((1024, None), full_of(4), "windows"),
     "cohere2": ((WIDE, None), full_of(4), "windows"),
+    "cwm": ((8192, None), (True, False, False, False, True, False), "all"),
     "exaone4": ((WIDE, None), full_of(4), "windows"),
     "gemma2": ((WIDE, None), full_of(2), "all"),
     "gemma3_text": ((WIDE, None), full_of(6), "all"),
+    "gemma4_text": ((512, None), full_of(6), "all"),
     "gpt_neo": ((256, None), full_of(9), "none"),
     "gpt_oss": ((128, None), full_of(2), "all"),
     "llama4_text": ((None, 8192), full_of(4), "all"),
@@ -141,6 +173,7 @@ LAYERS = {
     "mistral": ((WIDE, None), full_of(9), "all"),
     "olmo3": ((WIDE, None), full_of(4), "all"),
     "smollm3": ((None, None), full_of(4), "windows"),
+    "vaultgemma": ((WIDE, None), full_of(2), "all"),
 }
 
 
@@ -157,27 +190,36 @@ def test_layers_see_what_the_publishers_let_them_see(family):
     assert [mask.positions is not None for mask in found] == known[places_known]
 
 
+OF_GEMMA2 = {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0}
+INDEXED = 2048, "index_topk: of longer ones an index chooses so many tokens that attention sees"
 OTHERS = {
     "cohere": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
     "cohere2": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
-    "ernie4_5": {"rope_interleaved": True}, "falcon": {"step": euler}, "falcon_h1": {"scale": 0.25},
-    "gemma": {"embedding_scale": 8.0},
-    "gemma2": {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0},
+    "deepseek_v32": {"longest": INDEXED}, "ernie4_5": {"rope_interleaved": True},
+    "ernie4_5_moe": {"rope_interleaved": True}, "falcon": {"step": euler},
+    "falcon_h1": {"scale": 0.25},
+    "gemma": {"embedding_scale": 8.0}, "gemma2": OF_GEMMA2,
     "gemma3_text": {"embedding_scale": 8.0, "scale": 1 / 16},
+    "gemma4_text": {
+        "embedding_scale": 8.0, "scale": 1.0, "value_norm": parts.unscaled_head_norm,
+    },
     "glm": {"rope_interleaved": True}, "glm4": {"rope_interleaved": True},
+    "glm_moe_dsa": {"longest": INDEXED},
     "gpt2": {"transposed": True, "num_positions": 64},
     "gpt_neo": {"scale": 1.0, "num_positions": 64}, "gpt_neox": {"step": euler},
     "gptj": {"step": euler, "rope_interleaved": True}, "granite": {"scale": 1.0},
     "granitemoe": {"scale": 1.0}, "granitemoehybrid": {"scale": 1.0},
     "helium": {"rope_interleaved": True},
     "hunyuan_v1_dense": {"rope_before_qk_norm": True},
+    "hunyuan_v1_moe": {"rope_before_qk_norm": True},
     "llama4_text": {"rope_interleaved": True}, "opt": {"num_positions": 64, "offset": 2},
-    "phi": {"step": euler},
+    "phi": {"step": euler}, "vaultgemma": OF_GEMMA2,
 }  # fmt: skip
 PLAIN = {
     "embedding_scale": 1.0, "logit_scale": 1.0, "logit_cap": None, "scale": None, "cap": None,
     "step": split, "increment": 1.0, "rope_interleaved": False, "transposed": False,
     "num_positions": 0, "offset": 0, "rope_before_qk_norm": False, "num_mtp_layers": 0,
+    "longest": None, "value_norm": None,
 }  # fmt: skip
 
 
@@ -194,16 +236,28 @@ MIXTURES = {
     "afmoe": (64, 6, "sigmoid", True, 1.0, 1, 1, 1, {0}, ("shared_experts", 2816)),
     "deepseek_v2": (16, 2, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_experts", 18)),
     "deepseek_v3": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
+    "deepseek_v32": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
+    "dots1": (16, 2, "sigmoid", False, 1.0, 1, 1, 2, set(), ("shared_experts", 9)),
+    "ernie4_5_moe": (64, 6, "softmax", True, 1.0, 1, 1, 1, {0}, ("shared_experts", 3072)),
+    "glm4_moe": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, {0}, ("shared_experts", 1408)),
+    "glm4_moe_lite": (16, 2, "sigmoid", True, 1.8, 1, 1, 2, {0}, ("shared_experts", 9)),
+    "glm_moe_dsa": (16, 2, "sigmoid", True, 2.5, 1, 1, 2, {0, 1, 2}, ("shared_experts", 9)),
     "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoehybrid": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 1024)),
     "lfm2_moe": (32, 4, "sigmoid", True, 1.0, 1, 1, 1, set(), None),
+    "hunyuan_v1_moe": (1, 1, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 40)),
     "llama4_text": (16, 1, "sigmoid", False, 1.0, 1, 1, 1, set(), ("shared_expert", 40)),
+    "minimax_m2": (256, 8, "sigmoid", True, 1.0, 1, 1, 1, set(), None),
     "mixtral": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "nemotron_h": (8, 2, "sigmoid", True, 1.0, 1, 1, 2, set(), ("shared_experts", 7688)),
     "qwen3_5_moe_text": (256, 8, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_expert", 512)),
     "qwen3_moe": (128, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
     "qwen3_next": (512, 10, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_expert", 512)),
+    "olmoe": (64, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
+    "phimoe": (16, 0.01, 2, 1, 1, set(), None),
+    "qwen2_moe": (60, 4, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_expert", 5632)),
+    "solar_open": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, set(), ("shared_experts", 1280)),
 }
 
 
@@ -216,6 +270,7 @@ def mixture_of(recipe):
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe = recipe_of(least(family))
     mixture = mixture_of(recipe.layers[-1] if recipe.layers else recipe)
+    mixture = mixture_of(recipe)
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
@@ -359,6 +414,41 @@ REFUSED = [
     ("lfm2", {"block_multiple_of": 0}, "block_multiple_of = 0, expected a positive whole"),
     ("lfm2_moe", {"layer_types": None}, "0 layers of .., expected 6 of full_attention or conv"),
     ("olmo_hybrid", {"layer_types": 6 * ["mamba2"]}, "6 layers of .'mamba2'., expected 6 of"),
+    ("deepseek_v32", {"index_topk": 0}, "index_topk = 0, expected a positive whole number"),
+    ("glm_moe_dsa", {"layer_types": 6 * ["full_attention"]}, "layer_types = 'full_attention', exp"),
+    ("glm_moe_dsa", {"mlp_layer_types": ["dense"]}, r"mlp_layer_types = \['dense'\], expected 6"),
+    ("glm_moe_dsa", {"num_experts": 3}, "num_experts = 3, expected 16"),
+    ("glm4_moe_lite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected 1.0"),
+    ("solar_open", {"use_qk_norm": True}, "use_qk_norm = True, expected False"),
+    ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace = 1, expected 0"),
+    ("dots1", {"scoring_func": "softmax"}, "scoring_func = 'softmax', expected sigmoid"),
+    ("dots1", {"topk_method": "greedy"}, "topk_method = 'greedy', expected noaux_tc"),
+    ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = list, expected the same in ev"),
+    ("minimax_m2", {"attn_type_list": 6 * [0]}, "attn_type_list = 0, expected 1"),
+    ("cwm", {"attention_bias": True}, "attention_bias = True, expected options of the family"),
+    ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv = 8.0, expected None"),
+    ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window = True, expected False"),
+    ("internlm3", {"qkv_bias": True}, "bias = False, expected True"),
+    ("apertus", {"hidden_act": "silu"}, "hidden_act = 'silu', expected xielu"),
+    ("apertus", {"qk_norm": False}, "qk_norm = False, expected True"),
+    ("olmo", {"clip_qkv": -1.0}, "clip_qkv = -1.0, expected a positive number"),
+    ("olmo", {"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06, expected 1e-05"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0, expected None"),
+    ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1, expected 2"),
+    ("phimoe", {"rope_scaling": {"type": "linear", "factor": 2.0, "short_mscale": 1.0}},
+     "rope_type = 'linear', expected longrope"),
+    ("qwen2_moe", {"attention_bias": True}, "attention_bias = True, expected options of the fam"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias = True, expected False"),
+    ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, expected 1e-12"),
+    ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "moe_topk = list, expected the same in every layer"),
+    ("vaultgemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True, ex"),
+    ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers = 2, expected no layers"),
+    ("gemma4_text", {"hidden_size_per_layer_input": None, "use_bidirectional_attention": "all"},
+     "use_bidirectional_attention = 'all', expected None"),
+    ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8, expec"),
+    ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config = {'0': "),
+    ("gemma4_text", {"enable_moe_block": True}, "num_experts = None, expected a positive whole"),
+    ("youtu", {"attention_bias": True}, "attention_bias = True, expected False"),
 ]  # fmt: skip
 
 
@@ -382,6 +472,19 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         recipe_of(Configuration({"model_type": family}))
     with pytest.raises(ValueError, match="model_type = 'bert', expected afmoe or"):
         recipe_of(Configuration({"model_type": "bert"}))
+
+
+def test_full_layers_of_gemma_4_have_sizes_of_their_own_and_the_last_is_one_of_them():
+    sliding = 6 * ["sliding_attention"]
+    own: Any = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    for more, full in (
+        (own, (512, 2)), ({"num_global_key_value_heads": 2, "global_head_dim": 10}, (10, 4)),
+        ({"per_layer_config": {"5": {"num_key_value_heads": 1}}}, (256, 1)),
+    ):  # fmt: skip
+        recipe = recipe_of(least("gemma4_text", layer_types=sliding, **more))
+        sizes = [(layer.sizes.head_dim, layer.sizes.num_kv_heads) for layer in recipe.layers]
+        assert sizes == 5 * [(256, 4)] + [full]
+        assert recipe.masks[-1].window is None
 
 
 def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
@@ -439,6 +542,10 @@ SAID = {
     "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
     "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
     "gemma2": {"sliding_window_size": WIDE},
+    "glm4_moe_lite": {
+        "ep_size": 1, "moe_layer_freq": 1, "moe_router_dtype": "float32", "num_experts": 16,
+        "partial_rotary_factor": 1.0, "rope_interleave": True, "topk_method": "noaux_tc",
+    },
     "gptj": {"rotary": True, "scale_attn_weights": True},
     "granitemoehybrid": {"normalization_function": "rmsnorm"},
     "hunyuan_v1_dense": {
@@ -448,6 +555,15 @@ SAID = {
     "lfm2": {
         "block_dim": 64, "block_norm_eps": 1e-5, "block_use_swiglu": True, "conv_dim": 64,
         "conv_dim_out": 64, "num_heads": 4, "use_pos_enc": True,
+    },
+    "hunyuan_v1_moe": {
+        "group_limited_greedy": False, "moe_intermediate_size": 40, "moe_layer_num_skipped": 0,
+        "norm_topk_prob": True, "num_shared_expert": 1, "use_mla": False,
+    },
+    "minimax_m2": {
+        "attn_type_list": 1, "layernorm_full_attention_beta": 1.0, "layernorm_mlp_alpha": 1.0,
+        "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+        "use_qk_norm": True, "use_routing_bias": True,
     },
     "nemotron": {"kv_channels": 16, "layer_norm_eps": 1e-5},
     "nemotron_h": {"n_shared_experts": 1, "norm_eps": 1e-5, "mamba_proj_bias": False},
@@ -464,15 +580,20 @@ SAID = {
 # And what changes none, whatever it says.
 IDLE = {
     "afmoe": ("auto_map", "load_balance_coeff", "use_grouped_mm"),
+    "apertus": ("post_norm",),
     "bloom": ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion",
               "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv"),
     "cohere2": ("cache_implementation", "use_parallel_embedding"),
     "deepseek_v3": ("auto_map",), "gemma2": ("cache_implementation",),
+    "glm_moe_dsa": ("head_dim", "index_n_heads", "index_topk_freq", "indexer_types", "qk_head_dim"),
     "hunyuan_v1_dense": ("class_num", "cla_share_factor", "dense_list", "enc_head_dim", "pad_id",
                          "im_end_id", "mask_init_id", "org_vocab_size", "pool_type",
                          "routed_scaling_factor", "text_end_id"),
+    "hunyuan_v1_moe": ("dense_list", "kv_lora_rank", "moe_drop_tokens", "num_media_embeds"),
+    "iquestcoder": ("max_window_layers", "sliding_window"),
     "llama": ("_flash_attn_2_enabled", "max_length", "num_beams", "repetition_penalty", "typical_p",
               "suppress_tokens", "unsloth_fixed", "unsloth_version"),
+    "minimax_m2": ("mlp_intermediate_size", "shared_moe_mode", "use_mtp"),
     "opt": ("activation_dropout", "prefix"), "phi3": ("auto_map",),
     "falcon_h1": ("mamba_chunk_size", "mlp_expansion_factor", "time_step_max"),
     "granitemoehybrid": ("init_method", "rope_theta"),
@@ -481,6 +602,7 @@ IDLE = {
     "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers"),
     "smollm3": ("max_window_layers",),
     "starcoder2": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+    "youtu": ("embedding_initializer_range", "head_dim"),
 }  # fmt: skip
 
 
@@ -489,8 +611,10 @@ def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
     found, expected = recipe_of(config), recipe_of(least(family))
     refuse_unknown(config)
-    closures = family in (*MIXTURES, "falcon_h1") or bool(found.layers)
-    made_anew = {"network": None, "attention": None, "layers": ()} if closures else {}
+    closures = family in {*MIXTURES, *LATENTS, "falcon_h1"} or bool(found.layers)
+    made_anew: dict[str, Any] = (
+        {"network": None, "attention": None, "layers": ()} if closures else {}
+    )
     assert found._replace(**made_anew) == expected._replace(**made_anew)
     for name, value in SAID.get(family, {}).items():
         other = "other" if isinstance(value, str) else 2 * value + 1

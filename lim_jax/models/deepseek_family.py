@@ -1,0 +1,221 @@
+"""DeepSeek and those with its experts, beside shared ones, or with its latent attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lim_jax.models import experts, parts
+from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind, rotary_masks
+from lim_jax.models.options import (
+    Configuration,
+    Options,
+    alike,
+    get_choice,
+    get_int,
+    get_positive,
+    refuse_options,
+    require_config,
+)
+from lim_jax.models.recipe import Biases, Recipe, SizeNames, Sizes, sizes_of
+from lim_jax.models.rope_config import (
+    FULL,
+    SLIDING,
+    WINDOW,
+    layer_kinds,
+    rope_options,
+    yarn_weights,
+)
+from lim_jax.network.experts import MixtureOfExperts, Routing
+from lim_jax.network.frequencies import yarn_amplitude
+
+DENSE, SPARSE = "dense", "sparse"
+# Options of an index of tokens.
+OF_INDEX = (
+    "index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset",
+    "index_topk_freq", "index_topk_pattern", "indexer_rope_interleave", "indexer_types",
+)  # fmt: skip
+
+
+def deepseek_v2(config: Configuration) -> Recipe:
+    """DeepSeek V2: latent attention; experts beside shared ones, chosen by a softmax."""
+    method = config.get("topk_method", "greedy")
+    limited = method == "group_limited_greedy"
+    refuse_options({"topk_method": "greedy" if limited else method}, topk_method="greedy")
+    refuse_options(config, norm_topk_prob=False, scoring_func="softmax")
+    routing = Routing(
+        get_int(config, "num_experts_per_tok"), normalised=False,
+        factor=get_positive(config, "routed_scaling_factor", 1.0),
+        groups=(config.get("n_group") or 1) if limited else 1,
+        kept=(config.get("topk_group") or 1) if limited else 1,
+    )  # fmt: skip
+    config.ignore("n_group", "topk_group")
+    return _deepseek(config, routing=routing, dense=0, shared=2)
+
+
+def deepseek_v3(config: Configuration) -> Recipe:
+    """DeepSeek V3: latent attention; experts beside a shared one, chosen by sigmoids in groups."""
+    return _deepseek(config, dense=3, groups=(8, 4))
+
+
+def deepseek_v32(config: Configuration) -> Recipe:
+    """DeepSeek V3.2: V3, in contexts of which its index of tokens chooses all."""
+    return _indexed(config, deepseek_v3(config))
+
+
+def glm4_moe_lite(config: Configuration) -> Recipe:
+    """GLM-4.7 Flash: DeepSeek V3 without groups."""
+    refuse_options(config, partial_rotary_factor=1.0)
+    return _deepseek(config, 1e-5, dense=1, count=64, top=4, factor=1.8)
+
+
+def glm_moe_dsa(config: Configuration) -> Recipe:
+    """GLM-5: DeepSeek V3.2 without groups."""
+    return _indexed(config, _deepseek(config, 1e-5, dense=3))
+
+
+def youtu(config: Configuration) -> Recipe:
+    """Youtu-LLM: DeepSeek V3 without experts."""
+    config.ignore("embedding_initializer_range")
+    return _latent(config, 1e-6, tied=True)
+
+
+def glm4_moe(config: Configuration) -> Recipe:
+    """GLM-4.5 to 4.7: half of each head is rotated; experts beside a shared one, by sigmoids."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    normed = parts.shared_head_norm if config.get("use_qk_norm", False) else None
+    return _glm4_moe(config, sizes, 0.5, head_norm=normed, dense=1, hidden=1408)
+
+
+def solar_open(config: Configuration) -> Recipe:
+    """Solar Open: GLM-4.5 with whole heads rotated, and experts in every layer."""
+    refuse_options(config, first_k_dense_replace=0, use_qk_norm=False)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    return _glm4_moe(config, sizes, 1.0, 1e6, dense=0, hidden=1280)
+
+
+def _glm4_moe(
+    config: Configuration,
+    sizes: Sizes,
+    part: float,
+    theta: float = 10_000.0,
+    head_norm: Any = None,
+    **mixture: Any,
+) -> Recipe:
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=theta, default_part=part),
+        biases=Biases(qkv=bool(config.get("attention_bias", False))), head_norm=head_norm,
+        network=_beside_shared(config, sizes.depth, count=128, factor=1.0, **mixture),
+        num_mtp_layers=_mtp_layers(config),
+    )  # fmt: skip
+
+
+def dots1(config: Configuration) -> Recipe:
+    """dots.llm1: Qwen 3 with experts beside shared ones, chosen by sigmoids."""
+    sizes = sizes_of(config)
+    first = get_int(config, "max_window_layers", 62, least=0)
+    first = sizes.depth if config.get("sliding_window", WINDOW) is None else first
+    usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
+    network = _beside_shared(
+        config, sizes.depth, dense=0, shared=None, top=None, factor=1.0, normalised=False
+    )
+    return llama_like(
+        config, sizes, masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual)),
+        biases=biases_of(config), head_norm=parts.shared_head_norm, network=network,
+    )  # fmt: skip
+
+
+def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> Recipe:
+    recipe = _latent(config, norm_eps)
+    network = _beside_shared(config, recipe.sizes.depth, **mixture)
+    return recipe._replace(network=network, num_mtp_layers=_mtp_layers(config))
+
+
+def _latent(config: Configuration, norm_eps: float, **more: Any) -> Recipe:
+    """Read latent attention, with gated networks."""
+    refuse_options(config, attention_bias=False, mlp_bias=False, rope_interleave=True)
+    config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
+    sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
+    size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes), attention=experts.read_mla(config),
+        scale=_yarn_scale(size, rope), **more,
+    )  # fmt: skip
+
+
+def _beside_shared(
+    config: Configuration,
+    depth: int,
+    *,
+    dense: int,
+    count: int | None = None,
+    hidden: int | None = None,
+    shared: int | None = 1,
+    routing: Routing | None = None,
+    **sigmoids: Any,
+) -> Callable[..., MixtureOfExperts]:
+    """Read experts beside shared ones in all layers but some, given the options' defaults."""
+    refuse_options(config, moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
+    preference = "gate.e_score_correction_bias" if routing is None else None
+    routing = routing or _by_sigmoids(config, **sigmoids)
+    name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
+    count, hidden = get_int(config, name, count), get_int(config, "moe_intermediate_size", hidden)
+    refuse_options(config, num_experts=count, num_local_experts=count)
+    experts.require_open(routing, count)
+    first = get_int(config, "first_k_dense_replace", dense, least=0)
+    kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
+    holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
+    require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
+    return experts.moe_mlp(experts.Mixture(
+        count, hidden, routing, experts.by_expert("gate_proj", "up_proj", "down_proj"),
+        preference=preference,
+        shared=("shared_experts", hidden * get_int(config, "n_shared_experts", shared)),
+        dense_layers=frozenset(k for k, kind in enumerate(kinds) if kind == DENSE),
+    ))  # fmt: skip
+
+
+def _by_sigmoids(
+    config: Configuration,
+    *,
+    top: int | None = 8,
+    factor: float = 2.5,
+    groups: tuple[int, int] = (1, 1),
+    normalised: bool = True,
+) -> Routing:
+    """Read DeepSeek V3's routing, given the defaults of its options."""
+    refuse_options(config, topk_method="noaux_tc")
+    get_choice(config, "scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
+    stated = [
+        default if config.get(name) is None else get_int(config, name)
+        for name, default in zip(("n_group", "topk_group"), groups, strict=True)
+    ]
+    return Routing(
+        get_int(config, "num_experts_per_tok", top), "sigmoid",
+        bool(config.get("norm_topk_prob", normalised)),
+        get_positive(config, "routed_scaling_factor", factor), *stated, best=2,
+    )  # fmt: skip
+
+
+def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
+    """Leave out the index of tokens, which chooses all of so many, and refuse longer contexts."""
+    config.ignore(*OF_INDEX)
+    kinds = "indexed_attention", "deepseek_sparse_attention"
+    kind = {"layer_types": alike(config, "layer_types", kinds[0])}
+    get_choice(kind, "layer_types", dict.fromkeys(kinds), kinds[0])
+    tensors = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+    ignored = recipe.names.ignored + tuple(f"self_attn.indexer.{name}" for name in tensors)
+    why = "index_topk: of longer ones an index chooses so many tokens that attention sees"
+    return recipe._replace(
+        names=recipe.names._replace(ignored=ignored),
+        longest=(get_int(config, "index_topk", 2048), why),
+    )
+
+
+def _mtp_layers(config: Configuration) -> int:
+    return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
+
+
+def _yarn_scale(size: int, rope: Options) -> float | None:
+    """Return the scale of scores times the square of YaRN's amplitude of all features."""
+    _, weight = yarn_weights(rope)
+    if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
+        return None
+    return size**-0.5 * yarn_amplitude(get_positive(rope, "factor"), weight) ** 2
