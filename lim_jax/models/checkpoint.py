@@ -1,7 +1,8 @@
 """Folders of weights: their configuration and tensors.
 
 A folder holds ``config.json`` and safetensors files, whole (``model.safetensors``) or sharded by
-``model.safetensors.index.json``. Weights of eight and four bits are read as `quantised` says.
+``model.safetensors.index.json``. Weights of eight and four bits are read as `quantised` says, by
+``quantization_config`` or modelopt's ``hf_quant_config.json``.
 Whatever is broken raises ValueError before anything is computed: pickled files, duplicate keys,
 entries that leave the folder, missing files and tensors, unknown precisions, and weights that are
 NaN or infinite.
@@ -29,6 +30,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 EIGHT_BITS, BYTES = "F8_E4M3", "U8"
 ADAPTER = "adapter_config.json"
+QUANTISED, MODELOPT = "quantization_config", "hf_quant_config.json"
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
@@ -54,11 +56,9 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some rows of one tensor, in a precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
-        if name not in self.stored:
-            return self._mxfp4_rows(name, shape)
-        if self._is_fp8(name, shape):
-            return self._fp8_rows(name, shape)
-        return self._rows(name, shape)
+        of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        scheme = self._scheme(name, shape)
+        return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
 
     @property
     def paths(self) -> list[Path]:
@@ -75,11 +75,15 @@ class Checkpoint(NamedTuple):
                 precisions |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
         return precisions
 
-    def _is_fp8(self, name: str, shape: tuple[int, ...]) -> bool:
-        if self.quantisation is None or self.quantisation.scheme != "fp8" or len(shape) != 2:
-            return False
+    def _scheme(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """How a matrix is quantised, by what its files hold; None if it is not."""
+        if name not in self.stored:
+            return "mxfp4" if name + quantised.BLOCKS in self.stored else "nvfp4"
+        if self.quantisation is None or len(shape) != 2:
+            return None
         with _opened(self.stored[name]) as file:
-            return file.get_slice(name).get_dtype() == EIGHT_BITS
+            scheme = {EIGHT_BITS: "fp8", BYTES: "nvfp4"}.get(file.get_slice(name).get_dtype())
+        return scheme if scheme in self.quantisation.schemes else None
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
         """Return a function that reads some rows of a tensor of one of the `known` precisions."""
@@ -101,10 +105,46 @@ class Checkpoint(NamedTuple):
     def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of a matrix with a scale for each block."""
         assert self.quantisation is not None
-        block, numbers = self.quantisation.block, self._rows(name, shape, (EIGHT_BITS,))
+        block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
+        numbers = self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        scales = read_rows(name, blocks, "float32", self._rows(name + quantised.SCALE, blocks))
-        return lambda part: quantised.dequantise_fp8(numbers(part), scales, part.start, block)
+        known = [name + end for end in quantised.SCALE if name + end in self.stored]
+        scales = self._scales(known[0] if known else name + quantised.SCALE[0], blocks)
+        return lambda part: quantised.dequantise_fp8(
+            numbers(part), scales, part.start, (block[0], block[1])
+        )
+
+    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads some rows of a matrix with a scale for each 16 numbers."""
+        fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
+        got, cure = "numbers of four bits", quantised.HALF_PRECISION
+        require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
+        packed, (rows, columns) = name + quantised.PACKED, shape
+        packed = packed if packed in self.stored else name
+        pairs = self._rows(packed, (rows, columns // 2), (BYTES,))
+        groups = rows, columns // quantised.GROUP
+        scales = self._rows(name + quantised.SCALE[1], groups, (EIGHT_BITS,))
+        if packed == name:
+            factor = self._scales(name + quantised.FACTOR, (1, 1))
+        else:
+            divisor = self._scales(name + quantised.DIVISOR, (1, 1))
+            got, expected = str(divisor.item()), "a number to divide by"
+            require_in(name + quantised.DIVISOR, divisor.item() != 0, got, expected)
+            factor = 1 / divisor
+        return lambda part: quantised.dequantise_nvfp4(
+            pairs(part), quantised.eight_bits(scales(part)) * factor
+        )
+
+    def _scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Read all scales of a matrix, whose shape files may hold without its ones."""
+        require_tensor(self.stored, name)
+        with _opened(self.stored[name]) as file:
+            stored = file.get_slice(name).get_dtype()
+            require_in(name, stored in PRECISIONS, f"the precision {stored}", ", ".join(PRECISIONS))
+            scales = file.get_tensor(name).astype(np.float64)
+        squeezed = [tuple(n for n in sizes if n != 1) for sizes in (scales.shape, shape)]
+        require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)
+        return scales.reshape(shape)
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some experts' matrices, which files hold transposed."""
@@ -185,13 +225,24 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     got = f"an adapter ({ADAPTER}) in {folder}"
     require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
-    quantisation = quantised.quantisation_of(config)
+    quantisation = quantised.quantisation_of(_stated_quantisation(folder, config))
     if (folder / INDEX).exists():
         files = _sharded(folder)
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
     return Checkpoint(config, quantised.unquantised_names(files, quantisation), files, quantisation)
+
+
+def _stated_quantisation(folder: Path, config: Configuration) -> Any:
+    """Return the object that says how weights are stored; None if they are not quantised."""
+    text = config.get("text_config")
+    for options in (config, text if isinstance(text, Mapping) else {}):
+        if options.get(QUANTISED) is not None:
+            return options[QUANTISED]
+    if not (folder / MODELOPT).is_file():
+        return None
+    return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})
 
 
 def _require_weights(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from lim_jax._checks import described, require
 
 # Options that change no number of the network: they concern sampling, training, labels of other
-# heads, the file itself, or how other programs compute the network.
+# heads, the file itself (`quantised` reads how), or how other programs compute the network.
 HARMLESS = frozenset(
     """
     activation_dropout architectures attention_dropout attention_probs_dropout_prob
@@ -28,14 +28,14 @@ HARMLESS = frozenset(
     max_sequence_length min_length model_max_length model_type n_ctx n_positions _name_or_path
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences offset_alibi
     output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
-    pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn repetition_penalty
-    resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 sep_token_id seq_aux
-    seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
-    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
-    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_cache use_parallel_embedding
+    pretraining_tp problem_type quantization_config remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise
+    scale_attention_softmax_in_fp32 sep_token_id seq_aux seq_length skip_bias_add skip_bias_add_qkv
+    slow_but_exact summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_parallel_embedding
     """.split()
 )
 # Families whose classes in transformers have another name.

@@ -1,9 +1,10 @@
-"""Weights of eight or four bits with a scale for each block, as publishers store them.
+"""Weights of eight or four bits with scales, as publishers store them.
 
 Only the weights are read so; what a publisher's own kernels round besides, such as the inputs of a
-product, stays in full precision.
+product or a cache of keys and values, stays in full precision.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,70 +14,150 @@ import numpy as np
 from lim_jax._checks import described
 from lim_jax.models.options import Options, require_config
 
-SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"
+BLOCKS, SCALES = "_blocks", "_scales"  # of mxfp4
+PACKED, FACTOR, DIVISOR = "_packed", "_scale_2", "_global_scale"  # of nvfp4
+SCALE = ("_scale_inv", "_scale")  # publishers' names of what fp8 is multiplied by
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FOUR_BITS = np.array([*POSITIVE, *(-number for number in POSITIVE)])
 BIAS, NAN = 127, 255  # of the exponents that are mxfp4's scales
-PAIRS = 16  # bytes of two numbers each, in a block of one scale
-# The options of each scheme, and their known values.
+PAIRS = 16  # bytes of two numbers each, in a block of one scale of mxfp4
+GROUP = 16  # numbers in a block of one scale of nvfp4
+# Which schemes modelopt's names stand for.
+MODELOPT = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
+MIXED = "MIXED_PRECISION"
+PACKINGS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision")
+# The options of each method, and their known values.
 SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     "fp8": {
-        "fmt": ("e4m3",), "activation_scheme": ("dynamic",), "scale_fmt": ("float", "ue8m0"),
-        "dequantize": (False, True),
+        "fmt": ("e4m3", "float8_e4m3fn"), "activation_scheme": ("dynamic", "static"),
+        "scale_fmt": ("float", "ue8m0"), "dequantize": (False, True),
     },
     "mxfp4": {"dequantize": (False, True)},
+    "modelopt": {
+        "quant_algo": (*MODELOPT, MIXED), "group_size": (GROUP,), "has_zero_point": (False,),
+        "pre_quant_scale": (False,),
+    },
+    "compressed-tensors": {
+        "format": PACKINGS, "quantization_status": ("compressed",), "sparsity_config": ({},),
+        "transform_config": ({},),
+    },
 }  # fmt: skip
-# The files themselves tell which tensors are not quantised.
-IGNORED = ("quant_method", "modules_to_not_convert", "ignored_layers")
+# The files themselves tell which tensors are not quantised; inputs and caches are not rounded here.
+IGNORED = (
+    "quant_method", "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules",
+    "config_groups", "quantized_layers", "producer", "version", "kv_cache_scheme",
+    "kv_cache_quant_algo", "global_compression_ratio",
+)  # fmt: skip
+OF_INPUTS = re.compile(r"(.+\.)(?:input_scale|input_global_scale|activation_scale)")
+OF_CACHES = re.compile(r".+\.[qkv]_scale")
 HALF_PRECISION = "Take the publisher's weights in half precision."
+Block = tuple[int | None, int | None]  # rows and columns, None for all
 
 
 class Quantisation(NamedTuple):
-    """How weights are stored: ``"fp8"`` in blocks of a matrix, or ``"mxfp4"``."""
+    """How weights may be stored: as ``"fp8"``, ``"nvfp4"`` or ``"mxfp4"``."""
 
-    scheme: str
-    block: tuple[int, int] = (1, 2 * PAIRS)  # rows and columns; of mxfp4 for each expert
+    schemes: tuple[str, ...]
+    block: Block = (None, None)  # of one scale of fp8
 
 
-def quantisation_of(config: Options) -> Quantisation | None:
-    """Return how a configuration says that weights are stored; None if they are not quantised."""
-    stated = config.get("quantization_config")
+def quantisation_of(stated: Any) -> Quantisation | None:
+    """Return what ``quantization_config`` says of weights; None if they are not quantised."""
     if stated is None:
         return None
-    scheme = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    got = f"quantization_config of quant_method = {described(scheme)}"
-    require_config(scheme in SUPPORTED, got, " or ".join(SUPPORTED), HALF_PRECISION)
-    supported = dict(SUPPORTED[str(scheme)])
-    if scheme == "fp8":
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    got = f"quantization_config of quant_method = {described(method)}"
+    require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), HALF_PRECISION)
+    supported = dict(SUPPORTED[str(method)])
+    if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
         known = name in IGNORED or value is None or value in supported.get(name, ())
         got = f"{name} = {described(value)} in quantization_config"
-        require_config(known, got, f"options of {scheme} that are known here", HALF_PRECISION)
-    if scheme == "mxfp4":
-        return Quantisation("mxfp4")
-    sizes: Any = stated.get("weight_block_size")
+        require_config(known, got, f"options of {method} that are known here", HALF_PRECISION)
+    if method == "modelopt":
+        return Quantisation(_modelopt_schemes(stated))
+    if method == "compressed-tensors":
+        return _compressed(stated)
+    return Quantisation((str(method),), _block("weight_block_size", stated))
+
+
+def _block(name: str, stated: Options) -> Block:
+    """Return the rows and columns that share a scale; without them a matrix has one."""
+    sizes: Any = stated.get(name)
+    if sizes is None:
+        return None, None
     fits = isinstance(sizes, list) and len(sizes) == 2
     fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
-    got = f"weight_block_size = {described(sizes)}"
+    got = f"{name} = {described(sizes)}"
     require_config(fits, got, "rows and columns of a block", HALF_PRECISION)
-    return Quantisation("fp8", (sizes[0], sizes[1]))
+    return sizes[0], sizes[1]
+
+
+def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
+    """Return the schemes of modelopt's algorithm, or of those that it mixes."""
+    algorithms = {"quantization_config": stated}
+    if stated.get("quant_algo") == MIXED:
+        algorithms = stated.get("quantized_layers") or {}
+    schemes = set()
+    for layer, of_layer in algorithms.items():
+        algorithm, group = of_layer.get("quant_algo"), of_layer.get("group_size", GROUP)
+        known = algorithm in MODELOPT and group in (GROUP, None)
+        got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
+        require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", HALF_PRECISION)
+        schemes.update(MODELOPT[str(algorithm)])
+    require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", HALF_PRECISION)
+    return tuple(sorted(schemes))
+
+
+def _compressed(stated: Options) -> Quantisation:
+    """Return how compressed-tensors stores the weights of all its groups."""
+    found = set()
+    for group in (stated.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        kind = tuple(weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
+        block = {
+            ("float", 8, "tensor", None): (None, None), ("float", 8, "channel", None): (1, None),
+            ("float", 8, "block", None): _block("block_structure", weights),
+            ("float", 4, "tensor_group", GROUP): (None, None),
+        }.get(kind)  # fmt: skip
+        expected = "float weights of 8 bits, or of 4 in groups of 16"
+        got = f"weights of type, bits, strategy and group {kind}"
+        require_config(block is not None and not weights.get("actorder"), got, expected,
+                       HALF_PRECISION)  # fmt: skip
+        found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
+    blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
+    got = f"weights in {len(found)} ways"
+    require_config(bool(found) and len(blocks) == 1, got, "one of each precision", HALF_PRECISION)
+    return Quantisation(tuple(sorted({scheme for scheme, _ in found})), *blocks)
 
 
 def unquantised_names(
     stored: Mapping[str, Any], quantisation: Quantisation | None
 ) -> dict[str, Any]:
     """Return tensors by the names that they have unquantised, without those of scales."""
-    scheme = None if quantisation is None else quantisation.scheme
+    if quantisation is None:
+        return dict(stored)
+    four_bits = "mxfp4" in quantisation.schemes
     tensors = {}
     for name, place in stored.items():
-        stem = name.removesuffix(BLOCKS)
-        if scheme == "fp8" and name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
+        if _is_scale(name, stored, four_bits):
             continue
-        if scheme == "mxfp4" and name.removesuffix(SCALES) + BLOCKS in stored:
-            continue
-        tensors[stem if scheme == "mxfp4" and stem + SCALES in stored else name] = place
+        stem, scale = name.removesuffix(PACKED), "_scale"
+        if four_bits:
+            stem, scale = name.removesuffix(BLOCKS), SCALES
+        tensors[stem if stem + scale in stored else name] = place
     return tensors
+
+
+def _is_scale(name: str, stored: Mapping[str, Any], four_bits: bool) -> bool:
+    if four_bits:
+        return name.removesuffix(SCALES) + BLOCKS in stored
+    match = OF_INPUTS.fullmatch(name)
+    stems = [f"{match[1]}weight"] if match else []
+    stems += [name.removesuffix(end) for end in (*SCALE, FACTOR, DIVISOR) if name.endswith(end)]
+    held = any(stem in stored or stem + PACKED in stored for stem in stems)
+    return held or OF_CACHES.fullmatch(name) is not None
 
 
 def dequantise_fp8(
@@ -85,13 +166,27 @@ def dequantise_fp8(
     """Multiply rows from the `first` of a matrix by the scales of their blocks."""
     rows = (first + np.arange(stored.shape[0])) // block[0]
     columns = np.arange(stored.shape[1]) // block[1]
-    return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales[rows][:, columns]
+    return eight_bits(stored) * scales[rows][:, columns]
+
+
+def eight_bits(stored: np.ndarray) -> np.ndarray:
+    """Return the numbers that bytes of four bits of exponent and three of mantissa stand for."""
+    return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def _unpacked(pairs: np.ndarray) -> np.ndarray:
+    """Return the two numbers of every byte, of which the lower half is the first."""
+    return FOUR_BITS[np.stack([pairs & 0x0F, pairs >> 4], axis=-1)]
+
+
+def dequantise_nvfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Multiply every group of 16 numbers of a row by its scale."""
+    numbers = _unpacked(pairs).reshape(*scales.shape, GROUP)
+    return (numbers * scales[..., None]).reshape(len(scales), -1)
 
 
 def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Multiply every expert's rows by powers of two, and transpose its matrix."""
-    # A byte's lower half is its first number.
-    numbers = FOUR_BITS[np.stack([blocks & 0x0F, blocks >> 4], axis=-1)]
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
-    scaled = numbers.reshape(*scales.shape, -1) * powers[..., None]
+    scaled = _unpacked(blocks).reshape(*scales.shape, -1) * powers[..., None]
     return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

@@ -69,22 +69,6 @@ def test_numbers_of_eight_bits_are_multiplied_by_their_blocks_scale(tmp_path, mo
     np.testing.assert_array_equal(found.read("a", (3,)), np.ones(3))
 
 
-def test_a_network_of_eight_bits_is_that_of_its_products(tmp_path):
-    config, stored = CONFIGS["qwen3"], {}
-    arrays: dict[str, np.ndarray] = {}
-    for seed, (name, array) in enumerate(publishers.tensors(config).items()):
-        stored[name] = arrays[name] = array
-        if "_proj" in name:
-            numbers, scales = matrix(array.shape[0], array.shape[1], seed)
-            stored[name] = numbers.view(ml_dtypes.float8_e4m3fn)
-            stored[f"{name}_scale_inv"] = scales
-            arrays[name] = whole(numbers, scales)
-    (tmp_path / "apart").mkdir()
-    apart = models.load(publishers.write(tmp_path / "apart", config, arrays), dtype="float64")
-    found = models.load(write(tmp_path, stored, FP8, config), dtype="float64")
-    jax.tree.map(np.testing.assert_array_equal, found, apart)
-
-
 # Of four bits: a sign, and eight numbers.
 FOURS = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
@@ -153,6 +137,158 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, apart)
 
 
+# Of modelopt: a row's groups of 16, each with a scale of eight bits, and one number for the matrix.
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}}
+ONE_SCALE = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+BOTH = {
+    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["mtp*"],
+    "quantized_layers": {
+        "w": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "x": {"quant_algo": "FP8"},
+    },
+}  # fmt: skip
+STATIC = {
+    "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+    "dequantize": False, "fmt": "float8_e4m3fn",
+}  # fmt: skip
+
+
+def packed(**weights):
+    """As compressed-tensors says it."""
+    group = {"weights": {"type": "float", "actorder": None} | weights, "targets": ["Linear"]}
+    return {
+        "quant_method": "compressed-tensors", "format": "mixed-precision", "sparsity_config": {},
+        "config_groups": {"group_0": group}, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+def groups(rows, columns, seed=0):
+    """Pairs of numbers of four bits, one group of zeros, and the groups' scales."""
+    generator = np.random.default_rng(seed)
+    pairs = generator.integers(0, 256, (rows, columns // 2), np.uint8)
+    scales = generator.integers(0, 127, (rows, columns // 16), np.uint8)
+    pairs[-1, :8] = 0
+    return pairs, scales
+
+
+def of_groups(pairs, scales, factor) -> np.ndarray:
+    """One after another: the lower half of a byte, and then the upper."""
+    found = np.zeros((len(pairs), 2 * pairs.shape[1]))
+    for i, j in np.ndindex(*found.shape):
+        bits = int(pairs[i, j // 2]) >> 4 * (j % 2) & 15
+        number = FOURS[bits % 8] * (-1 if bits >= 8 else 1)
+        found[i, j] = number * eight_bits(int(scales[i, j // 16])) * factor
+    return found
+
+
+def as_bits(numbers):
+    return numbers.view(ml_dtypes.float8_e4m3fn)
+
+
+PAIRS, OF_GROUPS = groups(7, 48)
+FACTOR, NUMBERS_8 = np.array(0.3, np.float32), matrix(7, 48)[0]
+EVERYWHERE = np.full((3, 24), 1.0)
+HALVES = np.array(0.25, ml_dtypes.bfloat16)
+ROWS = np.linspace(0.5, 2, 7, dtype=np.float32)[:, None]
+OF_INPUTS = {"w.input_scale": FACTOR, "w.k_scale": FACTOR, "a.k_proj.v_scale": FACTOR}
+FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
+# By case: what is stated, what files hold, and the numbers that it stands for.
+STORED = {
+    "NVFP4": (
+        NVFP4, FOUR_BITS | {"w.weight_scale_2": FACTOR} | OF_INPUTS,
+        of_groups(PAIRS, OF_GROUPS, float(FACTOR)),
+    ),
+    "NVFP4 among others": (
+        BOTH, FOUR_BITS | {"w.weight_scale_2": FACTOR}, of_groups(PAIRS, OF_GROUPS, float(FACTOR)),
+    ),
+    "one scale among others": (
+        BOTH, {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": FACTOR},
+        whole(NUMBERS_8, float(FACTOR) * EVERYWHERE),
+    ),
+    "one scale": (
+        ONE_SCALE, {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": FACTOR[None]} | OF_INPUTS,
+        whole(NUMBERS_8, float(FACTOR) * EVERYWHERE),
+    ),
+    "one scale in half precision": (
+        STATIC,
+        {
+            "w.weight": as_bits(NUMBERS_8), "w.weight_scale_inv": HALVES,
+            "w.activation_scale": HALVES,
+        },
+        whole(NUMBERS_8, 0.25 * EVERYWHERE),
+    ),
+    "a scale for each row": (
+        packed(num_bits=8, strategy="channel"),
+        {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": ROWS},
+        whole(NUMBERS_8, EVERYWHERE) * ROWS.astype(float),
+    ),
+    "one scale for each block": (
+        packed(num_bits=8, strategy="block", block_structure=[3, 2]),
+        {"w.weight": as_bits(matrix()[0]), "w.weight_scale": matrix()[1]}, whole(*matrix()),
+    ),
+    "groups of compressed tensors": (
+        packed(num_bits=4, strategy="tensor_group", group_size=16),
+        {
+            "w.weight_packed": PAIRS, "w.weight_scale": as_bits(OF_GROUPS),
+            "w.weight_global_scale": np.array([4.0], np.float32), "w.input_global_scale": FACTOR,
+        },
+        of_groups(PAIRS, OF_GROUPS, 0.25),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_numbers_are_what_a_publishers_scales_make_of_them(tmp_path, monkeypatch, case):
+    """Some rows at a time; scales of inputs and of caches are left out by their names."""
+    monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 2 * 48)
+    stated, arrays, expected = STORED[case]
+    found = open_checkpoint(write(tmp_path, arrays, stated))
+    assert list(found.files) == ["w.weight"]
+    np.testing.assert_array_equal(found.read("w.weight", expected.shape, "float64"), expected)
+    half = found.rows("w.weight", expected.shape)(slice(2, 5))
+    np.testing.assert_array_equal(half, expected[2:5])
+
+
+def test_modelopts_own_file_says_it_too(tmp_path):
+    stated, arrays, expected = STORED["NVFP4"]
+    (tmp_path / "config.json").write_text("{}")
+    save_file(arrays, tmp_path / WHOLE)
+    said = {"producer": {}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tmp_path):
+    """The network of tokens has four bits, attention one scale for each matrix, the rest all."""
+    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    arrays: dict[str, np.ndarray] = {}
+    for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
+        array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
+        stored[name] = arrays[name] = array
+        if "mlp" in name:
+            pairs, scales = groups(array.shape[0], array.shape[1], seed)
+            scales = scales % 64  # of small numbers
+            stored |= {name: pairs, f"{name}_scale": as_bits(scales), f"{name}_scale_2": FACTOR}
+            arrays[name] = of_groups(pairs, scales, float(FACTOR))
+        elif "_proj" in name:
+            numbers, _ = matrix(array.shape[0], array.shape[1], seed)
+            stored |= {name: as_bits(numbers), f"{name}_scale": FACTOR}
+            arrays[name] = whole(numbers, np.full((99, 99), float(FACTOR)))
+    (tmp_path / "apart").mkdir()
+    apart = publishers.write(tmp_path / "apart", config, arrays)
+    folder = write(tmp_path, stored, BOTH, config)
+    found, expected = (models.load(at, dtype="float64") for at in (folder, apart))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    half, apart_half = (models.load(at, kept="bfloat16").flow.layers for at in (folder, apart))
+    layers = models.open(folder, dtype="float64").flow.layers
+    for fetched, like in (
+        (half.source.fetch(np.array(1)), apart_half.source.fetch(np.array(1))),
+        (layers.source.fetch(np.array(1)), [a[1] for a in jax.tree.leaves(expected.flow.layers)]),
+    ):
+        for leaf, other in zip(fetched, like, strict=True):
+            np.testing.assert_array_equal(leaf, other)
+
+
 REFUSED = {
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method = 'bitsandb"),
     "GPTQ": ({"quant_method": "gptq", "bits": 4}, "quant_method = 'gptq'"),
@@ -160,11 +296,31 @@ REFUSED = {
     "no scheme": ({"bits": 4}, "quant_method = None"),
     "no object": ("fp8", "quant_method = None"),
     "other bits": (FP8 | {"fmt": "e5m2"}, "got fmt = 'e5m2' in quantization_config"),
-    "scaled inputs": (FP8 | {"activation_scheme": "static"}, "activation_scheme = 'static'"),
+    "other inputs": (FP8 | {"activation_scheme": "x"}, "activation_scheme = 'x'"),
     "an option that is not known": (FP8 | {"expert_dtype": "fp4"}, "got expert_dtype = 'fp4'"),
-    "no blocks": ({"quant_method": "fp8"}, "weight_block_size = None"),
     "blocks of no size": (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size = "),
     "blocks of three sides": (FP8 | {"weight_block_size": [1, 2, 3]}, "weight_block_size = "),
+    "scaled inputs": (NVFP4 | {"quant_algo": "NVFP4_AWQ"}, "quant_algo = 'NVFP4_AWQ'"),
+    "inputs that were scaled before": (NVFP4 | {"pre_quant_scale": True}, "pre_quant_scale = True"),
+    "groups of 32": (NVFP4 | {"group_size": 32}, "got group_size = 32"),
+    "no algorithm": ({"quant_method": "modelopt"}, "quant_algo = None of groups of 16"),
+    "a layer of another algorithm": (
+        BOTH | {"quantized_layers": {"a.b": {"quant_algo": "MXFP8"}}},
+        "quant_algo = 'MXFP8' of groups of 16 in a.b, expected FP8 or NVFP4",
+    ),
+    "no layers": (BOTH | {"quantized_layers": None}, "no quantized_layers of MIXED_PRECISION"),
+    "whole numbers of four bits": (
+        packed(type="int", num_bits=4, strategy="group", group_size=32),
+        r"strategy and group \('int', 4, 'group', 32\)",
+    ),
+    "packed whole numbers": (
+        packed(num_bits=8, strategy="tensor") | {"format": "pack-quantized"},
+        "got format = 'pack-quantized'",
+    ),
+    "rotated weights": (
+        packed(num_bits=8, strategy="tensor") | {"transform_config": {"r": 1}}, "transform_config",
+    ),
+    "no groups": ({"quant_method": "compressed-tensors"}, "weights in 0 ways"),
 }  # fmt: skip
 
 
@@ -205,6 +361,36 @@ BROKEN = {
     "a scale that is none": (
         MXFP4, {"w_blocks": BLOCKS, "w_scales": NO_POWER}, (3, 64, 5), "w: got NaN",
     ),
+    "no factor of groups": (NVFP4, FOUR_BITS, (7, 48), "got no w.weight_scale_2"),
+    "two factors": (
+        NVFP4, FOUR_BITS | {"w.weight_scale_2": ROWS[:2]}, (7, 48),
+        r"w.weight_scale_2: got shape \(2, 1\)",
+    ),
+    "a divisor of zero": (
+        packed(num_bits=4, strategy="tensor_group", group_size=16),
+        {
+            "w.weight_packed": PAIRS, "w.weight_scale": as_bits(OF_GROUPS),
+            "w.weight_global_scale": np.array([0], np.float32),
+        },
+        (7, 48), "w.weight_global_scale: got 0",
+    ),
+    "groups of another length": (
+        NVFP4, FOUR_BITS | {"w.weight_scale": as_bits(OF_GROUPS[:, :2])}, (7, 48),
+        r"w.weight_scale: got shape \(7, 2\)",
+    ),
+    "rows that groups do not fill": (NVFP4, FOUR_BITS, (7, 40), "got numbers of four bits"),
+    "scales of groups that are no numbers": (
+        NVFP4, FOUR_BITS | {"w.weight_scale": as_bits(OF_GROUPS | 127), "w.weight_scale_2": FACTOR},
+        (7, 48), "w.weight: got NaN",
+    ),
+    "four bits that are not stated": (ONE_SCALE, FOUR_BITS, (7, 48), "got the precision U8"),
+    "blocks where one scale is stated": (
+        STATIC, eight(NUMBERS, BY_BLOCK), (7, 5), r"w_scale_inv: got shape \(3, 3\)",
+    ),
+    "scales in eight bits": (
+        ONE_SCALE, {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": as_bits(OF_GROUPS)}, (7, 48),
+        "w.weight_scale: got the precision F8_E4M3",
+    ),
     "no powers": (MXFP4, {"w_blocks": BLOCKS}, (3, 64, 5), "got no w,"),
     "powers of other blocks": (
         MXFP4, {"w_blocks": BLOCKS, "w_scales": POWERS[:, 1:]}, (3, 64, 5), "w_scales: got shape",
@@ -226,7 +412,8 @@ BROKEN = {
 def test_what_is_broken_is_refused_by_name(tmp_path, case):
     stated, arrays, shape, message = BROKEN[case]
     with pytest.raises(ValueError, match=message):
-        open_checkpoint(write(tmp_path, arrays, stated)).read("w", shape)
+        name = "w.weight" if any(name.startswith("w.") for name in arrays) else "w"
+        open_checkpoint(write(tmp_path, arrays, stated)).read(name, shape)
 
 
 def test_scales_of_nothing_are_surplus(tmp_path):
