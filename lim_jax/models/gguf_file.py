@@ -2,13 +2,13 @@
 
 Tensors get the names and shapes that their publisher gave them, so that families read them as they
 read a folder: interleaved rows of queries and keys are reordered, ones are subtracted from norms to
-which llama.cpp added them, and stacked experts are separated.
+which llama.cpp added them, stacked experts are separated, and transposed matrices turned back.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
     FREQUENCIES,
     LONG,
-    OUTSIDE,
     SHORT,
     Architecture,
     architecture_of,
@@ -32,6 +31,7 @@ from lim_jax.models.options import Configuration, require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 FACTORS = (FREQUENCIES, LONG, SHORT)
+WITHOUT_KIND = ("attn_sinks", "exp_probs_b")  # whose publishers' names say no "weight" or "bias"
 
 
 class _Stored(NamedTuple):
@@ -50,7 +50,7 @@ class _Published(NamedTuple):
     stored: tuple[_Stored, ...]  # what it is made of, of as many rows
     shape: tuple[int, ...]
     of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
-    heads: int | None = None  # whose features are to be deinterleaved
+    whole: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
 
 
 class GGUFCheckpoint(NamedTuple):
@@ -63,9 +63,13 @@ class GGUFCheckpoint(NamedTuple):
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised, with its rows in the publisher's order."""
-        values = read_rows(name, shape, dtype, self.rows(name, shape))
-        heads = self.files[name].heads
-        return values if heads is None else _deinterleaved(values, heads)
+        require_tensor(self.files, name)
+        whole, stored = self.files[name].whole, self.files[name].shape
+        if whole is None:
+            return read_rows(name, shape, dtype, self.rows(name, shape))
+        values = whole(read_rows(name, stored, dtype, self.rows(name, stored)))
+        require_shape(name, values.shape, shape)
+        return np.ascontiguousarray(values)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some rows of one tensor as they stand, dequantised."""
@@ -102,12 +106,6 @@ def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndar
             f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
             "gguf package undoes. Convert the file to another."
         ) from error
-
-
-def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder rows of interleaved features so that a head's halves are rotated together."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def read_header(file: Path) -> tuple[Any, dict[str, Any]]:
@@ -177,8 +175,9 @@ def _published(
         as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block is None or kind not in ("weight", "bias"):
-        return {f"{OUTSIDE[stem]}.{kind}" if stem in OUTSIDE else name: as_it_is}
-    at, stem = f"model.layers.{block[1]}.", block[2]
+        own = architecture.outside.get(stem)
+        return {name if own is None else f"{own}.{kind}": as_it_is}
+    at, stem = f"{architecture.layers}.{block[1]}.", block[2]
     if stem in architecture.experts:
         return {
             f"{at}{architecture.experts[stem].format(number)}.{kind}": _expert(tensor, number)
@@ -186,13 +185,14 @@ def _published(
         }
     if stem.endswith("_exps") and kind in architecture.fused_experts:
         return _fused_experts(name, stored, at, architecture)
+    if stem in ("attn_k_b", "attn_v_b"):
+        return _latent_keys_and_values(name, stored, at)
     if stem not in architecture.layer:
         return {name: as_it_is}
+    if (whole := architecture.whole.get(stem)) is not None:
+        as_it_is = as_it_is._replace(whole=partial(whole, sizes=config))
     own = architecture.layer[stem]
-    if architecture.interleaved and stem in ("attn_q", "attn_k"):
-        heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
-        as_it_is = as_it_is._replace(heads=heads)
-    return {at + own if stem == "attn_sinks" else f"{at}{own}.{kind}": as_it_is}
+    return {at + own if stem in WITHOUT_KIND else f"{at}{own}.{kind}": as_it_is}
 
 
 def _expert(tensor: _Stored, number: int) -> _Published:
@@ -209,14 +209,14 @@ def _fused_experts(
 ) -> dict[str, _Published]:
     """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    interleaved = architecture.interleaved_experts
+    turned, interleaved = architecture.transposed_experts, architecture.interleaved_experts
     fused, down = (at + own for own in architecture.fused_experts[kind])
 
     def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (shape[0], *reversed(shape[1:])) if interleaved else shape
+        return (shape[0], *reversed(shape[1:])) if turned else shape
 
     def transposed(rows: np.ndarray) -> np.ndarray:
-        return rows.swapaxes(1, -1) if interleaved else rows
+        return rows.swapaxes(1, -1) if turned else rows
 
     if stem.endswith("ffn_down_exps"):
         return {down: _Published((tensor,), transposed_shape(tensor.shape), transposed)}
@@ -233,3 +233,25 @@ def _fused_experts(
         return transposed(both.reshape(len(gates), *shape[1:]))
 
     return {fused: _Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
+
+
+def _latent_keys_and_values(
+    name: str, stored: Mapping[str, _Stored], at: str
+) -> dict[str, _Published]:
+    """Return the matrix of keys and values, of which files hold the keys' part transposed."""
+    keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
+    require_tensor(stored, keys)
+    require_tensor(stored, values)
+    if name != keys:
+        return {}
+    heads, rank, still = stored[keys].shape
+    require_shape(values, stored[values].shape, (heads, stored[values].shape[1], rank))
+
+    def of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+
+    tensor = _Published(
+        (stored[keys], stored[values]), (heads, still + stored[values].shape[1], rank), of_heads,
+        whole=lambda rows: rows.reshape(-1, rank),
+    )  # fmt: skip
+    return {f"{at}self_attn.kv_b_proj.weight": tensor}

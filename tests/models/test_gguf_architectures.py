@@ -10,7 +10,7 @@ import gguf
 import jax
 import numpy as np
 import pytest
-from reference import publishers
+from reference import gguf_recorded, publishers
 
 from lim_jax import models
 from lim_jax.models import gguf_file
@@ -336,6 +336,13 @@ def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.parametrize("case", gguf_recorded.CASES)
+def test_a_file_is_the_network_that_transformers_recorded(tmp_path, case):
+    found = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))
+    expected = models.load(publishers.write(tmp_path, *gguf_recorded.published(case)))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 LARGEST = {
     "gemma2": (
         46, {},
@@ -371,7 +378,8 @@ def test_the_largest_gemmas_divide_scores_by_the_root_of_the_heads_share(name):
 
 
 def test_every_architecture_has_its_case():
-    assert {name.split(",")[0] for name in CASES} == set(ARCHITECTURES)
+    recorded = {architecture for _, architecture, _, _ in gguf_recorded.CASES.values()}
+    assert {name.split(",")[0] for name in CASES} | recorded == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
@@ -555,6 +563,21 @@ def test_options_are_refused_by_the_files_own_names(case):
                 )
                 refused.add(name)
     assert refused >= set(own) - {"rope.scaling.type", "attention.sliding_window"}
+
+
+@pytest.mark.parametrize("case", gguf_recorded.CASES)
+def test_further_options_are_refused_by_the_files_own_names(case):
+    _, architecture, _, further = gguf_recorded.CASES[case]
+    own, refused = gguf_recorded.stated(case), set()
+    for name in further:
+        left_out = {other: value for other, value in own.items() if other != name}
+        for changed in (left_out, *(own | {name: odd} for odd in ODD)):
+            try:
+                recipe_of(Configuration(read_config(architecture, changed, {})))
+            except ValueError as error:
+                assert str(error).startswith("GGUF: got "), error
+                refused.add(name)
+    assert refused >= set(further) - {"rope.scaling.type", *gguf_recorded.IMAGES}
 
 
 def read_config(architecture, options, factors):

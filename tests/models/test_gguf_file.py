@@ -66,7 +66,7 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):
     sound = write(tmp_path / "model.gguf")
-    with pytest.raises(ValueError, match="the architecture 'falcon', expected gemma2"):
+    with pytest.raises(ValueError, match="the architecture 'falcon', expected afmoe"):
         models.load(write(tmp_path / "other.gguf", "falcon"))
     with pytest.raises(ValueError, match="type = longrope, expected none or linear or yarn"):
         models.load(write(tmp_path / "long.gguf", rope_scaling_type=gguf.RopeScalingType.LONGROPE))

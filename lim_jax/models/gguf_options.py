@@ -1,0 +1,276 @@
+"""The publishers' options beyond the sizes of a network, by those of a file of llama.cpp."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lim_jax.models.options import (
+    GGUF,
+    Configuration,
+    Options,
+    get_int,
+    get_positive,
+    require_in,
+    require_option,
+)
+from lim_jax.models.rope_config import CHUNK, FULL, SLIDING, TRAINED, full_every
+
+SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's functions of a router
+
+
+def _llama(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    has_experts = bool(options.get("expert_count"))
+    return _expert_counts(options) if has_experts else _biased(options, sizes, stored)
+
+
+def _biased(_: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {option: True for option, tensor in named.items() if tensor in stored}
+
+
+def _granite(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
+    cure = "Networks without positions are not known here."
+    require_option(options, "rope.scaling.finetuned", rotated, rotated is True, "True", cure)
+    return _biased(options, sizes, stored) | {
+        "embedding_multiplier": get_positive(options, "embedding_scale", 1.0),
+        "residual_multiplier": get_positive(options, "residual_scale", 1.0),
+        "attention_multiplier": get_positive(options, "attention.scale", sizes["head_dim"] ** -0.5),
+        "logits_scaling": get_positive(options, "logit_scale", 1.0),
+    }
+
+
+def _expert_counts(options: Options, *_: Any) -> dict[str, Any]:
+    return {
+        "num_local_experts": get_int(options, "expert_count"),
+        "num_experts_per_tok": get_int(options, "expert_used_count"),
+    }
+
+
+def _granitemoe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    return _granite(options, sizes, stored) | _expert_counts(options)
+
+
+def _gemma2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 46),
+        "sliding_window": get_int(options, "attention.sliding_window", 4096),
+        "layer_types": _kinds(options, sizes, 2),
+        "attn_logit_softcapping": get_positive(options, "attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": get_positive(options, "final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    cap = "final_logit_softcapping"
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 62),
+        "sliding_window": get_int(options, "attention.sliding_window"),
+        "layer_types": _kinds(options, sizes, 6),
+        "final_logit_softcapping": None if options.get(cap) is None else get_positive(options, cap),
+        "rope_parameters": {FULL: sizes["rope_parameters"]},
+        "rope_local_base_freq": get_positive(options, "rope.freq_base_swa", 10_000.0),
+    }
+
+
+def _gpt2(*_: Any) -> dict[str, Any]:
+    return {"rope_parameters": None}  # its positions are learned
+
+
+def _gptneox(options: Options, *_: Any) -> dict[str, Any]:
+    return {"use_parallel_residual": _flag(options, "use_parallel_residual", True)}
+
+
+def _with_biases(option: str) -> Callable[..., dict[str, Any]]:
+    """Return a reader of an option that says, for all matrices, whether queries have a bias."""
+    return lambda options, sizes, stored: {option: "blk.0.attn_q.bias" in stored}
+
+
+def _seed_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in stored,
+        "attention_out_bias": "blk.0.attn_output.bias" in stored,
+    }
+
+
+def _windows(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    """Three layers in a window to one that is full and, in these families, without positions."""
+    return {
+        "sliding_window": get_int(options, "attention.sliding_window"),
+        "layer_types": _kinds(options, sizes, 4),
+    }
+
+
+def _exaone4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    if options.get("attention.sliding_window") is not None:
+        return _windows(options, sizes, stored)
+    return {"sliding_window": None}
+
+
+def _cohere2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    scale = get_positive(options, "logit_scale")
+    return _windows(options, sizes, stored) | {"logit_scale": scale}
+
+
+def _olmo2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    if options.get("attention.sliding_window", 0) == 0:
+        return {}
+    rope = sizes["rope_parameters"]
+    of_kinds = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
+    options_of_windows = _windows(options, sizes, stored)
+    return options_of_windows | {"model_type": "olmo3", "rope_parameters": of_kinds}
+
+
+def _qwen3vl(options: Configuration, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    # The axes of images, and layers to which images are added: text has one axis and no image.
+    options.ignore("rope.dimension_sections", "n_deepstack_layers")
+    return _qwen3moe(options, sizes, stored) if "expert_count" in options else {}
+
+
+def _llama4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    experts = get_int(options, "expert_count")
+    config = _expert_counts(options) | {
+        "intermediate_size": get_int(options, "expert_feed_forward_length"),
+        "intermediate_size_mlp": sizes["intermediate_size"],
+        "interleave_moe_layer_step": get_int(options, "interleave_moe_layer_step"),
+        "use_qk_norm": experts != 128,  # as llama.cpp tells Maverick from Scout
+    }
+    window = get_int(options, "attention.sliding_window", CHUNK, least=0)
+    expected = f"{CHUNK}, or 0 if all layers are full"
+    require_option(options, "attention.sliding_window", window, window in (0, CHUNK), expected)
+    if window == 0:  # all layers have positions
+        depth = sizes["num_hidden_layers"]
+        config |= {"no_rope_layers": depth * [1], "layer_types": depth * [FULL]}
+    return config
+
+
+def _routed(options: Options, *, dense: str, shared: str) -> dict[str, Any]:
+    """Experts beside shared ones behind dense layers, by the publisher's names of their numbers."""
+    return {
+        "num_experts_per_tok": get_int(options, "expert_used_count"),
+        "moe_intermediate_size": get_int(options, "expert_feed_forward_length"),
+        dense: get_int(options, "leading_dense_block_count", 0, least=0),
+        shared: get_int(options, "expert_shared_count"),
+    }
+
+
+def _afmoe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
+    _require_only(options, "expert_weights_norm", True, default=False)
+    routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
+    return _windows(options, sizes, stored) | routed | {
+        "num_experts": get_int(options, "expert_count"), "mup_enabled": True,
+        "route_scale": get_positive(options, "expert_weights_scale", 1.0),
+    }  # fmt: skip
+
+
+def _deepseek2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    gating = get_int(options, "expert_gating_func", SOFTMAX)
+    expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
+    require_option(options, "expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
+    groups = get_int(options, "expert_group_count")
+    config = _routed(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
+        "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
+        "n_routed_experts": get_int(options, "expert_count"), "n_group": groups,
+        "topk_group": get_int(options, "expert_group_used_count"),
+        "norm_topk_prob": _flag(options, "expert_weights_norm", False),
+        "routed_scaling_factor": get_positive(options, "expert_weights_scale", 1.0),
+    }  # fmt: skip
+    if gating == SOFTMAX:
+        _require_only(options, "expert_weights_norm", False, default=False)
+        config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    rank, rotary = get_int(options, "attention.kv_lora_rank"), sizes["head_dim"]
+    # Newer files state the sizes of attention on latent vectors, and the heads' own as further.
+    absorbed = options.get("attention.key_length_mla") is not None
+    end, query = "_mla" if absorbed else "", "attention.q_lora_rank"
+    if absorbed:
+        require_same(options, "attention.key_length", rank + rotary, "latent and rotated features")
+        require_same(options, "attention.value_length", rank, "attention.kv_lora_rank")
+    key, size = f"attention.key_length{end}", get_int(options, f"attention.key_length{end}")
+    require_option(options, key, size, size > rotary, f"more than rope.dimension_count, {rotary}")
+    return config | {
+        "num_key_value_heads": sizes["num_attention_heads"], "kv_lora_rank": rank,
+        "q_lora_rank": get_int(options, query) if query in options else None,
+        "qk_rope_head_dim": rotary, "qk_nope_head_dim": size - rotary,
+        "v_head_dim": get_int(options, f"attention.value_length{end}"),
+    }  # fmt: skip
+
+
+def _flag(options: Options, name: str, default: bool) -> bool:
+    value = options.get(name, default)
+    return require_option(options, name, value, isinstance(value, bool), "True or False")
+
+
+def _require_only(options: Options, name: str, only: Any, default: Any) -> None:
+    value, cure = options.get(name, default), "Other experts are not known here."
+    holds = type(value) is type(only) and value == only
+    require_option(options, name, value, holds, f"{only}", cure)
+
+
+def _scalar(sizes: Options, layers: int) -> Any:
+    """Return what scores are divided by the root of: `head_dim`, but in the largest Gemma."""
+    largest = sizes["num_hidden_layers"] == layers
+    return sizes["hidden_size"] // sizes["num_attention_heads"] if largest else sizes["head_dim"]
+
+
+def _kinds(options: Options, sizes: Options, period: int) -> list[str]:
+    """Return the kinds of layers: all but every `period`-th slide, or as a list of flags says."""
+    name, depth = "attention.sliding_window_pattern", sizes["num_hidden_layers"]
+    pattern = options.get(name)
+    if not isinstance(pattern, list):
+        return list(full_every(get_int(options, name, period), depth))
+    flags = len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern)
+    expected = f"{depth} of True, where a layer slides, or False"
+    require_in(GGUF, flags, f"{name} = {pattern}", expected)
+    return [SLIDING if slides else FULL for slides in pattern]
+
+
+def _phi3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    window = "attention.sliding_window"
+    return {
+        # Zero says that no layer slides; files without it are older than the option.
+        "sliding_window": None if options.get(window) == 0 else get_int(options, window),
+        TRAINED: trained(options),
+    }
+
+
+def _qwen3moe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    hidden = get_int(options, "expert_feed_forward_length")
+    return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
+
+
+def _gpt_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    return _expert_counts(options) | {
+        "intermediate_size": get_int(options, "expert_feed_forward_length"),
+        "sliding_window": get_int(options, "attention.sliding_window"),
+        "layer_types": _kinds(options, sizes, 2),
+    }
+
+
+def trained(options: Options) -> int:
+    """Return the length of the contexts of training."""
+    length = get_int(options, "context_length")
+    return get_int(options, "rope.scaling.original_context_length", length)
+
+
+def require_same(options: Options, name: str, size: int, of: str) -> None:
+    """Raise ValueError at a size of heads that is another than the one beside it."""
+    value, cure = options.get(name, size), "Heads of several sizes are not known here."
+    require_option(options, name, value, value == size, f"{size}, as {of}", cure)
+
+
+OPTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "afmoe": _afmoe, "arcee": _biased, "cohere2": _cohere2, "deepseek2": _deepseek2,
+    "exaone4": _exaone4, "gemma2": _gemma2, "gemma3": _gemma3,
+    "glm4": _with_biases("attention_bias"), "gpt-oss": _gpt_oss, "gpt2": _gpt2,
+    "gptneox": _gptneox, "granite": _granite, "granitemoe": _granitemoe, "llama": _llama,
+    "llama4": _llama4, "olmo2": _olmo2, "phi3": _phi3, "qwen3moe": _qwen3moe, "qwen3vl": _qwen3vl,
+    "qwen3vlmoe": _qwen3vl, "seed_oss": _seed_oss, "smollm3": _biased,
+    "starcoder2": _with_biases("use_bias"),
+}  # fmt: skip
+
+
+def further_options(
+    name: str, options: Options, sizes: Options, stored: frozenset[str]
+) -> dict[str, Any]:
+    """Return an architecture's options beyond the sizes, by the file's own and its tensors."""
+    return OPTIONS[name](options, sizes, stored) if name in OPTIONS else {}
