@@ -9,6 +9,7 @@ from . import foils as foils
 from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
+from . import gguf_header as gguf_header
 from . import gguf_options as gguf_options
 from . import hub as hub
 from . import hybrid_family as hybrid_family

@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: one file with options, tensors, and often quantised weights.
+"""GGUF files of llama.cpp: one file, or several, with options and often quantised weights.
 
 Tensors get the names and shapes that their publisher gave them, so that families read them as they
 read a folder: interleaved rows of queries and keys are reordered, ones are subtracted from norms to
@@ -8,14 +8,13 @@ which llama.cpp added them, stacked experts are separated, and transposed matric
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lazy_loader
 import numpy as np
 
-from lim_jax._checks import require_extra
 from lim_jax._refusal import Refusal
 from lim_jax.models.checkpoint import Rows, read_rows, require_shape, require_tensor
 from lim_jax.models.gguf_architectures import (
@@ -27,6 +26,7 @@ from lim_jax.models.gguf_architectures import (
     architecture_of,
     published_config,
 )
+from lim_jax.models.gguf_header import Stored, read_header
 from lim_jax.models.options import Configuration, require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
@@ -34,20 +34,10 @@ FACTORS = (FREQUENCIES, LONG, SHORT)
 WITHOUT_KIND = ("attn_sinks", "exp_probs_b")  # whose publishers' names say no "weight" or "bias"
 
 
-class _Stored(NamedTuple):
-    """How a tensor lies in its file; the reader's own tensors would hold on to the mapped file."""
-
-    kind: Any  # its quantisation
-    shape: tuple[int, ...]  # of the numbers
-    rows: tuple[int, ...]  # shape of what is stored for them
-    dtype: np.dtype
-    offset: int  # in bytes
-
-
 class _Published(NamedTuple):
     """A tensor as its publisher has it."""
 
-    stored: tuple[_Stored, ...]  # what it is made of, of as many rows
+    stored: tuple[Stored, ...]  # what it is made of, of as many rows
     shape: tuple[int, ...]
     of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
     whole: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
@@ -56,7 +46,6 @@ class _Published(NamedTuple):
 class GGUFCheckpoint(NamedTuple):
     """A file that was looked through, with the interface of `checkpoint.Checkpoint`."""
 
-    file: Path
     config: Configuration  # by the names of config.json
     files: Mapping[str, _Published]  # by the publisher's names
     header: Mapping[str, Any]  # the file's options, by its own names
@@ -78,14 +67,15 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
-            return tensor.of(*(_dequantized(name, self.file, of, part) for of in tensor.stored))
+            return tensor.of(*(_dequantized(name, stored, part) for stored in tensor.stored))
 
         return rows
 
     @property
     def paths(self) -> list[Path]:
-        """The file that holds the weights."""
-        return [self.file]
+        """The files that hold the weights."""
+        stored = [part for tensor in self.files.values() for part in tensor.stored]
+        return sorted({part.file for part in stored})
 
     @property
     def precisions(self) -> set[str]:
@@ -94,11 +84,12 @@ class GGUFCheckpoint(NamedTuple):
         return {part.kind.name for part in stored if len(part.shape) > 1}
 
 
-def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndarray:
+def _dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
     """Read some rows and dequantise them."""
-    shape = (part.stop - part.start, *tensor.rows[1:])
-    before = part.start * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
-    stored = np.fromfile(file, tensor.dtype, math.prod(shape), offset=tensor.offset + before)
+    size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
+    count, offset = part.stop - part.start, tensor.offset + part.start * size
+    stored = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
+    shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
     try:
         return gguf.dequantize(stored.reshape(shape), tensor.kind)
     except NotImplementedError as error:
@@ -108,65 +99,30 @@ def _dequantized(name: str, file: Path, tensor: _Stored, part: slice) -> np.ndar
         ) from error
 
 
-def read_header(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the gguf package's reader of a file, and the file's options by name."""
-    # It takes a second for 49,152 words, so that a `LanguageModel` is made of one reading.
-    require_extra("gguf", "models")
-    cure = "Pass the path of the file itself."
-    require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
-    try:
-        reader = _reader()(file)
-        return reader, {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # the library raises whatever it meets in other files
-        raise Refusal(
-            f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
-        ) from error
-
-
-@cache
-def _reader() -> Any:
-    """Return the package's reader, made to slice a plain array."""
-    # It slices for every word of the vocabulary, three times as long on a mapped array.
-
-    def given(self: Any, mapped: np.ndarray) -> None:
-        self.bytes = np.asarray(mapped)
-
-    return type("Reader", (gguf.GGUFReader,), {"data": property(lambda self: self.bytes, given)})
-
-
 def open_gguf(file: Path) -> GGUFCheckpoint:
     """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`."""
-    reader, options = read_header(file)
-    # Adapters, parts that read images, and one file of several are no whole models.
-    for name, usual in (("general.type", "model"), ("split.count", 1)):
-        got, expected = f"{name} = {options.get(name)}", f"{usual}: a whole model in one file"
-        cure = "Merge an adapter, or the files, by llama.cpp's own programs."
-        require_in(file.name, options.get(name, usual) in (usual, 0), got, expected, cure)
+    stored, options = read_header(file)
+    kind = options.get("general.type", "model")  # others are adapters, and parts that read images
+    got, cure = f"general.type = {kind}", "Merge an adapter by llama.cpp's own programs."
+    require_in(file.name, kind == "model", got, "model: a whole one", cure)
     name = options.get("general.architecture")
     got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
     require_in(file.name, name in ARCHITECTURES, got, " or ".join(ARCHITECTURES), cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
-    stored = {tensor.name: _stored(tensor) for tensor in reader.tensors}
     factors = {}
     for stem in FACTORS:
         if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
-            factors[stem] = _dequantized(stem, file, tensor, slice(0, tensor.rows[0])).tolist()
+            factors[stem] = _dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), own, words, frozenset(stored), factors)
-    files, architecture = {}, architecture_of(str(name), own)
+    tensors, architecture = {}, architecture_of(str(name), own)
     for tensor_name in stored:
-        files |= _published(tensor_name, stored, architecture, config)
-    return GGUFCheckpoint(file, Configuration(config), files, options)
-
-
-def _stored(tensor: Any) -> _Stored:
-    shape = tuple(map(int, reversed(tensor.shape)))
-    data = tensor.data
-    return _Stored(tensor.tensor_type, shape, data.shape, data.dtype, int(tensor.data_offset))
+        tensors |= _published(tensor_name, stored, architecture, config)
+    return GGUFCheckpoint(Configuration(config), tensors, options)
 
 
 def _published(
-    name: str, stored: Mapping[str, _Stored], architecture: Architecture, config: Mapping[str, Any]
+    name: str, stored: Mapping[str, Stored], architecture: Architecture, config: Mapping[str, Any]
 ) -> dict[str, _Published]:
     """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
@@ -195,9 +151,9 @@ def _published(
     return {at + own if stem in WITHOUT_KIND else f"{at}{own}.{kind}": as_it_is}
 
 
-def _expert(tensor: _Stored, number: int) -> _Published:
+def _expert(tensor: Stored, number: int) -> _Published:
     """Return one expert's matrix of all that are stacked."""
-    before = number * math.prod(tensor.rows[1:]) * tensor.dtype.itemsize
+    before = number * math.prod(tensor.rows[1:])
     own = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
     )
@@ -205,7 +161,7 @@ def _expert(tensor: _Stored, number: int) -> _Published:
 
 
 def _fused_experts(
-    name: str, stored: Mapping[str, _Stored], at: str, architecture: Architecture
+    name: str, stored: Mapping[str, Stored], at: str, architecture: Architecture
 ) -> dict[str, _Published]:
     """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
@@ -236,7 +192,7 @@ def _fused_experts(
 
 
 def _latent_keys_and_values(
-    name: str, stored: Mapping[str, _Stored], at: str
+    name: str, stored: Mapping[str, Stored], at: str
 ) -> dict[str, _Published]:
     """Return the matrix of keys and values, of which files hold the keys' part transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")

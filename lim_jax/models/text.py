@@ -22,7 +22,7 @@ CURE = f"Put the publisher's {FILE} beside the weights."
 TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
 MARKS = ("bos", "eos", "unk", "pad")
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
-Header = Mapping[str, Any]  # of a GGUF file, as `gguf_file.read_header` returns it; else empty
+Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty
 
 
 class ChatTemplate(NamedTuple):

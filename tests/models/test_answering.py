@@ -18,7 +18,7 @@ from reference.networks import randomised
 from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models.answering import decode_logits, prefill_logits
-from lim_jax.models.gguf_file import read_header
+from lim_jax.models.gguf_header import read_header
 from lim_jax.models.text import end_ids
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache

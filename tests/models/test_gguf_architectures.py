@@ -585,12 +585,11 @@ def read_config(architecture, options, factors):
 
 
 def test_what_is_no_whole_model_is_refused(tmp_path):
-    for name, value, kind in (("general.type", "adapter", "string"), ("split.count", 2, "uint16")):
-        writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-        getattr(writer, f"add_{kind}")(name, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        with pytest.raises(ValueError, match=f"^model.gguf: got {name} = {value}, expected"):
-            models.load(tmp_path / "model.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_string("general.type", "adapter")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="^model.gguf: got general.type = adapter, expected"):
+        models.load(tmp_path / "model.gguf")

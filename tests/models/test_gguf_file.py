@@ -10,7 +10,7 @@ from reference.llama_cpp import CONFIG, write
 from reference.publishers import WIDTH
 
 from lim_jax import models
-from lim_jax.models import checkpoint, gguf_file, placement
+from lim_jax.models import checkpoint, gguf_file, gguf_header, placement
 
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
 
@@ -62,6 +62,69 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     opened = gguf_file.open_gguf(tmp_path / "model.gguf")
     assert opened.precisions == {"Q8_0"}
     assert not placement.as_published(opened, "float32").each_layer
+
+
+VALUES = {
+    "uint8": 200, "int8": -3, "uint16": 60_000, "int16": -300, "uint32": 2**32 - 1,
+    "int32": -(2**31), "float32": 0.5, "uint64": 2**63, "int64": -(2**62), "float64": 1e-300,
+    "bool": True, "string": "größe 🦙\n",
+}  # fmt: skip
+
+
+def test_a_header_is_what_the_packages_own_reader_finds(tmp_path):
+    file, kind = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_custom_alignment(4096)
+    for name, value in VALUES.items():
+        getattr(writer, f"add_{name}")(f"one.{name}", value)
+        if not name.endswith(("int32", "int64")) or name == "int32":  # it writes int32 alone
+            writer.add_array(f"three.{name}", [value, value, value])
+    writer.add_array("words", ["", "a", "größe"])
+    for name, array in {
+        "vector": np.ones(5, np.float32), "half": np.ones((3, 7), np.float16),
+        "cube": np.ones((2, 3, 5), np.float32),
+    }.items():  # fmt: skip
+        writer.add_tensor(name, array)
+    writer.add_tensor("eights", gguf.quantize(np.ones((3, 64), np.float32), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors, options = gguf_header.read_header(file)
+    reader = gguf.GGUFReader(file)
+    known = {name: field.contents() for name, field in reader.fields.items()}
+    assert options == {name: value for name, value in known.items() if not name.startswith("GGUF.")}
+    assert [*map(type, options.values())] == [type(known[name]) for name in options]
+    for tensor, (name, stored) in zip(reader.tensors, tensors.items(), strict=True):
+        assert (tensor.name, tensor.tensor_type) == (name, stored.kind)
+        assert stored.shape == tuple(reversed(tensor.shape.tolist()))
+        assert (tensor.data_offset, tensor.n_bytes) == (stored.offset, np.prod(stored.rows))
+
+
+def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):
+    """As the package's own writer cuts it."""
+    whole = write(tmp_path / "model.gguf")
+    write(tmp_path / "cut.gguf", split_max_tensors=8)
+    first, second, third = (tmp_path / f"cut-0000{k}-of-00003.gguf" for k in (1, 2, 3))
+    opened = gguf_file.open_gguf(first)
+    assert opened.paths == [first, second, third]
+    found, expected = models.load(first), models.load(whole)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(ValueError, match="split.no = 1, expected the name of the first of 3 files"):
+        models.load(second)
+    data, others = second.read_bytes(), third.read_bytes()
+    second.write_bytes(others)
+    third.write_bytes(data)
+    with pytest.raises(ValueError, match="split.no = 2 of 3, or tensors twice, expected number 1"):
+        models.load(first)
+    second.write_bytes(data)
+    third.unlink()
+    with pytest.raises(ValueError, match="got no file .*cut-00003-of-00003.gguf"):
+        models.load(first)
+    third.write_bytes(others)
+    first.rename(tmp_path / "one.gguf")
+    with pytest.raises(ValueError, match="expected the name of the first of 3 files"):
+        models.load(tmp_path / "one.gguf")
 
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):

@@ -6,7 +6,7 @@ import gguf
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from lim_jax.models.gguf_file import read_header
+from lim_jax.models.gguf_header import read_header
 from lim_jax.models.text import read_tokenizer
 
 MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]

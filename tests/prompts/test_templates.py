@@ -6,7 +6,7 @@ import gguf
 import pytest
 from reference.chats import CHATML, USER, WEATHER
 
-from lim_jax.models.gguf_file import read_header
+from lim_jax.models.gguf_header import read_header
 from lim_jax.models.text import ChatTemplate, find_chat_template
 from lim_jax.prompts.reading import read_lines
 

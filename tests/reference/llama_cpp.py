@@ -27,8 +27,8 @@ def neighbours(rows, heads):
     return rows[order]
 
 
-def write(file, architecture="llama", **options):
-    writer = gguf.GGUFWriter(file, architecture)
+def write(file, architecture="llama", split_max_tensors=0, **options):
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=split_max_tensors)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(DEPTH)
     writer.add_head_count(HEADS)
