@@ -11,6 +11,7 @@ from . import gguf_architectures as gguf_architectures
 from . import gguf_file as gguf_file
 from . import gguf_header as gguf_header
 from . import gguf_options as gguf_options
+from . import gguf_tokenizer as gguf_tokenizer
 from . import hub as hub
 from . import hybrid_family as hybrid_family
 from . import ids as ids

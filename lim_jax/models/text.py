@@ -13,12 +13,11 @@ from lim_jax._checks import as_int, require, require_extra, require_indices, req
 from lim_jax._files import decoded
 from lim_jax._refusal import Refusal
 from lim_jax.models.checkpoint import json_object
+from lim_jax.models.gguf_tokenizer import CURE, tokenizer_of_header
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
 CONFIGS = "generation_config.json", "config.json"
-CONTROL = 3  # GGUF's type of a control token, which no text spells
-CURE = f"Put the publisher's {FILE} beside the weights."
 TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
 MARKS = ("bos", "eos", "unk", "pad")
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
@@ -35,12 +34,12 @@ class ChatTemplate(NamedTuple):
 def read_tokenizer(path: Path, header: Header) -> Any:
     """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header."""
     # A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, or
-    # made of the file's own vocabulary and merges, if these are of bytes as GPT-2's or SmolLM's.
+    # made of the file's own vocabulary.
     require_extra("tokenizers", "models")
     gguf = path.suffix == ".gguf"
     file = (path.parent if gguf else path) / FILE
     if gguf and not file.is_file():
-        return _tokenizer_of_gguf(path.name, header)
+        return tokenizer_of_header(path.name, header)
     expected = f"the publisher's {FILE}"
     require(file.is_file(), "tokenizer", got=f"no file {file}", expected=expected, cure=CURE)
     try:
@@ -107,29 +106,6 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     cure = "Download the publisher's files again."
     distinct = dict.fromkeys(number for number in ids if number is not None)
     return tuple(as_int(number, "eos_token_id", least=0, cure=cure) for number in distinct)
-
-
-def _tokenizer_of_gguf(name: str, header: Header) -> Any:
-    """Byte-level pair encoding by the vocabulary and the merges in a file of llama.cpp."""
-    words, kinds, merges = (
-        header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type", "merges")
-    )
-    kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
-    bytewise = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    cuts = {"gpt-2": [bytewise], "smollm": [digits, bytewise]}
-    known, expected = kind == "gpt2" and cut in cuts, f"gpt2 with {' or '.join(cuts)}"
-    got = f"a tokenizer of {kind!r} with {cut!r}"
-    require(known and len(words) > 0, name, got=got, expected=expected, cure=CURE)
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    vocabulary = {word: index for index, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts[cut])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [word for word, kind in zip(words, kinds, strict=True) if kind == CONTROL]
-    )
-    return tokenizer
 
 
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:

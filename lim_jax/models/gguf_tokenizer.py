@@ -1,0 +1,177 @@
+"""Tokenizers of GGUF files, of their vocabularies and what llama.cpp knows of each kind.
+
+A file names how a text is cut before pairs are merged. The expressions are those of the publishers'
+own ``tokenizer.json``, which stand beside llama.cpp's in its ``src/llama-vocab.cpp``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import lazy_loader
+
+from lim_jax._checks import require
+from lim_jax._refusal import Refusal
+
+tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
+CURE = "Put the publisher's tokenizer.json beside the weights."
+NORMAL, CONTROL, DEFINED = 1, 3, 4  # GGUF's types of words; no text spells a control token
+SPACE = "▁"  # as SentencePiece spells it
+
+CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+AT_THE_END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    rf"{CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{AT_THE_END}"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+SEED = QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+OTHERS, NO_HAN = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*", r"&&[^\p{Han}]]"
+
+
+def _by_case(upper: str, lower: str, contracted: str) -> str:
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{contracted}|{before}{upper}+{lower}*{contracted}"
+
+
+TEKKEN = _by_case(UPPER, LOWER, "") + r"|\p{N}" + OTHERS + AT_THE_END
+GPT4O = _by_case(UPPER, LOWER, f"{CONTRACTED}?") + r"|\p{N}{1,3}" + OTHERS + AT_THE_END
+KIMI = (
+    rf"[\p{{Han}}]+|{_by_case(UPPER[:-1] + NO_HAN, LOWER[:-1] + NO_HAN, CONTRACTED + '?')}"
+    rf"|\p{{N}}{{1,3}}{OTHERS.replace('/', '')}{AT_THE_END}"
+)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{AT_THE_END}",
+)  # fmt: skip
+# Letters with a case, as DeepSeek lists them.
+CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
+    "Ὀ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴ"
+    "ℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+HAN = "[一-龥ࠀ-一가-퟿]+"
+DEEPSEEK = (
+    r"[\r\n]", rf"\s?[{CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", HAN, r"\p{N}+",
+)  # fmt: skip
+CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}")
+
+
+class Cut(NamedTuple):
+    """How texts are cut before pairs are merged."""
+
+    expressions: tuple[str, ...]  # whose finds stand by themselves, one after the other
+    bytewise: bool = False  # whether words are cut as GPT-2's besides
+    composed: bool = False  # whether letters and their marks are composed before
+    whole_words: bool = False  # whether words of the vocabulary need no pairs
+    begins: bool = False  # whether texts begin with a mark, if a file does not say
+
+
+GPT2, DIGITS = Cut((), bytewise=True), Cut((r"\p{N}",), bytewise=True)
+OF_LLAMA3 = Cut((LLAMA3,), whole_words=True, begins=True)
+CUTS: Mapping[str, Cut] = {
+    "gpt-2": GPT2, "phi-2": GPT2, "exaone4": GPT2, "trillion": GPT2, "granite-docling": GPT2,
+    "mpt": GPT2._replace(composed=True), "olmo": GPT2._replace(composed=True),
+    "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS, "codeshell": DIGITS, "exaone": DIGITS,
+    "minerva-7b": DIGITS, "command-r": DIGITS._replace(composed=True),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), OF_LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Cut((LLAMA3,))),
+    "qwen2": Cut((QWEN2,), composed=True), "qwen35": Cut((QWEN35,), composed=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "hunyuan", "stablelm2"), Cut((QWEN2,))),
+    "tekken": Cut((TEKKEN,), whole_words=True, begins=True), "seed-coder": Cut((SEED,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Cut((GPT4O,))), "kimi-k2": Cut((KIMI,)),
+    "deepseek-llm": Cut(DEEPSEEK), "deepseek-coder": Cut(CODER), "deepseek-v3": Cut(DEEPSEEK3),
+    "hunyuan-dense": Cut(DEEPSEEK3),
+}  # fmt: skip
+
+
+def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
+    """Return the `tokenizers.Tokenizer` of a file's vocabulary."""
+    words, kinds = (header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type"))
+    kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
+    known = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(words) > 0
+    got = f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words"
+    expected = f"llama, gemma4, or gpt2 with {' or '.join(CUTS)}"
+    require(known and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
+    try:
+        make = _of_bytes if kind == "gpt2" else _of_pieces
+        tokenizer = make({word: index for index, word in enumerate(words)}, header)
+    except Exception as error:  # the package raises nothing narrower
+        raise Refusal(
+            f"{name}: got a vocabulary that is broken ({error}), expected words and their pairs. "
+            f"{CURE}"
+        ) from error
+    pairs = list(zip(words, kinds, strict=True))
+    tokenizer.add_special_tokens([word for word, kind in pairs if kind == CONTROL])
+    defined = [word for word, kind in pairs if kind == DEFINED]
+    tokenizer.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in defined])
+    # Gemma 4's publisher leaves the mark to the template of chats.
+    begins = kind == "llama" or (kind == "gpt2" and CUTS[cut].begins)
+    begins = header.get("tokenizer.ggml.add_bos_token", begins) and kind != "gemma4"
+    ends = header.get("tokenizer.ggml.add_eos_token", False)
+    marks = {
+        part: words[index] for part, states in (("bos", begins), ("eos", ends))
+        if states and (index := header.get(f"tokenizer.ggml.{part}_token_id")) is not None
+    }  # fmt: skip
+    if marks:
+        pattern = f"{marks.get('bos', '')} $A {marks.get('eos', '')}".strip()
+        numbered = [(word, words.index(word)) for word in dict.fromkeys(marks.values())]
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single=pattern, special_tokens=numbered
+        )
+    return tokenizer
+
+
+def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
+    """Byte-level pair encoding, whose words spell bytes as GPT-2's do."""
+    cut, cutters = CUTS[header["tokenizer.ggml.pre"]], tokenizers.pre_tokenizers
+    pairs = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges", [])]
+    model = tokenizers.models.BPE(words, pairs, ignore_merges=cut.whole_words)
+    tokenizer = tokenizers.Tokenizer(model)
+    if cut.composed:
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+    splits = [cutters.Split(tokenizers.Regex(each), "isolated") for each in cut.expressions]
+    as_bytes = cutters.ByteLevel(add_prefix_space=False, use_regex=cut.bytewise)
+    tokenizer.pre_tokenizer = cutters.Sequence([*splits, as_bytes])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
+    """SentencePiece's pairs, the ones of higher scores first; what is unknown is spelt in bytes."""
+    unknown = header.get("tokenizer.ggml.unknown_token_id")
+    prefixed = header.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = prefixed and header["tokenizer.ggml.model"] == "llama"
+    model = tokenizers.models.BPE(
+        words, _pairs(words, header), byte_fallback=True, fuse_unk=True,
+        unk_token=None if unknown is None else [*words][unknown],
+    )  # fmt: skip
+    tokenizer = tokenizers.Tokenizer(model)
+    decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
+    before = [normalizers.Prepend(SPACE)] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+    after = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    return tokenizer
+
+
+def _pairs(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs that make words, in the order in which they are merged."""
+    if (merges := header.get("tokenizer.ggml.merges")) is not None:
+        return [tuple(merge.split(" ", 1)) for merge in merges]
+    # As in the publishers' conversion of SentencePiece's models to tokenizer.json: Gemma's words
+    # stand in their order, those of others are scored.
+    ordered = str(header.get("general.architecture")).startswith("gemma")
+    scores = [-index for index in words.values()] if ordered else header["tokenizer.ggml.scores"]
+    pairs = []
+    for word, score, kind in zip(words, scores, header["tokenizer.ggml.token_type"], strict=True):
+        cuts = [(word[:at], word[at:]) for at in range(1, len(word))] if kind == NORMAL else []
+        known = [cut for cut in cuts if cut[0] in words and cut[1] in words]
+        known.sort(key=lambda cut: (words[cut[0]], words[cut[1]]))
+        pairs += [(score, len(cut[0]), len(cut[1]), cut) for cut in known]
+    pairs.sort(key=lambda pair: pair[:3], reverse=True)
+    return [cut for *_, cut in pairs]
