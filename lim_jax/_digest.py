@@ -3,9 +3,11 @@
 A run that is taken up must be of the same network, loss and data. Two values of one digest compute
 the same: it is of arrays, of static fields and other plain values, and of functions' code with what
 this uses. Nothing that changes from process to process is in it: no address, no `hash`, no order of
-a set.
+a set. Functions of libraries are told by their names, so that a network that was read from a
+checkpoint has one digest under all versions of JAX and of Python.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -28,13 +30,20 @@ from lim_jax._checks import ARRAYS
 PLAIN = NoneType | Number | str | bytes | PurePath | Enum | range | slice | EllipsisType | np.dtype
 NUMBERS = (*ARRAYS, np.generic)
 DATA = (NoneType, Number, str, bytes, eqx.Module)
+LIBRARIES = ("diffrax", "equinox", "jax", "jaxlib", "lim_jax", "optax")
 RULES = ("jvp", "fwd", "bwd")  # derivatives that functions are given by jax.custom_jvp, custom_vjp
 # What was met before, by its address, which is its own as long as it is kept here; and its hash.
 Known = dict[int, tuple[Any, bytes]]
 
 
 def digest(value: PyTree, after: str = "") -> str:
-    """A fingerprint of all that a value computes with, and of what went before it."""
+    """A fingerprint of all that a value computes with, and of what went before it.
+
+    Of arrays precision, shape and numbers count; of modules, tuples and other objects the type's
+    name and every field; of functions the code, the defaults, what they close over, and of what
+    they find by name in their module the data and the functions. Classes, functions of `LIBRARIES`,
+    and functions found in other modules, are told by their names.
+    """
     return sha256(after.encode() + _hash(value, {})).hexdigest()[:16]
 
 
@@ -48,6 +57,8 @@ def _hash(value: Any, known: Known) -> bytes:
         hashed = _joined(type(value), repr(value).encode())
     elif isinstance(value, type | ModuleType):
         hashed = _joined(type(value), _name(value).encode())
+    elif _held_by_library(value):
+        hashed = _joined(FunctionType, _name(value).encode())
     elif isinstance(value, Mapping | Set):
         entries = value.items() if isinstance(value, Mapping) else value
         hashed = _joined(type(value), *sorted(_hash(entry, known) for entry in entries))
@@ -55,6 +66,15 @@ def _hash(value: Any, known: Known) -> bytes:
         hashed = _joined(type(value), *(_hash(part, known) for part in _parts(value)))
     known[id(value)] = value, hashed
     return hashed
+
+
+def _held_by_library(value: Any) -> bool:
+    """Whether a library has it under its own name, by which pickle would find it too."""
+    module = getattr(value, "__module__", None) or ""
+    held: Any = sys.modules.get(module) if module.partition(".")[0] in LIBRARIES else None
+    for part in (getattr(value, "__qualname__", None) or "").split("."):
+        held = getattr(held, part, None)
+    return held is not None and held is value
 
 
 def _joined(kind: type, *parts: Any) -> bytes:

@@ -1,5 +1,6 @@
 """What computes alike has one digest, what does not has another."""
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial, wraps
@@ -195,6 +196,23 @@ def test_what_a_function_finds_in_its_module_counts(monkeypatch):
     assert digest(falling) == digest(falling)
     later = 1
     assert digest(falling) != before
+
+
+@pytest.mark.parametrize("name", ["silu", "relu"])  # one compiled, one with a derivative of its own
+def test_functions_of_libraries_are_told_by_their_names(name, monkeypatch):
+    """So another version's has one digest with this one's: of other code, compiled otherwise."""
+    here = getattr(jax.nn, name)
+    told = {part: getattr(here, part) for part in ("__module__", "__qualname__")}
+    before = digest((here, MODEL))
+
+    def other(x):
+        return x * 2
+
+    for part, value in told.items():
+        monkeypatch.setattr(other, part, value)
+    assert digest((other, MODEL)) != before, "a function of the user's that has taken its name"
+    monkeypatch.setattr(sys.modules[told["__module__"]], told["__qualname__"], other)
+    assert digest((other, MODEL)) == before
 
 
 def test_a_digest_is_of_what_went_before_too():
