@@ -23,7 +23,7 @@ al., 2021), attention knockout, which takes u of single edges to minus infinity 
 import math
 from dataclasses import replace
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,11 @@ Scalar = Float[Array, ""]
 ByHead = Float[Array, "depth heads length"]
 
 
+def _over_heads(result: Any) -> Float[Array, " length"]:
+    """The sum over layers and heads."""
+    return result.by_head.sum(axis=(0, 1))
+
+
 class MaskGradient(NamedTuple):
     r"""A loss at the grid's log weights, and its derivatives, which are densities.
 
@@ -54,10 +59,7 @@ class MaskGradient(NamedTuple):
     by_head: ByHead
     covector: State
 
-    @property
-    def total(self) -> Float[Array, " length"]:
-        """The sum over layers and heads."""
-        return self.by_head.sum(axis=(0, 1))
+    total = property(_over_heads)
 
 
 class MaskPath(NamedTuple):
@@ -74,10 +76,7 @@ class MaskPath(NamedTuple):
     by_head: ByHead
     remainder: Scalar
 
-    @property
-    def total(self) -> Float[Array, " length"]:
-        """The sum over layers and heads."""
-        return self.by_head.sum(axis=(0, 1))
+    total = property(_over_heads)
 
 
 @filter_jit

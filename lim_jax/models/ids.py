@@ -104,7 +104,7 @@ def influence_of_ids(
     require_regions(regions)
     energies = [
         _carried(_shares(length, energy, regions), energy)
-        for length, energy in _energies(model, windows, ask, loss)
+        for length, energy in _rows_by_context(model, windows, ask, loss)
     ]
     return Influence.from_energies(jnp.stack(energies), regions, keep_examples=keep_examples)
 
@@ -149,8 +149,8 @@ def energies_of_ids(
         As in `influence_of_ids`; a `ValueError` too if the checkpoint is of another model, loss or
         context, or a file in it is damaged.
     """
-    energies = _energies(model, windows, ask, loss, checkpoint, progress, progress_of_layers)
-    return [np.asarray(energy)[:length] for length, energy in energies]
+    rows = _rows_by_context(model, windows, ask, loss, checkpoint, progress, progress_of_layers)
+    return [np.asarray(energies)[:length] for length, energies in rows]
 
 
 def scores_of_ids(
@@ -169,9 +169,9 @@ def scores_of_ids(
     `scores` is of one context, padded on the right; what it gives of more tokens than the context
     has is dropped. `parts` has the number of the part of each token of each context, -1 for none.
     """
-    rows = _energies(
+    rows = _rows_by_context(
         model, windows, ask, loss, checkpoint, progress, scores=scores, parts=parts
-    )  # fmt: skip
+    )
     return [np.asarray(row)[:length] for length, row in rows]
 
 
@@ -235,7 +235,7 @@ def _asked(ask: Ask, windows: Windows) -> Any:
     return asked
 
 
-def _energies(
+def _rows_by_context(
     model: CausalLM,
     windows: Windows,
     ask: Ask,
@@ -247,7 +247,7 @@ def _energies(
     scores: Scores | None = None,
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
 ) -> Iterator[tuple[int, ByToken]]:
-    """Each context's length, and its energies on its own grid, zero at the padding; or scores."""
+    """Each context's length, and its scores; without such its energies, zero at the padding."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
     asked = _asked(ask, windows)
@@ -269,26 +269,26 @@ def _energies(
         return energies * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, ByToken]:
-        """A batch's energies; it is measured unless files have all of them."""
+        """A batch's rows; it is measured unless files have all of them."""
         batch = cache(lambda: measured(numbers))
-        energies: dict[int, ByToken] = {}
+        rows: dict[int, ByToken] = {}
         for row, number in enumerate(dict.fromkeys(numbers)):
             measure = partial(lambda row: batch()[row], row)
             if folder is not None:
                 told = (windows[number], asked[number], *([] if parts is None else [parts[number]]))
                 context = {"context": digest(told)}
                 measure = partial(once, folder / f"{number}", {**run, **context}, measure)
-            energies[number] = measure()
-        return energies
+            rows[number] = measure()
+        return rows
 
     fetched = model.flow.fetched
     batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
-    energies: dict[int, ByToken] = {}
+    rows: dict[int, ByToken] = {}
     for number in progress(list(range(len(windows)))):
-        if number not in energies:
-            energies |= of_batch(batch_of[number])
-        yield len(windows[number]) - 1, energies.pop(number)
+        if number not in rows:
+            rows |= of_batch(batch_of[number])
+        yield len(windows[number]) - 1, rows.pop(number)
 
 
 def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
