@@ -14,7 +14,7 @@ from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.methods import WEIGHT
 from lim_jax.attribution.parts import REST, parts_of
-from lim_jax.attribution.segments import document_numbers
+from lim_jax.attribution.segments import FIRST, document_numbers
 from lim_jax.attribution.time_budget import Case
 from lim_jax.explanations.account import asked_of_windows
 from lim_jax.grid.cells import token_grid
@@ -85,7 +85,7 @@ def _gains(
     ids = jax.device_put(np.pad(context.window[:-1], (0, size - length)))
     chosen = jax.device_put((log_weights, parts))
     by_head = _by_head(model, as_loss_of_logits(case.loss), ids, chosen, asked)
-    return -np.asarray(by_head)[..., :length]
+    return -np.where(parts == FIRST, 0, np.asarray(by_head))[..., :length]
 
 
 @filter_jit

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import require
 from lim_jax.attribution.methods import WEIGHT
-from lim_jax.attribution.segments import Segment, document_numbers
+from lim_jax.attribution.segments import FIRST, Segment, document_numbers
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
@@ -129,4 +129,4 @@ def _mask_gradients(
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 
     gradients = jax.lax.map(of_batch, batches)
-    return -gradients.reshape(-1, x.shape[0]).T
+    return -jnp.where(parts == FIRST, 0, gradients.reshape(-1, x.shape[0])).T

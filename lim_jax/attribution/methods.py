@@ -25,7 +25,7 @@ from lim_jax.attribution.ablations import ABLATIONS, ablations, leave_one_out
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.parts import parts_of, windows_and_asked
-from lim_jax.attribution.segments import document_numbers
+from lim_jax.attribution.segments import FIRST, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM
@@ -103,7 +103,7 @@ def integrated_gradients(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, par
     )  # fmt: skip
     assert isinstance(words, Array)
     average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
-    baseline = jnp.where((parts >= 0)[:, None], x + average, x)
+    baseline = jnp.where((parts != -1)[:, None], x + average, x)
     return -gradients.integrated_gradients(loss.loss, model, x, y, baseline, steps=STEPS)
 
 
@@ -133,7 +133,8 @@ def mask_gradient_at(
     x = loss.embed(model, ids, y)
     chosen = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
     y = y._replace(parts=parts)  # a part reads itself as before
-    return -jax.grad(lambda u: loss.loss(model, x, y._replace(log_weights=u)))(chosen)
+    gradient = jax.grad(lambda u: loss.loss(model, x, y._replace(log_weights=u)))(chosen)
+    return -jnp.where(parts == FIRST, 0, gradient)
 
 
 def given_by_parts(

@@ -16,6 +16,9 @@ from lim_jax.prompts.cutting import paragraphs, sentences
 AnswerParts = Literal["answer", "sentence", "token"]
 DocumentParts = Literal["documents", "paragraphs", "sentences", "tokens"]
 Texts = Sequence[str]
+# The number of a document's token with which the context begins. Many heads rest on that, whatever
+# it says: it keeps its weight where documents lose theirs, and has no score.
+FIRST = -2
 
 
 class Segment(NamedTuple):
@@ -105,10 +108,17 @@ def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
-    """The number of each token's document, -1 of those in none."""
+    """The number of each token's document, -1 of those in none; of the context's first `FIRST`.
+
+    >>> from lim_jax.prompts import context_of
+    >>> from lim_jax.prompts.documents import RenderedPrompt
+    >>> document_numbers(context_of(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")).tolist()
+    [-2, 0, 0, -1, -1, -1, -1, -1, -1]
+    """
     numbers = np.full(context.length, -1, np.int32)
     for number, places in enumerate(document_places(context).values()):
         numbers[places] = number
+    numbers[0] = -1 if numbers[0] < 0 else FIRST
     return numbers
 
 

@@ -196,13 +196,14 @@ def require_heads(model, contexts, found):
     expected = {"a": [], "b": []}
     for context in contexts:
         x, y = model.example(*jax.device_put((context.window, context.weights)))
-        parts = np.array([0, 0, 0, 1, 1] + [-1] * (context.length - 5), "int32")
+        # The context's first token keeps its weight, and has no score.
+        parts = np.array([-1, 0, 0, 1, 1] + [-1] * (context.length - 5), "int32")
         u = np.where(parts >= 0, np.log(0.1), 0)
         grid = lim.token_grid(context.length).weighted(*jax.device_put((u, parts)))
         terminal = partial(models.CausalLM.margin_loss.terminal, model)
         by_head = lim.adjoint.mask_gradient(model.flow, terminal, (x, y), grid).by_head
         gains = -np.asarray(by_head) / context.length
-        expected["a"].append(gains[..., :3].sum(axis=2))
+        expected["a"].append(gains[..., 1:3].sum(axis=2))
         expected["b"].append(gains[..., 3:5].sum(axis=2))
     assert [one.name for one in found] == ["a"] * 5 + ["b"] * 5
     for name, rows in expected.items():

@@ -26,6 +26,7 @@ from lim_jax.report import answer_page
 DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
 PROMPT = "first\nabcabd\n\nsecond\nhgjh\n\nQuestion: bc\nAnswer:"
 PARTS = {"first": (0, 12), "second": (14, 25), "question": (37, 39)}
+MASKED = {"first": (1, 12), "second": (14, 25)}  # the context's first token keeps its weight
 
 
 def ids_of(text):
@@ -157,13 +158,13 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     x, network = jax.device_put(answer.context.window), model.network
     weights = jax.device_put(answer.context.weights)
     numbers = np.full(len(weights), -1)
-    for number, name in enumerate(("first", "second")):
-        numbers[slice(*PARTS[name])] = number
+    for number, places in enumerate(MASKED.values()):
+        numbers[slice(*places)] = number
 
     def odds(first):
         """Minus the loss where the first document's log weight is another."""
         u = np.where(numbers >= 0, np.log(0.1), 0)
-        u[slice(*PARTS["first"])] += first
+        u[slice(*MASKED["first"])] += first
         masks = dict(zip(("log_weights", "parts"), jax.device_put((u, numbers)), strict=True))
         y = models.Targets(x[1:], weights, **masks)
         return -float(network.margin_loss(network.embed(x[:-1]), y))
@@ -201,8 +202,8 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         asked: Any = answer.context.asked
         network = model.network
         u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
-        for number, name in enumerate(("first", "second")):
-            u[slice(*PARTS[name])], numbers[slice(*PARTS[name])] = np.log(1e-3), number
+        for number, places in enumerate(MASKED.values()):
+            u[slice(*places)], numbers[slice(*places)] = np.log(1e-3), number
         numbers = jax.device_put(numbers)
         x = network.embed(jax.device_put(answer.context.window[:-1]))
         loss: Any = models.contrast_loss if foil else models.CausalLM.margin_loss
