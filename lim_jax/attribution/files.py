@@ -73,7 +73,9 @@ def write_contexts(
 def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
     """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
     records = [record._asdict() for record in scored.records]
-    document = {"method": scored.method, "loss": loss, "records": records}
+    document: dict[str, Any] = {"method": scored.method, "loss": loss, "records": records}
+    if scored.given is not None:
+        document["given"] = scored.given.tolist()
     write_json(folder / "profile.json", document)
     write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
     names = FILES["profile --method, records_by_context.csv"]

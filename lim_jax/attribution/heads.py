@@ -15,7 +15,7 @@ from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.methods import WEIGHT
 from lim_jax.attribution.parts import REST, parts_of
 from lim_jax.attribution.segments import FIRST, document_numbers
-from lim_jax.attribution.time_budget import Case
+from lim_jax.attribution.time_budget import HEADS, Case
 from lim_jax.explanations.account import asked_of_windows
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
@@ -23,7 +23,7 @@ from lim_jax.models.ids import padded_size
 from lim_jax.probes import sample_mean
 from lim_jax.prompts.contexts import Context
 
-MOST, STRONGEST = 16, 5  # contexts, and heads of each part
+STRONGEST = 5  # heads of each part
 HEAD = ("part", "layer", "head", "   score", "   error", "contexts")
 ByHead = Float[np.ndarray, "layers heads"]
 
@@ -46,7 +46,7 @@ def heads_of_cases(
     cases: Mapping[str, Case], read: ReadContexts, bar: Bar = no_bar
 ) -> dict[str, list[HeadOfPart]]:
     """The strongest heads of each named part, by case; one gradient of each of some contexts."""
-    some = [number for number, context in enumerate(read.contexts) if context.spans][:MOST]
+    some = [number for number, context in enumerate(read.contexts) if context.spans][:HEADS]
     return {
         name: _strongest(case, read, bar(some, desc=f"heads, {name}", unit="context"))
         for name, case in cases.items()

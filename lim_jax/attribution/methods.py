@@ -138,13 +138,13 @@ def mask_gradient_at(
 
 
 def given_by_parts(
-    model: CausalLM, contexts: Sequence[Context], loss: Loss
+    model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
 ) -> Float[np.ndarray, " contexts"]:
     """By how much the loss falls as the parts come in, all together, from next to nothing.
 
     Two passes for each context; the scores of a mask path add up to it, but for the quadrature.
     """
-    rows = _rows(_path_ends, model, contexts, loss)
+    rows = _rows(_path_ends, model, contexts, loss, **run)
     return np.array([without - whole for without, whole in rows])
 
 

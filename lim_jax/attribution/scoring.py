@@ -1,14 +1,23 @@
 """Named parts of contexts scored by any method: means over the contexts that have them."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from lim_jax._checks import require
 from lim_jax.attribution.measuring import Bar, no_bar
-from lim_jax.attribution.methods import METHODS, Cost, MethodName, Scored, scores_of_parts
+from lim_jax.attribution.methods import (
+    METHODS,
+    Cost,
+    MethodName,
+    Scored,
+    given_by_parts,
+    scores_of_parts,
+)
 from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores, parts_of
 from lim_jax.models import CausalLM
 from lim_jax.models.losses import LossName, loss_kind
@@ -35,12 +44,16 @@ class ScoredPart(NamedTuple):
 
 
 class ScoredContexts(NamedTuple):
-    """Contexts, the scores of each, and the parts of each name on average."""
+    """Contexts, the scores of each, and the parts of each name on average.
+
+    `given` is what all parts of each context gave, of methods whose scores should add up to it.
+    """
 
     method: str
     contexts: Sequence[Context]
     scored: Sequence[Scored]
     records: Sequence[ScoredPart]
+    given: Float[np.ndarray, " contexts"] | None = None
 
 
 def score_contexts(
@@ -60,7 +73,12 @@ def score_contexts(
     )  # fmt: skip
     loss = loss_kind(asked).loss
     scored = scores_of_parts(network, contexts, loss, method, checkpoint=checkpoint, bar=bar)
-    return ScoredContexts(method, contexts, scored, scored_records(contexts, scored))
+    given = None
+    if METHODS[method].adds_up:
+        ends = checkpoint and checkpoint / "given"
+        run = {"checkpoint": ends, "progress": partial(bar, desc="all documents", unit="context")}
+        given = given_by_parts(network, contexts, loss, **run)
+    return ScoredContexts(method, contexts, scored, scored_records(contexts, scored), given)
 
 
 def cost_of_contexts(contexts: Sequence[Context], method: MethodName) -> Cost:
@@ -98,9 +116,18 @@ def scores_finding(scored: ScoredContexts) -> str:
     ordered = sorted(named, key=lambda part: part.score)
     least, top = ordered[0], ordered[-1]
     finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
-    if not least.score < 0 < top.score:
+    if least.score < 0 < top.score:
+        finding += f" “{least.name}” has the least, {_with_error(least)}."
+    if scored.given is None:
         return finding
-    return f"{finding} “{least.name}” has the least, {_with_error(least)}."
+    # They differ by the quadrature's error alone.
+    sums = np.array([sum(scores.parts.values()) for scores in scored.scored])
+    most = abs(scored.given - sums).max()
+    return (
+        f"{finding} All documents together give {scored.given.mean():+.3f} on average; their "
+        f"scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in a "
+        "context."
+    )
 
 
 def _with_error(part: ScoredPart) -> str:

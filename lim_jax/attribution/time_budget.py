@@ -25,6 +25,8 @@ FIRST = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
 # compile; the bounds on all layers' norms that of 35.
 SECONDS, GRADIENTS, COMPILING, NORMS = 60.0, 4, 15.0, 35
+# Contexts whose heads are told by named part: a gradient of each, and 4 s to compile.
+HEADS, COMPILING_HEADS = 16, 4.0
 # Of one context, in passes forward: its energies, and what a page shows of it. A pass makes its
 # operations at some two thirds of the rate of a large product.
 ENERGIES, PAGE, PASS_RATE = 4.5, 9.0, 0.65
@@ -52,12 +54,17 @@ class TimeBudget(NamedTuple):
 
 
 def choose_contexts(
-    cases: Mapping[str, Case], windows: Windows, regions: Regions, chosen: int | None
+    cases: Mapping[str, Case],
+    windows: Windows,
+    regions: Regions,
+    chosen: int | None,
+    named: Sequence[bool] = (),
 ) -> TimeBudget:
     """Choose how many contexts to explain, by how long a gradient of one takes.
 
     Without a number `chosen` they are as many as make two standard errors of LIM less than 10 %, or
-    as are explained in `SECONDS`, if not less than two.
+    as are explained in `SECONDS`, if not less than two. `named` says which have named parts, whose
+    heads are told too.
     """
     every = list(cases.values())
 
@@ -78,7 +85,8 @@ def choose_contexts(
             further = measured(count, FIRST)
             pooled = [old.merge(new) for old, new in zip(pooled, further, strict=True)]
             count += FIRST
-    seconds = COMPILING + GRADIENTS * each * count
+    heads = min(HEADS, sum(named[:count]))
+    seconds = COMPILING + GRADIENTS * each * count + COMPILING_HEADS * (heads > 0) + each * heads
     length = max(len(window) - 1 for window in windows)
     return TimeBudget(count, seconds, sum(_more(case, length, count, each) for case in every))
 

@@ -1,5 +1,6 @@
 """Every method against its formula on one unpadded context, or on the text without a part."""
 
+import json
 from functools import partial
 from typing import get_args
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from lim_jax import models
-from lim_jax.attribution import ablations, methods
+from lim_jax.attribution import ablations, methods, scoring
+from lim_jax.attribution.files import write_scores
 from lim_jax.attribution.gradients import attention_rollout
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
@@ -165,6 +167,31 @@ def test_a_method_is_one_entry(model, monkeypatch):
     }  # fmt: skip
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
         methods.scores_of_parts(model, CONTEXTS, LOSS, "guess")
+
+
+def test_what_a_paths_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
+    """Of the second context half a unit is missing; of a method that need not add up nothing."""
+    of_part = [dict(zip(NAMES, row, strict=True)) for row in ([1.0, 1, 1, 0], [0.5, 0.5, 0, 0])]
+    scored = [methods.Scored(of, None) for of in of_part]
+    monkeypatch.setattr(scoring, "scores_of_parts", lambda *_, **run: scored)
+    asked: list = []
+    given = lambda *of, **run: asked.append((of, run)) or np.array([3.0, 1.5])  # noqa: E731
+    monkeypatch.setattr(scoring, "given_by_parts", given)
+    found = {
+        method: scoring.score_contexts(model, CONTEXTS, "margin", method, checkpoint=tmp_path)
+        for method in ("mask-path", "leave-one-out")
+    }
+    ((of, run),) = asked
+    assert of == (model, CONTEXTS, LOSS) and run["checkpoint"] == tmp_path / "given"
+    said = [scoring.scores_finding(one) for one in found.values()]
+    assert said[0] == said[1].replace("leave-one-out", "mask-path") + (
+        " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
+        "from it by at most 0.500 in a context."
+    )
+    for one in found.values():
+        write_scores(one, "margin", tmp_path)
+        read = json.loads((tmp_path / "profile.json").read_text())
+        assert read.get("given") == (None if one.given is None else [3.0, 1.5])
 
 
 def test_methods_say_their_cost():

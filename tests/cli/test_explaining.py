@@ -4,6 +4,7 @@ import csv
 import json
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any
 
 import equinox as eqx
@@ -420,13 +421,22 @@ def case_of_ten(windows):
 def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch, scatter, seconds, chosen, expected
 ):
-    """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1."""
+    """The middle over the boundary is 1 ± scatter/2: two errors are scatter / root of n - 1.
+
+    A gradient takes half a second here: each context four, and those with named parts one more of
+    their heads, of 16 at most.
+    """
     monkeypatch.setattr(time_budget, "_influence", stubbed(scatter))
     monkeypatch.setattr(time_budget, "SECONDS", seconds)
+    monkeypatch.setattr(time_budget, "perf_counter", partial(next, count(0, 0.5)))
     windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    found = time_budget.choose_contexts(case_of_ten(windows), windows, regions, chosen)
-    assert found.contexts == expected and found.seconds >= time_budget.COMPILING and found.more > 0
+    cases, named = case_of_ten(windows), [number % 2 == 0 for number in range(100)]
+    found = time_budget.choose_contexts(cases, windows, regions, chosen, named)
+    assert found.contexts == expected and found.more > 0
+    heads = min(16, (expected + 1) // 2)
+    assert found.seconds == 15 + 2 * expected + 4 + heads / 2
+    assert time_budget.choose_contexts(cases, windows, regions, 3).seconds == 15 + 2 * 3
     if expected == 80:  # sixteen fewer would not do
         assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
 
