@@ -73,11 +73,12 @@ for place in sorted(strongest.tolist()):
 # ## Ask again without it
 #
 # A gradient is a statement about small changes; the answer without the document is the proof.
+# `compare` puts both answers beside each other, and what each document gave to either.
 
 # %%
 others = [document for document in documents if document.title != suspect.name]
 without = lim.ask(model, question, others, answer_tokens=20 if file else 4)
-print("without", suspect.name, "-", without.finding)
+print(answered.compare(without))
 if file:
     assert "Vries" in answered.text and suspect.name == "Notice"
     assert "Castellan" in without.text and without.parts[0].name == "Observatory"

@@ -1,5 +1,6 @@
 from . import ablations as ablations
 from . import asking as asking
+from . import comparing as comparing
 from . import explaining as explaining
 from . import files as files
 from . import gradients as gradients

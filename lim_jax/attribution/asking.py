@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
 from lim_jax._tables import text_table
+from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
 from lim_jax.attribution.matrix import PartScores, part_scores
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
 from lim_jax.attribution.methods import (
@@ -37,8 +38,7 @@ from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
 from lim_jax.prompts.reading import Line, context_of_line, read_documents, spaced
 from lim_jax.results.measured import percent
-
-DOTS = "..."  # behind an answer that was cut
+from lim_jax.results.tables import FILES
 
 
 class AnswerPart(NamedTuple):
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
     @property
     def shown(self) -> str:
         """The answer in one line, with dots where it was cut."""
-        return " ".join(self.text.split()) + DOTS * self.cut
+        return shown_answer(self.text, self.cut)
 
     @property
     def finding(self) -> str:
@@ -110,6 +110,27 @@ class Answer(NamedTuple):
             whole = sum(part.score for part in self.parts)
             finding += f"; their scores add up to {whole:+.2f}"
         return f"{finding}."
+
+    def record(self) -> dict[str, Any]:
+        """Plain numbers and words, as answer.json has them."""
+        parts = [
+            {name: getattr(part, name) for name in FILES["answer.json, parts"]}
+            for part in self.parts
+        ]
+        return {
+            "question": self.question, "answer": self.text, "cut": self.cut, "foil": self.foil,
+            "method": self.method, "finding": self.finding, "given": self.given, "parts": parts,
+        }  # fmt: skip
+
+    def compare(self, second: "Answer") -> ComparedAnswers:
+        """The scores of each part in this answer and in a second, such as one without a document.
+
+        Raises
+        ------
+        ValueError
+            Where the two are by different methods, one alone has a foil, or no document is in both.
+        """
+        return compare_answers(self.record(), second.record())
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:

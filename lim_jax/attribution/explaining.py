@@ -45,6 +45,11 @@ class ReadContexts(NamedTuple):
         """How many tokens each context has."""
         return [len(window) - 1 for window in self.windows]
 
+    @property
+    def named(self) -> list[bool]:
+        """Which contexts have named parts."""
+        return [bool(context.spans) for context in self.contexts]
+
 
 def recorded_contexts(unfinished: Path) -> int | None:
     """How many contexts an interrupted run explained."""

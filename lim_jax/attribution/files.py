@@ -8,6 +8,7 @@ import numpy as np
 
 from lim_jax._checks import require
 from lim_jax.attribution.asking import Answer
+from lim_jax.attribution.comparing import ANSWER, ComparedAnswers
 from lim_jax.attribution.matrix import write_matrix
 from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
@@ -105,7 +106,7 @@ def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
 def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to its folder, by the name of an argument."""
     path = folder / CONTEXTS
-    expected = "the folder of a finished lim-jax profile or ask"
+    expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
     cure = "Run that first; those of before this version are measured anew with --overwrite."
     got = f"{folder}, which has no {CONTEXTS}"
     require(path.is_file(), name, got=got, expected=expected, cure=cure)
@@ -166,16 +167,7 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
 
 def write_answer(answered: Answer, folder: Path) -> None:
     """Write answer.json, scores.csv where tokens have scores, and matrix.csv where parts have."""
-    parts = [
-        {name: getattr(part, name) for name in FILES["answer.json, parts"]}
-        for part in answered.parts
-    ]
-    document = {
-        "question": answered.question, "answer": answered.text, "cut": answered.cut,
-        "foil": answered.foil, "method": answered.method, "finding": answered.finding,
-        "given": answered.given, "parts": parts,
-    }  # fmt: skip
-    write_json(folder / "answer.json", document)
+    write_json(folder / ANSWER, answered.record())
     if answered.tokens is not None:
         pieces, weights = _pieces(answered.context.tokens), answered.context.weights.tolist()
         rows = zip(pieces, weights, answered.tokens.tolist(), strict=True)
@@ -183,3 +175,16 @@ def write_answer(answered: Answer, folder: Path) -> None:
         write_table(folder / "scores.csv", FILES["scores.csv"], table)
     if answered.by_part is not None:
         write_matrix(answered.by_part, folder / "matrix.csv")
+
+
+def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:
+    """Write compare.json and records.csv."""
+    said = ("question", "answer", "foil", "given")
+    pairs = zip(compared.names, compared.answers, strict=True)
+    both = [{"name": name} | {entry: answer[entry] for entry in said} for name, answer in pairs]
+    of_each = dict(zip(("first", "second"), both, strict=True))
+    method, records = compared.answers[0]["method"], [part._asdict() for part in compared.parts]
+    document = {"finding": compared.finding, "method": method, **of_each, "records": records}
+    write_json(folder / "compare.json", document)
+    names = FILES["compare, records.csv of answers"]
+    write_table(folder / "records.csv", names, compared.parts)

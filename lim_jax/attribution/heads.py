@@ -46,7 +46,7 @@ def heads_of_cases(
     cases: Mapping[str, Case], read: ReadContexts, bar: Bar = no_bar
 ) -> dict[str, list[HeadOfPart]]:
     """The strongest heads of each named part, by case; one gradient of each of some contexts."""
-    some = [number for number, context in enumerate(read.contexts) if context.spans][:HEADS]
+    some = np.flatnonzero(read.named)[:HEADS].tolist()
     return {
         name: _strongest(case, read, bar(some, desc=f"heads, {name}", unit="context"))
         for name, case in cases.items()

@@ -5,7 +5,8 @@ from functools import partial
 
 from tqdm import tqdm
 
-from lim_jax.attribution.asking import DOTS, answer_text
+from lim_jax.attribution.asking import answer_text
+from lim_jax.attribution.comparing import DOTS
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
 from lim_jax.prompts import self_answered

@@ -1,4 +1,4 @@
-"""Two results of `profile` beside each other, from a terminal."""
+"""Two results of `profile` or of `ask` beside each other, from a terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,8 @@ import tyro
 
 from lim_jax._checks import as_path, require_extra
 from lim_jax._tables import text_table
-from lim_jax.attribution.files import read_contexts
+from lim_jax.attribution.comparing import Record, compare_answers, read_answers
+from lim_jax.attribution.files import read_contexts, write_compared_answers
 from lim_jax.cli.arguments import Named
 from lim_jax.plots.drawing import save_figure
 from lim_jax.plots.profile import influence_difference
@@ -20,11 +21,13 @@ from lim_jax.results.compared import (
     finding,
     record_row,
 )
-from lim_jax.results.measured import ComparedContexts, compare_contexts
+from lim_jax.results.measured import ComparedContexts, MeasuredContexts, compare_contexts
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 
-PAGE = "profile.html"
+PAGES = ("answer.html", "profile.html")
+Names = tuple[str, str]
+Told = tuple[list[str], list[list[str]], dict[str, Path]]
 
 
 def compare(
@@ -33,16 +36,18 @@ def compare(
     out: Named = Path("compare"),
     overwrite: bool = False,
 ) -> int:
-    """Say what changed from one profile to another: two models, two prompts, two orders.
+    """Say what changed from one profile or answer to another: two models, two prompts, two orders.
 
     Contexts of one id, or without ids of one text, are paired, and errors are of their differences;
     others count with independent errors. Prints how much more of the influence the second gives the
     middle, and the differences of density, indices and of each record's share; writes compare.json,
     compare.csv (by position), records.csv, a figure as PNG and SVG, and compare.html with all of
-    it, and with the two pages beside each other where both folders have one.
+    it, and with the two pages beside each other where both folders have one. Of two folders of
+    lim-jax ask by one method it prints both answers, and the score of each part in either; it
+    writes compare.json, records.csv and compare.html.
 
     Args:
-        first: The folder of a finished lim-jax profile.
+        first: The folder of a finished lim-jax profile, or of lim-jax ask.
         second: Another, from which the first is subtracted.
         out: The folder to write to.
         overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
@@ -51,44 +56,60 @@ def compare(
     arguments = {"first": first, "second": second}
     with run_folder(out, "compare", arguments, overwrite=overwrite) as folder:
         require_extra("jinja2", "report")
-        measured = read_contexts(first, "first"), read_contexts(second, "second")
-        compared, names = compare_contexts(*measured), _names(first, second)
-        print(f"== {names[1]} minus {names[0]}: {described_pairs(compared)} ==")
-        print(finding(compared, names))
-        print(text_table(cells(compared, names)))
-        _write(compared, names, folder)
-        files = first / PAGE, second / PAGE
-        both = all(file.is_file() for file in files)
-        pages = [file.read_text("utf-8") for file in files] if both else []
-        _write_page(compared, names, pages, folder)
-        print(f"Wrote compare.json, tables, figures and compare.html to {folder}.")
+        names, answers = _names(first, second), read_answers(first, second)
+        if answers:
+            sentences, rows, figures = _answers(answers, names, folder)
+        else:
+            measured = read_contexts(first, "first"), read_contexts(second, "second")
+            sentences, rows, figures = _profiles(measured, names, folder)
+        title = f"{names[1]} minus {names[0]}"
+        print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
+        write_comparison(
+            folder / "compare.html", title=title, sentences=sentences, rows=rows, figures=figures,
+            pages=list(zip(names, _pages(first, second), strict=False)),
+        )  # fmt: skip
+        written = "records.csv" if answers else "tables, figures"
+        print(f"Wrote compare.json, {written} and compare.html to {folder}.")
     return 0
 
 
-def _write_page(
-    compared: ComparedContexts, names: tuple[str, str], pages: Sequence[str], folder: Path
-) -> None:
-    """Write compare.html: the finding, its table and figures, and two pages side by side."""
+def _profiles(
+    measured: tuple[MeasuredContexts, MeasuredContexts], names: Names, folder: Path
+) -> Told:
+    """The sentences, the table and the figures of two profiles, whose files are written."""
+    compared = compare_contexts(*measured)
+    _write(compared, names, folder)
     figures = {"Both densities, and their difference": folder / "influence.svg"}
     if compared.without_queries is not None:
         figures["The same without the queried tokens"] = folder / "influence_without_queries.svg"
-    write_comparison(
-        folder / "compare.html",
-        title=f"{names[1]} minus {names[0]}",
-        sentences=[described_pairs(compared), *finding(compared, names).splitlines()],
-        rows=cells(compared, names),
-        figures=figures,
-        pages=list(zip(names, pages, strict=bool(pages))),
-    )
+    sentences = [described_pairs(compared), *finding(compared, names).splitlines()]
+    return sentences, cells(compared, names), figures
 
 
-def _names(first: Path, second: Path) -> tuple[str, str]:
+def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
+    """The same of two answers, which have no figures."""
+    compared = compare_answers(answers[0], answers[1], names)
+    write_compared_answers(compared, folder)
+    questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)
+    return [" and ".join(questions), *compared.finding.splitlines()], compared.rows, {}
+
+
+def _pages(first: Path, second: Path) -> list[str]:
+    """The pages of one name that both folders have, or none."""
+    for name in PAGES:
+        files = first / name, second / name
+        if all(file.is_file() for file in files):
+            return [file.read_text("utf-8") for file in files]
+    return []
+
+
+def _names(first: Path, second: Path) -> Names:
     """The folders' own names, or all of their paths where these are one."""
     one, two = first.resolve().name, second.resolve().name
     return (one, two) if one != two else (str(first), str(second))
 
 
-def _write(compared: ComparedContexts, names: tuple[str, str], folder: Path) -> None:
+def _write(compared: ComparedContexts, names: Names, folder: Path) -> None:
     parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
     measured = {name: part for name, part in parts.items() if part is not None}
     records = [record_row(name, shares) for name, shares in compared.shares.items()]

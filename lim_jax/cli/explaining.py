@@ -126,8 +126,7 @@ def explain(
         cases = cases_of(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
         known = contexts or recorded_contexts(unfinished)
-        named = [bool(context.spans) for context in read.contexts]
-        budget = choose_contexts(cases, read.windows, regions, known, named)
+        budget = choose_contexts(cases, read.windows, regions, known, read.named)
         count = budget.contexts
         cases = {name: case._replace(weights=case.weights[:count]) for name, case in cases.items()}
         read = ReadContexts(read.windows[:count], read.contexts[:count])

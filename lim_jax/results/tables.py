@@ -45,9 +45,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "left": (SHARE, "of the influence, in the left boundary region"),
     "middle": (SHARE, "of the influence, between the boundary regions"),
     "right": (SHARE, "of the influence, in the right boundary region"),
-    "first": ("as the file", "in the first profile: a density by position, a share by part"),
+    "first": (
+        "as the file",
+        "in the first result: a density by position, a share or score by part",
+    ),
     "first_error": ("as the file", "its standard error"),
-    "second": ("as the file", "in the second profile"),
+    "second": ("as the file", "in the second result"),
     "second_error": ("as the file", "its standard error"),
     "difference": ("as the file", "the second minus the first"),
     "first_contexts": ("contexts", "how many of the first have the part"),
@@ -88,6 +91,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "matrix.csv": ("answer_part", "said", "part", "name", "text", "tokens", "score"),
     "compare.csv": ("position", *CHANGE),
     "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
+    "compare, records.csv of answers": ("name", "kind", "first", "second", "difference"),
 }  # fmt: skip
 
 

@@ -10,8 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from lim_jax import results
+from lim_jax.attribution.comparing import compare_answers
 from lim_jax.cli.commands import main
 from lim_jax.results.measured import MeasuredContexts
+from lim_jax.results.tables import FILES
 
 PLACES = np.arange(1, 13) / 12
 COMMON = np.exp(np.random.default_rng(0).standard_normal((5, 1)) / 2)
@@ -220,6 +222,89 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
     assert rows[-1][1:] == [
         f"{record[of]:.4g}" for of in ("first", "second", "difference", "error")
     ]
+
+
+SCORES = {"B": {"a": 0.5, "b": -0.25, "c": 1.0, "": -0.5}, "C": {"a": -0.75, "b": -0.375, "": 0.25}}
+
+
+def answers(folder, **changed):
+    """Answers as `ask` writes them: the second is without a document, and asks something else."""
+    for name, scores in SCORES.items():
+        kinds = {"": "rest"}
+        parts = [{"name": part, "kind": kinds.get(part, "document"), "score": score}
+                 for part, score in scores.items()]  # fmt: skip
+        record = {"question": f"{name}?", "answer": f"of\n{name}", "cut": name == "C", "foil": "",
+                  "method": "mask-gradient", "given": 2.0, "parts": parts}  # fmt: skip
+        (folder / name).mkdir(exist_ok=True)
+        record |= changed if name == "C" else {}
+        (folder / name / "answer.json").write_text(json.dumps(record))
+        (folder / name / "answer.html").write_text(f"<p>{name}</p>")
+    return ["compare", *(str(folder / name) for name in SCORES), "--out", str(folder / "out")]
+
+
+def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
+    assert main(answers(tmp_path)) == 0
+    printed, out = capsys.readouterr().out.splitlines(), tmp_path / "out"
+    expected = [
+        "== C minus B: “B?” and “C?” ==",
+        "B: “of B”",
+        "C: “of C...”",
+        "Of the documents of both “a” changed most, from +0.500 to -0.750.",
+        "Only in B: “c” (+1.000).",
+        "All documents together give +2.00 and +2.00 of log odds.",
+        "score                      B       C  difference",
+        "“a”                   +0.500  -0.750      -1.250",
+        "“b”                   -0.250  -0.375      -0.125",
+        "“c”                   +1.000",
+        "the rest, in no part  -0.500  +0.250      +0.750",
+    ]
+    assert printed[:-1] == expected
+    document = json.loads((out / "compare.json").read_text())
+    assert document["finding"].splitlines() == expected[1:6]
+    assert document["second"] == {
+        "name": "C", "question": "C?", "answer": "of\nC", "foil": "", "given": 2.0
+    }  # fmt: skip
+    assert [row["difference"] for row in document["records"]] == [-1.25, -0.125, None, 0.75]
+    rows = table(out / "records.csv")
+    assert [row["second"] for row in rows] == ["-0.75", "-0.375", "", "0.25"]
+    assert tuple(rows[0]) == FILES["compare, records.csv of answers"]
+    page = Frames((out / "compare.html").read_text("utf-8"))
+    assert page.held == ["<p>B</p>", "<p>C</p>"] and page.told["p"] == [
+        "“B?” and “C?”",
+        *expected[1:6],
+    ]
+    assert {path.name for path in out.iterdir()} == {
+        "compare.json", "records.csv", "compare.html", "run.json"
+    }  # fmt: skip
+    about = {"method": "influence", "foil": "", "cut": False, "answer": "a", "given": None}
+    first, second = (
+        {**about, "parts": [{"name": "a", "kind": "document", "score": share}]}
+        for share in (0.5, 0.25)
+    )
+    alike = compare_answers(first, second)
+    assert str(alike).splitlines() == [
+        "first: “a”",
+        "second: “a”",
+        "Of the documents of both “a” changed most, from 50.0% to 25.0%.",
+        "", "score  first  second  difference", "“a”    50.0%   25.0%      -25.0%",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"method": "mask-path"}, "got scores by mask-path, expected by mask-gradient, as the"),
+        ({"foil": "no"}, "got scores by mask-gradient, against a foil, expected by mask-gradient,"),
+        (
+            {"parts": [{"name": "d", "kind": "document", "score": 1.0}]},
+            "second: got an answer from others",
+        ),
+    ],
+)
+def test_scores_that_are_not_of_one_kind_are_not_compared(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=message):
+        main(answers(tmp_path, **changed))
+    assert not (tmp_path / "out").exists()
 
 
 def test_folders_without_contexts_are_refused(folders):

@@ -153,6 +153,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     answer = ask(model, "bc", documents, answer="ab")
     found = json.loads((out / "answer.json").read_text())
     assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
+    assert found.keys() == answer.record().keys()
     names = [part["name"] for part in found["parts"]]
     assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
     x, network = jax.device_put(answer.context.window), model.network
@@ -195,9 +196,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
     """To the odds with them less the odds with next to nothing of them, a foil's too."""
     monkeypatch.setattr(methods, "NODES", 16)
-    model = models.LanguageModel.from_pretrained(folder, "float64")
+    model, answers = models.LanguageModel.from_pretrained(folder, "float64"), []
     for foil in ("", "f"):
         answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil=foil)
+        answers.append(answer)
         given = sum(part.score for part in answer.parts)
         asked: Any = answer.context.asked
         network = model.network
@@ -219,6 +221,10 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
         assert f"All documents together {both}" in str(answer)
         assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
+    alike = answers[0].compare(answers[0])
+    assert {part.difference for part in alike.parts} == {0.0} and len(alike.parts) == 4
+    with pytest.raises(ValueError, match="second: got scores by mask-path, against a foil"):
+        answers[0].compare(answers[1])
 
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
