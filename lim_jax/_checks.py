@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import checkify
 from jaxtyping import Array, Bool, PyTree
 
-from lim_jax._errors import in_our_words
+from lim_jax._errors import CHECKS_ARE_VALUES, in_our_words
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax._varying import varying_as, varying_axes
 
@@ -285,6 +286,10 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     traced = [(jnp.any(fails), said) for fails, said in checks if isinstance(fails, Tracer)]
     if not traced:
         return tree  # known by now: nothing need be compiled
+    if CHECKS_ARE_VALUES.value:
+        for fails, message in traced:
+            checkify.check(~fails, message.replace("{", "{{").replace("}", "}}"))
+        return tree
     flags, messages = zip(*traced, strict=True)
     _require_sizes((tree, flags))
     first, some = jnp.asarray(len(flags) - 1, jnp.int32), flags[-1]

@@ -4,14 +4,21 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
+import jax
+from jax.experimental import checkify
+from jax.extend.core import get_opaque_trace_state
+from jaxtyping import PyTree
 
 from lim_jax._refusal import Refusal, refusal
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
+# Whether checks are values of the program that is traced: JAX's caches of what was traced know it.
+CHECKS_ARE_VALUES = jax.make_user_context(default_value=False)
+NOT_TRACING = get_opaque_trace_state()
 # JAX's words, and Equinox's, of derivatives that a loop or a custom_vjp does not have.
 UNDIFFERENTIABLE = re.compile(
     r"to a custom_vjp function|`filter_custom_vjp` cannot be autodifferentiated"
@@ -50,22 +57,49 @@ def in_our_words() -> Iterator[None]:
 
 
 def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """Equinox's, with errors in our words.
+    """Equinox's, with errors in our words, and checks that are values where nothing traces the call.
+
+    A program with a callback, as Equinox's checks of values have, is never kept in JAX's
+    compilation cache, and on an accelerator it waits for the host. So what we compile ourselves
+    returns whether a check failed, and the host raises. Within another's trace checks raise from
+    within the program.
 
     Examples
     --------
-    >>> import jax
+    >>> from lim_jax._checks import error_if
     >>> def positive(x):
-    ...     return eqx.error_if(x, x <= 0, "x: expected a positive number, got another.")
+    ...     return error_if(x, x <= 0, "x: expected a positive number, got another.")
     >>> filter_jit(positive)(jax.numpy.array(-1.0))
     Traceback (most recent call last):
     EquinoxRuntimeError: x: expected a positive number, got another.
     """
-    compiled = eqx.filter_jit(function)
+    traced = eqx.filter_jit(function)
+
+    @eqx.filter_jit
+    @wraps(function)
+    def program(*args: Any, **kwargs: Any) -> tuple[checkify.Error, Any]:
+        arrays, static = eqx.partition((args, kwargs), eqx.is_array)
+        others = []
+
+        def of_arrays(arrays: PyTree) -> PyTree:
+            args, kwargs = eqx.combine(arrays, static)
+            results, other = eqx.partition(function(*args, **kwargs), eqx.is_array)
+            others.append(other)
+            return results
+
+        failed, results = checkify.checkify(of_arrays, errors=checkify.user_checks)(arrays)
+        return failed, eqx.combine(results, others[-1])
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         with in_our_words():
-            return compiled(*args, **kwargs)
+            if get_opaque_trace_state() != NOT_TRACING:
+                return traced(*args, **kwargs)
+            with CHECKS_ARE_VALUES(True):
+                failed, results = program(*args, **kwargs)
+            said = failed.get()
+            if said is not None:
+                raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))
+            return results
 
     return call

@@ -67,13 +67,15 @@ def resumable(
     steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     about = {} if file is None else {"function": "resumable", "start": digest((state, run))}
-    _, record = eqx.filter_eval_shape(step, state, 0)
-    records, done = _zeros(record, steps), 0
+    records, done = None, 0
     if file is not None and file.exists():
+        _, record = eqx.filter_eval_shape(step, state, 0)
         done, state, kept = _load(file, about, state, record, steps)
-        records = jax.tree.map(_lengthened, kept, records)
+        records = jax.tree.map(_lengthened, kept, _zeros(record, steps))
     for index in progress(range(done, steps)):
         state, record = step(state, index)
+        if records is None:
+            records = _zeros(jax.eval_shape(lambda record=record: record), steps)
         records = _with(records, record, index)
         last = index + 1 == steps
         if file is not None and (last or (index + 1) % every == 0):
