@@ -8,7 +8,9 @@ by `tests/reference/as_users.py`: the compiler's own regression (`test_compiler`
 (`test_readme`), end to end in a process of its own; section 4 in float64 does in `.ci/run`.
 """
 
+import atexit
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -42,16 +44,39 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # The command line keeps compiled programs in the user's folder: run in a test it must not.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")
 
+# Tracing makes many objects and few cycles: collecting at the usual pace takes a fifth of the time.
+gc.set_threshold(200_000, 20, 100)
+
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from jax._src import traceback_util  # noqa: E402
+from jaxtyping import _decorator  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tracing makes many objects and few cycles: collecting at the usual pace takes a fifth of the time.
-gc.set_threshold(200_000, 20, 100)
+
+def once(make):
+    """Remember what it made of the same arguments, if they can be hashed."""
+    known = functools.cache(make)
+
+    def made(*args, **options):
+        try:
+            return known(*args, **options)
+        except TypeError:
+            return make(*args, **options)
+
+    return made
+
+
+# A nested function is decorated each time that its outer one runs, and a millisecond of it goes
+# into making what checks its arguments: the same for the same signature.
+for name in {"_make_fn_with_signature", "_apply_typechecker"} & vars(_decorator).keys():
+    setattr(_decorator, name, once(getattr(_decorator, name)))
+# Equinox asks it of every frame of the stack where a check is traced: three looks at the disk.
+traceback_util.include_filename = functools.cache(traceback_util.include_filename)
 
 # The dearest files, first: no worker is left alone with one at the end. Before them the weights
 # that take most memory, which a worker has then to itself.
@@ -97,10 +122,21 @@ def spent() -> tuple[float, float]:
     return peak, sum(os.times()[:4]) / 60
 
 
+def pytest_collection_finish():
+    """What was imported stays: it need not be looked through again."""
+    gc.freeze()
+
+
 def pytest_sessionfinish(session):
-    """A worker says what it took."""
+    """A worker says what it took, and ends without taking its memory apart.
+
+    pytest collects garbage five times at the end, for errors that were left in it: once is enough.
+    """
+    gc.collect()
+    gc.freeze()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["spent"] = spent()
+        atexit.register(os._exit, 0)  # the last to be registered is the first to run
 
 
 def pytest_testnodedown(node):
