@@ -44,13 +44,10 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # The command line keeps compiled programs in the user's folder: run in a test it must not.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")
 
-# Tracing makes many objects and few cycles: collecting at the usual pace takes a fifth of the time.
-gc.set_threshold(200_000, 20, 100)
-
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-from jax._src import traceback_util  # noqa: E402
+import reference.tracing  # noqa: E402, F401 - before all others
 from jaxtyping import _decorator  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
@@ -75,8 +72,6 @@ def once(make):
 # into making what checks its arguments: the same for the same signature.
 for name in {"_make_fn_with_signature", "_apply_typechecker"} & vars(_decorator).keys():
     setattr(_decorator, name, once(getattr(_decorator, name)))
-# Equinox asks it of every frame of the stack where a check is traced: three looks at the disk.
-traceback_util.include_filename = functools.cache(traceback_util.include_filename)
 
 # The dearest files, first: no worker is left alone with one at the end. Before them the weights
 # that take most memory, which a worker has then to itself.

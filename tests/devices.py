@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reference.tracing  # noqa: F401
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from reference.as_users import DEFAULTS

@@ -24,6 +24,7 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
+from lim_jax.models.causal import open_network
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -107,7 +108,7 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
 
 @pytest.mark.slow
 def test_the_readmes_first_screen_says_where_an_answer_comes_from(
-    smollm2, model, tmp_path, monkeypatch, capsys
+    smollm2, whole, tmp_path, monkeypatch, capsys
 ):
     """The command as printed, but that the weights are a file here: there may be no network.
 
@@ -117,7 +118,10 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     arguments = shlex.split(command)
     assert arguments[1] == "HuggingFaceTB/SmolLM2-135M-Instruct" and arguments[-1] == "--download"
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(models, "load", lambda path: model)  # as it is read from this very file
+    # As it is read from this very file.
+    opened = {smollm2: whole._replace(network=open_network(whole.source, "float32"))}
+    monkeypatch.setattr(models.LanguageModel, "open", opened.__getitem__)
+    monkeypatch.setattr(models.LanguageModel, "loaded", lambda _: whole)
     out = tmp_path / "answer"
     assert main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
     printed = capsys.readouterr().out

@@ -15,8 +15,10 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 # Imports once, and each command in a process of its own that is forked before JAX has any thread.
 # Says the status after all that the command said.
 PROGRAM = """
-import json, os, pkgutil, signal, sys
+import gc, json, os, pkgutil, signal, sys
 from importlib import import_module
+
+import reference.tracing
 
 # What a shell starts in the background is told to ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,6 +27,7 @@ from lim_jax.__main__ import main
 
 for module in pkgutil.walk_packages(lim_jax.__path__, "lim_jax."):
     module.name.endswith("__main__") or import_module(module.name)
+gc.freeze()
 for line in sys.stdin:
     if not (process := os.fork()):
         print(os.getpid(), flush=True)
@@ -33,6 +36,7 @@ for line in sys.stdin:
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     print(chr(0), status, sep="", end=chr(0), flush=True)
 """
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 # By the first compilation after what is shown, which XLA is busy with when the signal comes, or
 # after a few; and between two of them.
 MOMENTS = {
@@ -80,7 +84,7 @@ def commands(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_LOG_COMPILES": "1", "JAX_ENABLE_X64": "0"},
+        env=os.environ | {"PYTHONPATH": PATHS, "JAX_LOG_COMPILES": "1", "JAX_ENABLE_X64": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
