@@ -57,7 +57,7 @@ def in_our_words() -> Iterator[None]:
 
 
 def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """Equinox's, with errors in our words, and checks that are values where nothing traces the call.
+    """Equinox's, with errors in our words, and checks as values where nothing traces the call.
 
     A program with a callback, as Equinox's checks of values have, is never kept in JAX's
     compilation cache, and on an accelerator it waits for the host. So what we compile ourselves
@@ -83,7 +83,8 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
 
         def of_arrays(arrays: PyTree) -> PyTree:
             args, kwargs = eqx.combine(arrays, static)
-            results, other = eqx.partition(function(*args, **kwargs), eqx.is_array)
+            results = function(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+            results, other = eqx.partition(results, eqx.is_array)
             others.append(other)
             return results
 

@@ -130,12 +130,15 @@ def _least_of_first_token(
 ) -> Float[Array, ""]:
     r"""The least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
     flow, first = model.flow, jnp.zeros((), int)
-    attention = attention_of(flow.layer(jnp.asarray(depth), covectors.dtype)[0])
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
 
     def contributions(met: tuple[State, State]) -> Float[Array, "length width"]:
         state, covector = met
-        return scale * kernel_factors(attention, state, grid).pull_column(first, covector)
+
+        def column(layer: Any) -> State:
+            return kernel_factors(attention_of(layer[0]), state, grid).pull_column(first, covector)
+
+        return scale * flow.at_layer(column, jnp.asarray(depth), covector.dtype)
 
     parts = jax.lax.map(contributions, (states, covectors))
     return (jnp.einsum("nix,njx->ij", parts, parts) / len(parts)).min()
