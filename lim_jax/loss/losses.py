@@ -19,7 +19,7 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import as_int, described, error_if, require, require_floating, require_floats
+from lim_jax._checks import described, error_if, require, require_floating, require_floats
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.loss.readouts import Logits
@@ -217,13 +217,8 @@ def _require_answers(targets: Labels, classes: int) -> None:
     require(_class_numbers(targets), "targets", got=described(targets),
             expected="class numbers, whole numbers of one for each position",
             cure="A margin is one answer's: pass its number.")  # fmt: skip
-    as_int(
-        classes,
-        "logits",
-        least=2,
-        expected="at least two classes",
-        cure="A margin is one over the others.",
-    )
+    require(classes > 1, "logits", got=f"{classes}", expected="at least two classes",
+            cure="A margin is one over the others.")  # fmt: skip
 
 
 def sliced_cross_entropy(

@@ -177,7 +177,9 @@ def summary(results: Section4) -> dict[str, Any]:
         "observability": {
             "imbalance": {"before": float(third[0]), "after": float(third[-1])},
             "trace_averages": {
-                when: _by_region(regional_averages(density, regions))
+                when: dict(
+                    zip(REGION_NAMES, regional_averages(density, regions).tolist(), strict=True)
+                )
                 for when, density in results.trace_densities.items()
             },
             "penalty": float(probes.penalty),
@@ -208,7 +210,3 @@ def summary(results: Section4) -> dict[str, Any]:
 def _row_summary(row: Row) -> dict[str, float]:
     numbers = {name: float(value) for name, value in row.indices._asdict().items()}
     return numbers | {"influence_imbalance": float(row.imbalance), "Z": float(row.Z)}
-
-
-def _by_region(values: Float[Array, "3"]) -> dict[str, float]:
-    return dict(zip(REGION_NAMES, map(float, values), strict=True))

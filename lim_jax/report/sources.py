@@ -116,11 +116,8 @@ def _plain(text: str) -> str:
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     """The parts of the answer by sentence: the number and the text of each."""
     sentences = CUTS["sentence"]([text or UNKNOWN for text in texts])
-    return [[(row, _clickable(texts[row])) for row in rows] for rows in sentences]
-
-
-def _clickable(text: str) -> str:
-    return _plain(text) if text.strip("\n") else in_text(text)
+    shown = [_plain(text) if text.strip("\n") else in_text(text) for text in texts]
+    return [[(row, shown[row]) for row in rows] for rows in sentences]
 
 
 def _quantised(scores: PartScores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def shown_context(
     """A context's tokens, shaded by its own density, each beside the mean over contexts."""
     density, asked = own_density(account), np.asarray(account.query_weights)
     groups = joined_tokens(texts[:-1])
-    cells = _cells(len(density), influence)
+    # The cell of the influence's grid in which the middle of each token's own cell lies.
+    middles = (np.arange(len(density)) + 0.5) / len(density)
+    cells = np.searchsorted(np.asarray(influence.grid.edges), middles) - 1
     regions = np.asarray(influence.regions.weights).argmax(axis=0)[cells]
     firsts = regions[[group[0] for _, group in groups]]
     begins = np.diff(firsts, prepend=-1) != 0
@@ -102,12 +104,6 @@ def _block(
         int(shade(mean)[0]),
         most_in_words(held_by_text(texts[: len(density)], density, places)),
     )
-
-
-def _cells(length: int, influence: Influence) -> np.ndarray:
-    """The cell of the influence's grid in which the middle of each token's own cell lies."""
-    middles = (np.arange(length) + 0.5) / length
-    return np.searchsorted(np.asarray(influence.grid.edges), middles) - 1
 
 
 def _records(

@@ -115,15 +115,13 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
     if kind_of(value) in KINDS:
         parts = {name: getattr(value, name) for name in _parts(type(value))}
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
-    require(isinstance(value, np.dtype | type(jnp.float32)) or _is_number_type(value),
+    kinds = np.generic | bool | int | float | complex
+    of_numbers = isinstance(value, type) and issubclass(value, kinds)
+    require(of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
             place or "result", got=described(value),
             expected="a result, or lists and dictionaries of results, arrays and numbers",
             cure="Leave it out, for example by result._replace(params=None).")  # fmt: skip
     return {"dtype": jnp.dtype(value).name}
-
-
-def _is_number_type(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, np.generic | bool | int | float | complex)
 
 
 def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> dict[str, Any]:

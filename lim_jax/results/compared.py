@@ -45,7 +45,10 @@ def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]
     rows = _index_rows(compared.whole, "")
     if compared.without_queries is not None:
         rows += _index_rows(compared.without_queries, REST)
-    rows += [_share_row(name, shares) for name, shares in compared.shares.items()]
+    rows += [
+        (f"share of “{name}”", *map(float, (first.value, second.value, *change)))
+        for name, (first, second, change, *_) in compared.shares.items()
+    ]
     head = ["", *names, "difference", "error"]
     return [head, *([name, *map(_spelt, numbers)] for name, *numbers in rows)]
 
@@ -69,11 +72,6 @@ def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
     ]
     rows = zip(INDEX_NAMES, *columns, strict=True)
     return [(name + suffix, *map(float, numbers)) for name, *numbers in rows]
-
-
-def _share_row(name: str, shares: ComparedShares) -> Row:
-    first, second, change = shares[:3]
-    return (f"share of “{name}”", *map(float, (first.value, second.value, *change)))
 
 
 def record_row(name: str, shares: ComparedShares) -> tuple[Any, ...]:

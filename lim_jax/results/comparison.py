@@ -130,7 +130,8 @@ def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
 @filter_jit
 def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
     if pairs is None:
-        errors = _independent_errors(first, second)
+        both = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
+        errors = jax.tree.map(jnp.hypot, *both)
     else:
         errors = jax.tree.map(
             lambda ours, theirs: _error(ours, theirs, pairs),
@@ -164,11 +165,6 @@ def _deviations(influence: Influence) -> Results:
     assert influence.example_energies is not None
     _, derivative = jax.linearize(of_energy, influence.energy)
     return jax.vmap(derivative)(influence.example_energies - influence.energy[None, :])
-
-
-def _independent_errors(first: Influence, second: Influence) -> Results:
-    errors = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
-    return jax.tree.map(jnp.hypot, *errors)
 
 
 def _kept(influence: Influence) -> int:

@@ -112,8 +112,4 @@ def finite(value: Any) -> Any:
 def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write comma-separated values; what is not finite becomes an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([names, *(map(_cell, row) for row in rows)])
-
-
-def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
+        csv.writer(file).writerows([names, *map(finite, map(list, rows))])

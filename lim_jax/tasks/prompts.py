@@ -166,6 +166,7 @@ def _require_records(prompt: Prompt) -> None:
                 expected=f"the number of one of the {len(prompt.spans)} records")  # fmt: skip
 
 
+@filter_jit
 def record_weights(
     records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
 ) -> Float[Array, "records length"]:
@@ -183,12 +184,5 @@ def record_weights(
     """
     require_indices(records, "records")
     require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
-    return _record_weights(records, cells, as_int(count, "count"))
-
-
-@filter_jit
-def _record_weights(
-    records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
-) -> Float[Array, "records length"]:
-    numbers = jnp.arange(count, dtype=records.dtype)
+    numbers = jnp.arange(as_int(count, "count"), dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)

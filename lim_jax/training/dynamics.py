@@ -215,7 +215,11 @@ def gradient_flow(
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
     require(len(jax.tree.leaves(arrays)) > 0, "params", got=described(params),
             expected="some arrays of floats", cure="They are what the flow moves.")  # fmt: skip
-    _require_times(times)
+    expected = "finite training times that increase, at least one"
+    cure = "Pass a list such as [0.0, 0.5, 1.0]."
+    values = as_numbers(times, "times", expected=expected, cure=cure)
+    rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
+    require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
     require_optional(first_step, "first_step", "None lets the controller choose.")
     flow = _GradientFlow(
         loss,
@@ -246,14 +250,6 @@ def _require_same_times(stored: Array, times: Array) -> None:
     require(np.array_equal(stored, times), "times", got=f"{np.asarray(times).tolist()}",
             expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
             cure="Give these, and more after them, or name another checkpoint.")  # fmt: skip
-
-
-def _require_times(times: Any) -> None:
-    expected = "finite training times that increase, at least one"
-    cure = "Pass a list such as [0.0, 0.5, 1.0]."
-    values = as_numbers(times, "times", expected=expected, cure=cure)
-    rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
-    require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
 
 
 class _GradientFlow(eqx.Module):
