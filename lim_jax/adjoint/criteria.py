@@ -181,10 +181,9 @@ def recency_survival(
 
     Arguments are those of `energy_stability`. The `amplification` may also be the `products` of
     `residual.amplification`, whose first is c: a criterion that cannot hold then says at which
-    depth it could. Of continuous flows it is `residual.generator_norms`, whose c is no bound
-    between the sampled depth times: a premise fails, and the certificate never holds. Pass
-    :math:`e^{TC} - 1` of a proved :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`, which
-    may be infinite, for one that may.
+    depth it could. Of a continuous flow it is :math:`e^{TC} - 1`, of a proved
+    :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`, or `generator_norms`, whose c is no bound
+    between the sampled depth times, so that the certificate never holds.
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)

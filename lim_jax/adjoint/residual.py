@@ -169,23 +169,9 @@ def generator_norms(
 ) -> GeneratorNorms:
     r"""Bound :math:`|\zeta(t)|\,\|D\mathscr F_{\theta_t}(X_t)^*\|` along a continuous flow.
 
-    `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over `times` is
-    below it by what the norm changes between them.
-
-    Parameters
-    ----------
-    flow
-        The depth flow.
-    x, grid, key, steps, failure
-        As in `interaction_norms`.
-    times
-        Depth times, increasing, from 0 to the horizon.
-
-    Returns
-    -------
-    GeneratorNorms
-        `attained` and `upper` for each of `times`, the `horizon`, and c as `amplification`:
-        :math:`\Lambda = 2` and T = 1 in the example.
+    `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over the
+    increasing depth `times` is below it by what the norm changes between them. The other arguments
+    are those of `interaction_norms`; in the example :math:`\Lambda = 2`, at the horizon 1.
 
     Examples
     --------

@@ -307,8 +307,7 @@ def time_slopes(
     `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
     at most the largest slope there times their distance, at this state. `time_slope_bounds` are for
     all states of a bounded set, as is the paper's :math:`C_G`. Profile and control must be
-    differentiable in time, such as a `linear_control`; where pieces of the control meet, the slope
-    is that of one of them.
+    differentiable in time, such as a `linear_control`.
 
     Examples
     --------

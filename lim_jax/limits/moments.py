@@ -27,16 +27,8 @@ def fourth_moment_studies(
     ``"adjoint"`` and that of the response to the parameters as ``"sensitivity"``: order zero means
     a limit in :math:`L^4`, order -k a growth like :math:`L^k`. The reference's error is the largest
     standard error: if a study is not `resolved`, a few examples dominate its moments, as with a
-    heavy tail (`probes.tail_index`).
-
-    Parameters
-    ----------
-    make_loss, make_batch
-        From a grid to the loss ``loss(params, x, y)`` of its examples, and to these: two at least.
-    params, direction
-        As in `fourth_moments`.
-    sizes, make_grid
-        Four numbers of positions or more, and the grid of each.
+    heavy tail (`probes.tail_index`). `make_loss` and `make_batch` give from a grid the loss
+    ``loss(params, x, y)`` of its examples, and these, two at least.
 
     Examples
     --------

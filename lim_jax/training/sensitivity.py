@@ -213,21 +213,11 @@ def sensitivity_norm(
               \eta \leftarrow S^*(\|S\eta\|^{p-2}S\eta)\ \text{over its size}, \quad
               S = D_\vartheta P_0
 
-    The power method, which for p = 2 tends to the largest singular value. For p = 4
-    (`eq:adjoint-l4-sensitivity-assumption`) a step maximises the tangent of a convex function, so
-    that values never fall, but they may settle at a local maximum: another key is another start.
-    Either way the value is a lower bound of the norm, of the batch's empirical law.
-
-    Parameters
-    ----------
-    loss, params, batch, grid
-        As in `density_dynamics`.
-    exponent
-        p.
-    steps
-        How many, of a Jacobian-vector and a vector-Jacobian product each.
-    key
-        For the first direction.
+    The power method, which for the `exponent` p = 2 tends to the largest singular value. For p = 4
+    (`eq:adjoint-l4-sensitivity-assumption`) a step, of a Jacobian-vector and a vector-Jacobian
+    product, maximises the tangent of a convex function, so that values never fall, but they may
+    settle at a local maximum: another `key` is another start. Either way the value is a lower bound
+    of the norm, of the batch's empirical law. The first arguments are those of `influence`.
 
     Examples
     --------
