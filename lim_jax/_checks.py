@@ -369,10 +369,7 @@ def as_finite_nonnegative(number: Tree, name: str, below: float = math.inf) -> T
 def as_nonnegative(
     values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
 ) -> Any:
-    """Return numbers from zero to below `below`; raise at others, and pass NaN on.
-
-    At once where the numbers are known, when they are used if traced.
-    """
+    """Return numbers from zero to below `below`; raise at others, and pass NaN on."""
     if not isinstance(values, ARRAYS):
         require_scalar(values, name)
     capped = below < math.inf

@@ -101,11 +101,7 @@ def each_once(
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> dict[str, Any]:
-    """Run each group, unless a checkpoint holds what it gave, which is stored as soon as it did.
-
-    Groups give what JSON reads back, whether from a file or not. A line that was cut short, where
-    the process died that wrote it, is left out and that group run again.
-    """
+    """Run each group, unless a checkpoint holds what it gave, which JSON reads back."""
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     begun = file is not None and file.exists()
     done = _journal(file, run) if file is not None and begun else {}
@@ -158,11 +154,7 @@ def reduced(
     run: Run,
     of_leaves: Callable[[list[Array]], Result],
 ) -> Result:
-    """Measure items, at least one, and merge the results, which are stored after each of them.
-
-    Those that a checkpoint counts are drawn and compared, not measured. A result is a pytree of
-    arrays of any shapes, which `of_leaves` makes again of its leaves.
-    """
+    """Measure items, at least one, and merge the results, which are stored after each of them."""
     checkpoint = checkpoint_file(checkpoint)
     counted, last_seen, result = 0, "", None
     if checkpoint.exists():

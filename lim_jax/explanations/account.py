@@ -133,11 +133,7 @@ def asked_of_windows(
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
     padded: int | None = None,
 ) -> Targets:
-    """What is asked of windows, at the places alone where their weights are not zero.
-
-    Of some numbers of places alone, for which programs are compiled: the first may be asked again,
-    with no weight, up to `padded` places where contexts are padded.
-    """
+    """What is asked of windows, at the places alone whose weights are not zero."""
     targets = [np.asarray(window)[1:] for window in windows]
     shared = getattr(query_weights, "ndim", 2) == 1
     weights = [
@@ -199,11 +195,10 @@ def parts_of_context(
     progress: Callable[[list], Iterable] = iter,
     places: Int[Array, " places"] | None = None,
 ) -> ContextParts:
-    """Take one context's adjoint apart, for the account of its tokens or for a mean over contexts.
+    """Take one context's adjoint apart, in one sweep back, a program for each layer.
 
-    In one sweep back, a program for each layer. Where the loss asks at a few `places` alone, of a
-    flow that keeps keys and values on a token grid, the covector of no hops is zero elsewhere, and
-    a fourth of the work is saved.
+    Where the loss asks at few `places` alone, the covector of no hops is zero elsewhere, and a
+    fourth of the work is saved.
     """
     require_attention(flow)
     x, y = example

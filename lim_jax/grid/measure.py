@@ -197,10 +197,7 @@ def require_on_grid(
     cure: str = "",
     **sizes: int,
 ) -> None:
-    """Raise ValueError unless `grid` is a Grid and `values` a float array with the named axes.
-
-    ``length`` is the grid's size; other axes are as in `_checks.require_floats`.
-    """
+    """Raise ValueError unless `values` are floats with these axes, ``length`` the grid's."""
     require_grid(grid)
     require_floats(values, name, axes, cure, length=grid.size, **sizes)
 

@@ -125,10 +125,9 @@ def boundary_regions(
 def interval_weights(
     grid: Grid, intervals: Intervals, convention: Convention = "overlap"
 ) -> Float[Array, " length"]:
-    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)` in [0, 1].
+    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)`, or to 1.
 
-    Parts of :math:`\Delta p_i`. An end at 1 is closed, as that of :math:`E_R` is. What intervals
-    share counts once. Their ends are read as `boundary_regions` reads delta.
+    Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
     """
     expected, cure = "pairs (a, b) with 0 <= a <= b <= 1", "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(

@@ -195,10 +195,7 @@ def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
 def largest_control_distances(
     layers: PyTree, control: Any, horizon: float = 1.0
 ) -> Float[np.ndarray, " depth"]:
-    r"""Each layer's :math:`\int_{t_k}^{t_{k+1}}\|\theta_k - \theta(t)\|\,dt` for a linear control.
-
-    `eq:control-l1-convergence`, never too small: between ends and knots the integrand is convex.
-    """
+    """Each layer's distance from a control (`eq:control-l1-convergence`), never too small."""
     joined = linear_knots(control)
     assert joined is not None
     knots, values = np.asarray(joined[0]), _flattened(joined[1])

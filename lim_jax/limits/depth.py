@@ -221,10 +221,7 @@ class _Theorem(NamedTuple):
         proved: DepthConstants | None,
         bound: Callable[[DepthConstants, float], float],
     ) -> tuple[DepthConstants | None, bool]:
-        """The constants, None if the premises are not; and whether they are samples.
-
-        Samples are along the coarsest recursion, along the flow, and halfway between them.
-        """
+        """The constants, None if the premises are not; and whether they are samples."""
         sampled = proved is None or not math.isfinite(bound(proved, self.horizon))
         if not _premises(proved, self.profile, self.step, self.lipschitz):
             return None, sampled

@@ -272,12 +272,7 @@ def input_adjoint_studies(
     delta: float = 0.2,
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
-    r"""Compare the input adjoint and influence density of one example on tokens with the continuum.
-
-    The paper states no order. Causal averaging has the kernel 1/p, so :math:`P_0` grows like
-    :math:`\log^M(1/q)` at 0 and equal cells have order ½ in global :math:`L^2`, 1 in averages, up
-    to powers of log L; the graded grid 2 in averages.
-    """
+    """Compare the input adjoint and density of one example on tokens with the continuum."""
     check, reference = references
     quadrature = _fine_quadrature(reference)
 
@@ -328,12 +323,7 @@ def influence_of_field(
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
-    r"""Compare the flow of causal averaging with its closed form.
-
-    ``exp(c C)``, with :math:`(Cf)(p)` the mean of f over [0, p], has beside the identity the last
-    row :math:`\sqrt{c/y}\,I_1(2\sqrt{cy})`, :math:`y = \log(1/q)`: the adjoint at q of the last
-    token. The largest relative error in the middle of the cells with q in (0.05, 0.98).
-    """
+    """Compare the flow of causal averaging with its closed form, from Bessel's I_1."""
 
     @filter_jit
     def error(grid: Grid) -> Array:

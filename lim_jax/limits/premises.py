@@ -19,11 +19,7 @@ INTERVALS = 100  # each is compared with itself: roughness in one hides nothing 
 
 
 def require_smooth(states: FieldOfOne) -> None:
-    r"""Raise ValueError if 25,600 points do not resolve a field of position as smooth.
-
-    The unevenness of its slopes must fall by a fifth everywhere from 1,600 points to 25,600. For
-    :math:`|p-a|^\beta` it changes by the factor :math:`16^{1-\beta}`.
-    """
+    """Raise ValueError unless a field's unevenness falls by a fifth from 1,600 points to 25,600."""
     _require_resolved(states, "states", "smooth", 0.8, "four fifths of that at most")
 
 
@@ -53,11 +49,7 @@ def _require_resolved(
 
 @filter_jit
 def _unevenness(field: FieldOfOne) -> list[tuple[Array, Array]]:
-    """Return the unevenness of slopes in every interval and its rounding error, coarse and fine.
-
-    Fourth differences of a smooth field's slopes fall like h^4, those of a kink stay whatever lies
-    beside it; a jump shows in secants only, less the integral of the slopes' cubics.
-    """
+    """Return the unevenness of slopes in every interval and its rounding error, coarse and fine."""
     # Uneven ends, so that no kink at a round number falls on a point.
     points = [(np.arange(count) + 0.382) / count for count in (1600, 25600)]
 
@@ -86,9 +78,8 @@ def require_resnet_premises(
 ) -> None:
     r"""Raise ValueError if constants of `thm:resnet-ode` are not finite, or defects too large.
 
-    `defects` are the largest :math:`\|d_k\|/\varepsilon^2` at each depth
-    (`eq:discrete-residual-with-defect`), which may grow by a fifth where the depth doubles;
-    `rounding` is that of :math:`\|d_k\|`, times :math:`T^{-2}`.
+    `defects`, the largest :math:`\|d_k\|/\varepsilon^2` at each depth
+    (`eq:discrete-residual-with-defect`), may grow by a fifth where the depth doubles.
     """
     *_, coarse, fine = sorted(defects)
     grown = defects[fine] / max(defects[coarse], rounding * fine**2, np.finfo(float).tiny)

@@ -28,11 +28,7 @@ ROUGH = (
 
 
 def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[PyTree]:
-    """Replace a network's results on two panel grids by one cubic through four rows.
-
-    Empty if the grids are not panels of two sizes, or results differ in more than axes of
-    positions.
-    """
+    """Replace results on two panel grids by one cubic through four rows; empty on other grids."""
     panels = all(isinstance(grid, PanelGrid) for grid in grids)
     if not panels or grids[0].size == grids[1].size:
         return []

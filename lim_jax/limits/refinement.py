@@ -51,11 +51,7 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
 
 
 class Study(NamedTuple):
-    """Errors of one quantity under refinement.
-
-    `bounds` and `claimed`, the paper's order up to powers of logarithms, are None where it states
-    none or a premise does not hold.
-    """
+    """Errors of one quantity under refinement; what the paper does not state is None."""
 
     source: str  # the paper's label
     claimed: float | None
@@ -124,10 +120,7 @@ def refine(
 def richardson(
     values: Callable[[int], Float[Array, "*shape"]], order: int = 1
 ) -> Callable[[int], Float[Array, "*shape"]]:
-    r"""Cancel the leading error of a refinement: :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`.
-
-    Gives order r + 1 if the error of Q has an expansion in powers of 1/n that starts at r.
-    """
+    """Cancel the leading error of a refinement: :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
         fine, coarse = values(2 * refinement), values(refinement)

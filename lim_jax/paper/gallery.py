@@ -53,11 +53,7 @@ def masking_without_primacy() -> Counterexample:
 
 
 def residual_without_recency() -> Counterexample:
-    """The identity network under uniform teacher forcing: nothing prefers the right.
-
-    States and labels are alike at all positions: where residuals differ, even queries have no even
-    profile.
-    """
+    """The identity network under uniform teacher forcing: nothing prefers the right."""
     grid, readout = token_grid(4), LinearReadout(jnp.eye(2))
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))
 

@@ -66,11 +66,7 @@ class Summary(NamedTuple):
 
 @jax.jit
 def regional_condition_numbers() -> Summary:
-    """Condition numbers of the baseline Gramians, over regions as point sets.
-
-    The gates rescale each Gramian, so these hold for every gate
-    (`eq:simulation-condition-number-invariance`).
-    """
+    """Condition numbers for any gates (`eq:simulation-condition-number-invariance`)."""
     regions = boundary_regions(GRID, DELTA, "points")
     numbers = condition_numbers(gate_gramians(jnp.zeros(LENGTH)))
     member = regions.weights > 0

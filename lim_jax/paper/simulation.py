@@ -70,10 +70,7 @@ def terminal_covector(weights: Profile) -> State:
 
 
 def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
-    r""":math:`\langle r, \Phi D(u) x\rangle`, whose input gradient is :math:`p_0`.
-
-    `eq:simulation-influence-profile`.
-    """
+    """Of input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
     gates, weights = params
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
@@ -92,10 +89,7 @@ def influence_imbalance(density: Profile) -> Scalar:
 
 
 def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
-    r"""The Gramians of `eq:simulation-observability-gramian`: the final token is observed.
-
-    The gates scale the input, so :math:`G_i(u) = e^{2u_i}\,G_i(0)`.
-    """
+    """The Gramians of `eq:simulation-observability-gramian`: the final token is observed."""
     require_on_grid(gates, GRID, "gates", "length")
     # At minus infinity a position would be cut off without a word.
     return _gate_gramians(error_if_not_finite(gates, "gates"))

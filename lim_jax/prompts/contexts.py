@@ -233,11 +233,7 @@ class _Control(NamedTuple):
 
 
 def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
-    """The tokens of what was laid out and of what follows it.
-
-    What users wrote is never read as tokens of control: where that would be, these are read as
-    letters everywhere, and those that a template wrote are called by other names.
-    """
+    """The tokens of a text and of what follows it: none of control of what users wrote."""
     text, marks = laid.text + after, not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()

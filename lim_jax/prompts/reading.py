@@ -68,11 +68,7 @@ class Line(NamedTuple):
 def read_prompts(
     data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
-    """Read a text, or a context of each line of JSON (`read_lines`), by a model's tokenizer.
-
-    A text is cut into contexts of `max_length` tokens. Where an answer is asked of a line that has
-    none, its prompt comes back, `PromptOnly`.
-    """
+    """Read contexts of a text or of lines of JSON (`read_lines`); prompts without an answer."""
     data, tokenizer = Path(data), model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
@@ -109,12 +105,7 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
 
 
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
-    """Read documents, each under a name of its own: of a folder and those in it, or of a file.
-
-    A file is a text, a PDF or .docx, or has JSON lines with ``title`` and ``text``. In a folder
-    hidden files and what commands of ours wrote are left out, and so, with a warning, are empty
-    ones.
-    """
+    """Read documents, each under a name of its own: of a folder and those in it, or of a file."""
     path = as_path(path, "documents")
     if path.is_dir():
         return _of_folder(path)

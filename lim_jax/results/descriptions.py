@@ -22,11 +22,7 @@ REGIONS = Indices._fields[:3]
 
 
 class Description(NamedTuple):
-    """A result as named arrays: each one's axes, values and units; what matters most is first.
-
-    `grid` has the positions, where the result has them, `labels` the coordinates along other axes,
-    and `attributes` what holds for all of it.
-    """
+    """A result as named arrays: each one's axes, values and units; what matters most is first."""
 
     variables: Variables
     grid: Grid | None = None

@@ -30,10 +30,8 @@ def run_folder(
 ) -> Iterator[Path]:
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
-    A run is its command, its arguments, the files that these name, and the versions. What an
-    interrupted run has finished may lie in the folder's ``unfinished``, which is removed when the
-    body has ended, or by `overwrite`. Then the record also says which files there are, and what was
-    printed. Where the body raises before any file is written, all is left as it was.
+    A run is its command, its arguments, the files that these name, and the versions. Where the body
+    raises before any file is written, all is left as it was.
     """
     out, record = as_path(out, "out"), _record(command, arguments)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]

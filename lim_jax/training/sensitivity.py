@@ -187,10 +187,7 @@ def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Arra
 
 
 class SensitivityNorm(NamedTuple):
-    r""":math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction, and the last one.
-
-    The values never fall, and the operator norm is no less than the last.
-    """
+    r""":math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction, and the last one."""
 
     values: Float[Array, " steps"]
     direction: PyTree
