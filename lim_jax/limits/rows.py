@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lim_jax._tables import text_table
 from lim_jax.limits.refinement import Study
 
 TOLERANCE = 0.15
@@ -46,23 +47,8 @@ class Curve(NamedTuple):
 
 def rates_table(rows: Sequence[Row]) -> str:
     """Lay out rows with claimed, expected and measured orders, the bounds' verdicts and reasons."""
-    lines = [
-        f"{'limit':64s} {'claimed':>7s} {'expected':>8s} {'measured':>14s} {'bound':>10s} "
-        f"{'constant':>9s} {'reference':>9s}"
-    ]
-    for row in rows:
-        study, order = row.study, row.study.order
-        bound = "–" if study.bounds is None else study.verdict
-        claimed, expected = (
-            "–" if stated is None else f"{stated:.2f}" for stated in (study.claimed, row.expected)
-        )
-        lines.append(
-            f"{row.name:64s} {claimed:>7s} {expected:>8s} "
-            f"{order.value:7.2f} ±{order.error:5.2f} {bound:>10s} {order.constant:9.2g} "
-            f"{study.reference_error:9.1e}{'' if row.agrees else '   DIFFERS'}"
-            f"{'' if study.resolved else '   COARSE REFERENCE'}"
-            f"{'   UNRELIABLE REFERENCE' if row.reliability_warning else ''}"
-        )
+    head = ["limit", "claimed", "expected", "measured", "bound", "constant", "reference", ""]
+    lines = [text_table([head, *map(_cells, rows)], left=(0, len(head) - 1))]
     notes = {
         "Where the expected order is not the claimed one, or not the usual one:": "reason",
         "Where the reference is unreliable:": "reliability_warning",
@@ -72,6 +58,24 @@ def rates_table(rows: Sequence[Row]) -> str:
         listed = [f"- {remark}: {'; '.join(names)}" for remark, names in remarks.items()]
         lines += ["", heading, *listed] if listed else []
     return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    study, order = row.study, row.study.order
+    marks = {
+        "DIFFERS": not row.agrees,
+        "COARSE REFERENCE": not study.resolved,
+        "UNRELIABLE REFERENCE": bool(row.reliability_warning),
+    }
+    return [
+        row.name,
+        *("–" if of is None else f"{of:.2f}" for of in (study.claimed, row.expected)),
+        f"{order.value:.2f} ±{order.error:5.2f}",
+        "–" if study.bounds is None else study.verdict,
+        f"{order.constant:.2g}",
+        f"{study.reference_error:.1e}",
+        "  ".join(mark for mark, holds in marks.items() if holds),
+    ]
 
 
 def names_by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from lim_jax._tables import text_table
+
 TABLE_COLUMNS = "left middle right gap symmetric_contrast lim influence_imbalance Z".split()
 # tab:simulation-remedy-results
 PRINTED_TABLE = {
@@ -77,12 +79,11 @@ def printed_figures() -> Iterator[tuple[tuple[str, ...], str]]:
 
 def comparison_table(comparisons: list[Comparison]) -> str:
     """Lay out the paper's figures beside ours."""
-    lines = [f"{'figure':44s} {'paper':>9s} {'ours':>12s} {'difference':>11s}"]
+    rows = [["figure", "paper", "ours", "difference", ""]]
     for name, printed, ours, difference, agrees in comparisons:
         shown = f"{100 * ours:.4f}%" if printed.endswith("%") else f"{ours:.6f}"
-        mark = "" if agrees else "   DIFFERS"
-        lines.append(f"{name:44s} {printed:>9s} {shown:>12s} {difference:+11.1e}{mark}")
-    return "\n".join(lines)
+        rows.append([name, printed, shown, f"{difference:+.1e}", "" if agrees else "DIFFERS"])
+    return text_table(rows, left=(0, 4))
 
 
 def beyond_the_paper(numbers: dict) -> str:
