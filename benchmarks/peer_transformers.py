@@ -43,7 +43,8 @@ def published(config: PretrainedConfig, folder: Path) -> torch.nn.Module:
     """A network off its defaults, saved in float32."""
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, **PLAIN, dtype=torch.float32)
-    preferences = [one for name, one in network.named_buffers() if name.endswith("correction_bias")]
+    learned = "correction_bias", "layer_scalar"
+    preferences = [one for name, one in network.named_buffers() if name.endswith(learned)]
     with torch.no_grad():
         for parameter in (*network.parameters(), *preferences):
             spread = 0.15 if parameter.ndim > 1 else 0.3

@@ -474,6 +474,33 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         recipe_of(Configuration({"model_type": "bert"}))
 
 
+@pytest.mark.parametrize(
+    "family, more, slides",
+    [
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 4}, {0, 2}),
+        ("dots1", {"max_window_layers": 4}, {4, 5}),
+        ("dots1", {"max_window_layers": 4, "sliding_window": None}, set()),
+    ],
+)
+def test_layers_slide_where_nothing_is_said_of_each(family, more, slides):
+    masks = recipe_of(least(family, **more)).masks
+    assert {k for k, mask in enumerate(masks) if mask.window is not None} == slides
+
+
+@pytest.mark.parametrize(
+    "more, dense",
+    [
+        ({"moe_layer_end_index": 3, "moe_layer_interval": 2}, {0, 2, 4, 5}),
+        ({"moe_layer_start_index": 0, "moe_layer_end_index": None}, set()),
+        ({"moe_layer_start_index": 4, "moe_num_shared_experts": 0}, {0, 1, 2, 3}),
+    ],
+)
+def test_layers_of_ernie_have_experts_from_one_to_another(more, dense):
+    mixture = mixture_of(recipe_of(least("ernie4_5_moe", **more)))
+    assert mixture.dense_layers == dense
+    assert (mixture.shared is None) == ("moe_num_shared_experts" in more)
+
+
 def test_full_layers_of_gemma_4_have_sizes_of_their_own_and_the_last_is_one_of_them():
     sliding = 6 * ["sliding_attention"]
     own: Any = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
