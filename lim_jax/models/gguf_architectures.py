@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax._checks import described
-from lim_jax.models.gguf_options import further_options, require_same, trained
+from lim_jax.models.gguf_options import further_options, require_one_state, require_same, trained
 from lim_jax.models.options import (
     CONVERT,
     GGUF,
@@ -80,7 +80,9 @@ class Architecture(NamedTuple):
     """An architecture of llama.cpp."""
 
     family: str  # its publisher's name
-    layer: Mapping[str, str]  # the publisher's names of a layer's tensors
+    # The publisher's names of a layer's tensors, without "weight" and "bias"; with them of those
+    # whose publishers' names have neither.
+    layer: Mapping[str, str]
     whole: Mapping[str, Whole] = {}  # makes the publisher's tensors of the file's, by its names
     unit_offset: bool = False  # whether llama.cpp added one to the publisher's scales of norms
     experts: Mapping[str, str] = {}  # the publisher's names of experts' matrices, by their number
@@ -133,7 +135,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         LAYER | HEAD_NORMS | SHARED | {
             "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_mlp_layernorm",
             "post_ffw_norm": "post_mlp_layernorm", "attn_gate": "self_attn.gate_proj",
-            "ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias",
+            "ffn_gate_inp": "mlp.router.gate", "exp_probs_b.bias": "mlp.expert_bias",
         },
         experts=QWEN_EXPERTS,
     ),
@@ -142,7 +144,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek_v2",
         LAYER | LATENT | SHARED | {
-            "ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         experts=QWEN_EXPERTS,
     ),
@@ -150,6 +152,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture("gemma", LAYER, unit_offset=True),
     "gemma2": Architecture("gemma2", LAYER | BOTH_SIDES, unit_offset=True),
     "gemma3": Architecture("gemma3_text", LAYER | BOTH_SIDES | HEAD_NORMS, unit_offset=True),
+    "gemma4": Architecture(
+        "gemma4_text",
+        LAYER | BOTH_SIDES | HEAD_NORMS | {
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+        },
+        fused_experts={"weight": ("experts.gate_up_proj", "experts.down_proj")},
+    ),
     "glm4": Architecture(
         "glm4",
         LAYER | {
@@ -160,7 +175,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
-        LAYER | AFTER | {"attn_sinks": "self_attn.sinks", "ffn_gate_inp": "mlp.router"},
+        LAYER | AFTER | {"attn_sinks.weight": "self_attn.sinks", "ffn_gate_inp": "mlp.router"},
         fused_experts=GPT_OSS_EXPERTS, interleaved_experts=True, transposed_experts=True,
     ),
     "gpt2": Architecture(
@@ -238,13 +253,15 @@ def published_config(
     else:
         head_dim = get_int(file, "attention.key_length", width // heads)
         require_same(file, "attention.value_length", head_dim, "attention.key_length")
+    require_one_state(file)
+    groups = heads if name == "gemma4" else get_int(file, "attention.head_count_kv", heads)
     layer_norm = architecture.layer_norm_eps
     norm_eps = f"attention.layer_norm_{'rms_' if layer_norm is None else ''}epsilon"
     sizes = {
         "model_type": architecture.family, "hidden_size": width,
         "num_hidden_layers": get_int(file, "block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": get_int(file, "attention.head_count_kv", heads),
-        "head_dim": head_dim, "intermediate_size": get_int(file, "feed_forward_length"),
+        "num_key_value_heads": groups, "head_dim": head_dim,
+        "intermediate_size": get_int(file, "feed_forward_length"),
         "vocab_size": get_int(file, "vocab_size", vocabulary),
         layer_norm or "rms_norm_eps": get_positive(file, norm_eps, below=1.0),
         "max_position_embeddings": get_int(file, "context_length"),

@@ -31,7 +31,6 @@ from lim_jax.models.options import Configuration, require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 FACTORS = (FREQUENCIES, LONG, SHORT)
-WITHOUT_KIND = ("attn_sinks", "exp_probs_b")  # whose publishers' names say no "weight" or "bias"
 
 
 class _Published(NamedTuple):
@@ -130,10 +129,12 @@ def _published(
     if architecture.unit_offset and name.endswith("norm.weight"):
         as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if block is None or kind not in ("weight", "bias"):
+    if block is None:
         own = architecture.outside.get(stem)
         return {name if own is None else f"{own}.{kind}": as_it_is}
     at, stem = f"{architecture.layers}.{block[1]}.", block[2]
+    if (own := architecture.layer.get(f"{stem}.{kind}")) is not None:
+        return {at + own: as_it_is}
     if stem in architecture.experts:
         return {
             f"{at}{architecture.experts[stem].format(number)}.{kind}": _expert(tensor, number)
@@ -143,12 +144,11 @@ def _published(
         return _fused_experts(name, stored, at, architecture)
     if stem in ("attn_k_b", "attn_v_b"):
         return _latent_keys_and_values(name, stored, at)
-    if stem not in architecture.layer:
+    if stem not in architecture.layer or kind not in ("weight", "bias"):
         return {name: as_it_is}
     if (whole := architecture.whole.get(stem)) is not None:
         as_it_is = as_it_is._replace(whole=partial(whole, sizes=config))
-    own = architecture.layer[stem]
-    return {at + own if stem in WITHOUT_KIND else f"{at}{own}.{kind}": as_it_is}
+    return {f"{at}{architecture.layer[stem]}.{kind}": as_it_is}
 
 
 def _expert(tensor: Stored, number: int) -> _Published:

@@ -15,6 +15,7 @@ from lim_jax.models.options import (
 from lim_jax.models.rope_config import CHUNK, FULL, SLIDING, TRAINED, full_every
 
 SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's functions of a router
+STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
 def _llama(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
@@ -61,15 +62,67 @@ def _gemma2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[st
 
 
 def _gemma3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    cap = "final_logit_softcapping"
     return {
         "query_pre_attn_scalar": _scalar(sizes, 62),
         "sliding_window": get_int(options, "attention.sliding_window"),
         "layer_types": _kinds(options, sizes, 6),
-        "final_logit_softcapping": None if options.get(cap) is None else get_positive(options, cap),
+        "final_logit_softcapping": _cap(options),
         "rope_parameters": {FULL: sizes["rope_parameters"]},
         "rope_local_base_freq": get_positive(options, "rope.freq_base_swa", 10_000.0),
     }
+
+
+def _gemma4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    """Heads of full layers have sizes of their own, and values that may be their keys."""
+    kinds, depth = _kinds(options, sizes, 6), sizes["num_hidden_layers"]
+    small, name = get_int(options, "attention.key_length_swa"), "attention.head_count_kv"
+    for other in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        require_same(options, other, small, "attention.key_length_swa")
+    groups = options.get(name, sizes["num_attention_heads"])
+    groups = groups if isinstance(groups, list) else depth * [groups]
+    of_kind = {kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
+               for kind in (SLIDING, FULL)}  # fmt: skip
+    same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
+    same = same and all(type(n) is int and n > 0 for n in groups)
+    require_option(options, name, groups, same, "one number for each kind of layers")
+    (sliding,), (full,) = of_kind.values()
+    rope, own = sizes["rope_parameters"], {"head_dim": sizes["head_dim"]}
+    own["num_key_value_heads"] = full
+    config = {
+        "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
+        "per_layer_config": {f"{k}": own for k, kind in enumerate(kinds) if kind == FULL},
+        "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in stored,
+        "sliding_window": get_int(options, "attention.sliding_window"),
+        "rope_parameters": {
+            FULL: _proportional(rope, sizes["head_dim"]),
+            SLIDING: {"rope_theta": get_positive(options, "rope.freq_base_swa", 10_000.0)},
+        },
+        "final_logit_softcapping": _cap(options), "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    if not options.get("expert_count"):
+        return config
+    return config | {
+        "enable_moe_block": True, "num_experts": get_int(options, "expert_count"),
+        "top_k_experts": get_int(options, "expert_used_count"),
+        "moe_intermediate_size": get_int(options, "expert_feed_forward_length"),
+    }  # fmt: skip
+
+
+def _proportional(rope: Options, head_dim: int) -> Options:
+    """Return the scaling of which factors say that it turns a part of a head's pairs."""
+    if rope["rope_type"] != "factors":
+        return rope
+    turned = sum(factor == 1 for factor in rope["factors"])
+    holds = all(factor >= STILL for factor in rope["factors"][turned:])
+    got, expected = f"factors {rope['factors']}", f"ones, and then no less than {STILL}"
+    require_in("rope_freqs.weight", holds, got, expected)
+    part, base = 2 * turned / head_dim, rope["rope_theta"]
+    return {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": base}
+
+
+def _cap(options: Options) -> float | None:
+    cap = "final_logit_softcapping"
+    return None if options.get(cap) is None else get_positive(options, cap)
 
 
 def _gpt2(*_: Any) -> dict[str, Any]:
@@ -246,6 +299,14 @@ def _gpt_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[s
     }
 
 
+def require_one_state(options: Options) -> None:
+    """Raise ValueError at layers that read keys, values or embeddings of others."""
+    cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
+    for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
+        value = options.get(name, 0)
+        require_option(options, name, value, value == 0 and value is not False, "0", cure)
+
+
 def trained(options: Options) -> int:
     """Return the length of the contexts of training."""
     length = get_int(options, "context_length")
@@ -260,7 +321,7 @@ def require_same(options: Options, name: str, size: int, of: str) -> None:
 
 OPTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "afmoe": _afmoe, "arcee": _biased, "cohere2": _cohere2, "deepseek2": _deepseek2,
-    "exaone4": _exaone4, "gemma2": _gemma2, "gemma3": _gemma3,
+    "exaone4": _exaone4, "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": _gemma4,
     "glm4": _with_biases("attention_bias"), "gpt-oss": _gpt_oss, "gpt2": _gpt2,
     "gptneox": _gptneox, "granite": _granite, "granitemoe": _granitemoe, "llama": _llama,
     "llama4": _llama4, "olmo2": _olmo2, "phi3": _phi3, "qwen3moe": _qwen3moe, "qwen3vl": _qwen3vl,

@@ -580,6 +580,22 @@ def test_further_options_are_refused_by_the_files_own_names(case):
     assert refused >= set(further) - {"rope.scaling.type", *gguf_recorded.IMAGES}
 
 
+ELSEWHERE = {"attention.shared_kv_layers": 20, "embedding_length_per_layer_input": 256}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_layers_of_more_than_one_state_are_refused_with_the_reason(name):
+    own = gguf_recorded.stated("gemma4") | {name: ELSEWHERE[name]}
+    with pytest.raises(ValueError, match=f"{name} = {ELSEWHERE[name]}, .*a map of one state"):
+        read_config("gemma4", own | {"feed_forward_length": [8, 16, 16]}, {})
+
+
+def test_pairs_that_turn_elsewhere_are_refused():
+    for factors in (8 * [2.0], [1.0, 1e30, 1.0, *5 * [1e30]]):
+        with pytest.raises(ValueError, match="rope_freqs.weight: got factors .*, expected ones"):
+            read_config("gemma4", gguf_recorded.stated("gemma4"), {"rope_freqs": factors})
+
+
 def read_config(architecture, options, factors):
     return published_config(architecture, options, 0, frozenset(), factors)
 

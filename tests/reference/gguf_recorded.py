@@ -25,6 +25,16 @@ YARN = {
 }  # fmt: skip
 FACTORS = {"rope_type": "factors", "rope_theta": 64.0, "factors": [2.0, 1.0, 4.0]}
 IMAGES = {"rope.dimension_sections": [2, 2, 1, 0], "n_deepstack_layers": 3}
+PROPORTIONAL = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
+OF_GEMMA4 = {
+    "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16,
+    "attention.key_length_swa": 6, "attention.value_length_swa": 6, "rope.dimension_count_swa": 6,
+    "rope.freq_base_swa": 10000.0, "attention.shared_kv_layers": 0, "attention.sliding_window": 4,
+    "attention.sliding_window_pattern": [True, False, False], "embedding_length_per_layer_input": 0,
+}  # fmt: skip
 MIXTURE = {"expert_feed_forward_length": 9, "expert_used_count": 3, "expert_count": 8}
 LATENT = {"leading_dense_block_count": 1, "attention.kv_lora_rank": 8, "rope.dimension_count": 4}
 ABSORBED = {
@@ -78,6 +88,17 @@ CASES = {
     "exaone4": ("exaone4", "exaone4", {}, WINDOWS),
     "exaone4, full": ("exaone4, full", "exaone4", {"rope_parameters": FACTORS}, {}),
     "gemma": ("gemma", "gemma", {}, {}),
+    "gemma4": (
+        "gemma4_text", "gemma4", {},
+        OF_GEMMA4 | {
+            "attention.head_count_kv": [2, 1, 1], "expert_count": 4, "expert_used_count": 2,
+            "expert_feed_forward_length": 9, "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4, dense": (
+        "gemma4_text, dense", "gemma4",
+        {"attention_bias": False, "rope_parameters": PROPORTIONAL}, OF_GEMMA4,
+    ),
     "glm4": ("glm4", "glm4", {}, {"rope.dimension_count": 4}),
     "glm4, unbiased": (
         "glm4", "glm4", {"attention_bias": False}, {"rope.dimension_count": 4},
@@ -196,6 +217,11 @@ def converted(architecture, config, arrays, absorbed):
                 values.append(own[still:])
             put(name.replace("kv_b", "k_b"), np.stack(keys))
             put(name.replace("kv_b", "v_b"), np.stack(values))
+        elif name.endswith((".router.scale", ".per_expert_scale")):
+            stem = "ffn_gate_inp" if "router.scale" in name else "ffn_down_exps"
+            found[f"blk.{name.split('.')[2]}.{stem}.scale"] = array
+        elif architecture == "gemma4":
+            put(name, array)
         elif "experts.gate_up_proj" in name:
             gates, ups = np.split(array.transpose(0, 2, 1), 2, axis=1)
             put(name.replace("gate_up_proj", "gate_proj"), gates)
@@ -217,7 +243,11 @@ def write(file, case):
     for name, value in options.items():
         kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
         getattr(writer, f"add_{kind[type(value)]}")(f"{architecture}.{name}", value)
-    factors = config.get("rope_parameters", {}).get("factors")
+    rope = config.get("rope_parameters", {})
+    factors = rope.get("factors")
+    if architecture == "gemma4":
+        turned = int(16 * rope[FULL]["partial_rotary_factor"] / 2)
+        factors = turned * [1.0] + (8 - turned) * [1e30]
     more = {} if factors is None else {"rope_freqs.weight": np.array(factors)}
     absorbed = "attention.key_length_mla" in options
     for name, array in (converted(architecture, config, arrays, absorbed) | more).items():
