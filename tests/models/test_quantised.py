@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from lim_jax import models
 from lim_jax.models import checkpoint
 from lim_jax.models.checkpoint import WHOLE, open_checkpoint
+from lim_jax.models.multimodal import text_part
 
 FP8 = {
     "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
@@ -256,6 +257,16 @@ def test_modelopts_own_file_says_it_too(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
     found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path):
+    stated, arrays, expected = STORED["NVFP4"]
+    inside = {name.replace("w.", "language_model.model.w."): a for name, a in arrays.items()}
+    config = {"model_type": "mistral3", "text_config": {"quantization_config": stated}}
+    found = text_part(open_checkpoint(write(tmp_path, inside, None, config)))
+    assert list(found.files) == ["model.w.weight"]
+    read = found.read("model.w.weight", expected.shape, "float64")
+    np.testing.assert_array_equal(read, expected)
 
 
 def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tmp_path):
