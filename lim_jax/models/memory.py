@@ -1,7 +1,7 @@
 """How much memory the profile of a context takes, known before a network's weights are read."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -10,14 +10,16 @@ from lim_jax._checks import as_int, described, require
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.layerwise import STATES_IN_MEMORY
 from lim_jax.network.layer_kinds import kinds_of
+from lim_jax.network.recurrent import RecurrentMixer
 
 # Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
 # process and its programs; layers, beside the weights in memory, as they are read, copied and
-# widened; slices of the head with their logits; numbers of every token in a layer at once.
+# widened; slices of the head with their logits; numbers of every token in a layer at once, and in
+# recurrent heads (of compiled programs).
 PROCESS = 0.45 * 2**30
 LAYERS_WHOLE, LAYERS_OFFLOADED = 0.8, 2.2
 SLICES = 3
-TOKENS = 6
+TOKENS, RECURRENT = 6, 24
 # A state is computed from two, or a gradient from a state and a gradient.
 STATES_BY_LAYERS = 3
 
@@ -64,9 +66,8 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     words = model.words_at_once(tokens)
     state = number * tokens * width
     slices = SLICES * words * (width + tokens)
-    # How many numbers a token has at most within a layer.
-    widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(model.flow.kinds))
-    beside = PROCESS + held + number * (TOKENS * widest * tokens + slices)
+    of_token = max(map(_numbers_of_token, model.flow.kinds))
+    beside = PROCESS + held + number * (of_token * tokens + slices)
     states = (depth + 1) * state
     # The next layer of each kind is read ahead.
     fetched = sum(sizes) + (LAYERS_OFFLOADED - 1) * layer
@@ -76,6 +77,18 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
         by_layers=beside + fetched
         + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
     )  # fmt: skip
+
+
+def _numbers_of_token(layer: PyTree) -> int:
+    """How many numbers a token has at most within a layer."""
+
+    def is_recurrent(node: Any) -> bool:
+        return isinstance(node, RecurrentMixer)
+
+    widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer))
+    nodes = filter(is_recurrent, jax.tree.leaves(layer, is_leaf=is_recurrent))
+    heads = [math.prod(node.value.shape[:2]) for node in nodes]
+    return max(TOKENS * widest, RECURRENT * sum(heads))
 
 
 def _bytes(tree: PyTree) -> int:

@@ -14,15 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._products import linear
-from lim_jax.grid.cells import Starts
-from lim_jax.network.recurrent import (
-    Heads,
-    OfState,
-    RecurrentMixer,
-    begun,
-    cut_in_chunks,
-    joined_chunks,
-)
+from lim_jax.network.recurrent import Chunk, RecurrentMixer
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
 
@@ -54,36 +46,16 @@ class GatedDelta(RecurrentMixer):
         decay = -jnp.exp(self.log_decay)[:, None] * self.rates(normed)
         return decay, self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
 
-    def rule(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        decay: Array,
-        write: Array,
-        starts: Starts | None,
-        state: OfState | None,
-    ) -> tuple[Heads, OfState]:
-        """In chunks, of which each solves for what its rows write beside one another."""
-        chunks = cut_in_chunks(query, key, value, decay, write, starts)
-        query, key, value, write, within, since, until = chunks
+    def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
+        """Solve for what rows of a chunk write beside one another."""
+        query, key, value, write, within, since, until = chunk
         transposed = jnp.swapaxes(key, -1, -2)
         among = jnp.tril((key @ transposed) * write[..., None] * within, -1)
-        read = (query @ transposed) * within
-        right = jnp.concatenate([value, since[..., None] * key], axis=-1) * write[..., None]
-        written, unlearnt = jnp.split(_inverse(among) @ right, [value.shape[-1]], axis=-1)
-
-        def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-            query, transposed, written, unlearnt, read, since, until = chunk
-            new = written - unlearnt @ state
-            given = since[..., None] * (query @ state) + read @ new
-            kept = since[..., -1, None, None] * state
-            return kept + transposed @ (until[..., None] * new), given
-
-        rows = query, transposed, written, unlearnt, read, since, until
-        state, given = jax.lax.scan(step, begun(state, chunks), rows)
-        heads = joined_chunks(given, decay.shape[1]).astype(decay.dtype)
-        return heads, state.reshape(-1, *state.shape[2:])
+        unsolved = write[..., None] * (value - since[..., None] * (key @ state))
+        new = _inverse(among) @ unsolved
+        read = since[..., None] * (query @ state) + ((query @ transposed) * within) @ new
+        kept = since[..., -1, None, None] * state
+        return kept + transposed @ (until[..., None] * new), read
 
 
 def _unit(vectors: Array) -> Array:
@@ -94,7 +66,7 @@ def _unit(vectors: Array) -> Array:
 def _inverse(lower: Array) -> Array:
     """The inverse of the identity plus strictly lower triangular matrices.
 
-    By blocks, in products of matrices: solving by rows took ten times as long on a CPU.
+    By blocks, in products of matrices: `solve_triangular` took ten times as long on a CPU.
     """
     size = lower.shape[-1]
     if size <= SMALL:

@@ -8,19 +8,10 @@ v_j`, an integral over the prefix where :math:`\Delta` is a length of context.
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax.grid.cells import Starts
-from lim_jax.network.recurrent import (
-    Heads,
-    OfState,
-    RecurrentMixer,
-    begun,
-    cut_in_chunks,
-    joined_chunks,
-)
+from lim_jax.network.recurrent import Chunk, Heads, RecurrentMixer
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
 
@@ -48,29 +39,11 @@ class Mamba2(RecurrentMixer):
         """What heads read of the states, and D times the token's own value."""
         return read + self.skip[:, None, None] * value
 
-    def rule(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        decay: Array,
-        write: Array,
-        starts: Starts | None,
-        state: OfState | None,
-    ) -> tuple[Heads, OfState]:
-        """In chunks, each a product of matrices."""
-        chunks = cut_in_chunks(query, key, value, decay, write, starts)
-        query, key, value, write, within, since, until = chunks
-        transposed, value = jnp.swapaxes(key, -1, -2), write[..., None] * value
-        beside = ((query @ transposed) * within) @ value
-
-        def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-            query, transposed, value, beside, since, until = chunk
-            given = beside + since[..., None] * (query @ state)
-            kept = since[..., -1, None, None] * state
-            return kept + transposed @ (until[..., None] * value), given
-
-        rows = query, transposed, value, beside, since, until
-        state, given = jax.lax.scan(step, begun(state, chunks), rows)
-        heads = joined_chunks(given, decay.shape[1]).astype(decay.dtype)
-        return heads, state.reshape(-1, *state.shape[2:])
+    def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
+        """Products of matrices."""
+        query, key, value, write, within, since, until = chunk
+        transposed, written = jnp.swapaxes(key, -1, -2), write[..., None] * value
+        beside = ((query @ transposed) * within) @ written
+        read = beside + since[..., None] * (query @ state)
+        kept = since[..., -1, None, None] * state
+        return kept + transposed @ (until[..., None] * written), read

@@ -1,14 +1,17 @@
 """The memory of a profile, said before weights are read: `benchmarks/sizes.py` measures it."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from reference.hybrids import gated_delta
 from reference.publishers import CONFIGS, write
 
 from lim_jax import cost, models
 from lim_jax.models import memory
+from lim_jax.network.layer_kinds import LayersByKind
 
 
 def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
@@ -41,6 +44,21 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
     parts = memory.PROCESS + rest + memory.LAYERS_OFFLOADED * layer
     np.testing.assert_allclose(found.offloaded, parts, rtol=1e-12)
+
+
+def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
+    opened = models.open(write(tmp_path, CONFIGS["llama"]))
+    layers = opened.flow.layers
+    alone = replace(opened.flow, layers=LayersByKind((layers,), (0,) * layers.depth))
+    assert models.profile_memory(replace(opened, flow=alone), 7) == models.profile_memory(opened, 7)
+    both = LayersByKind((layers, layers), (0, 1) * layers.depth)
+    found, before = (models.profile_memory(replace(opened, flow=flow), 7)
+                     for flow in (replace(alone, layers=both), alone))  # fmt: skip
+    layer, states = memory._bytes(layers.source.like), 4 * layers.depth * 7 * 16
+    # Twice as many layers, and the next one of each kind is read ahead.
+    assert round(found.offloaded - before.offloaded) == layer + states
+    assert round(found.whole - before.whole) == layers.depth * layer + states
+    assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 
 def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
