@@ -26,6 +26,7 @@ from lim_jax.attribution.parts import IN_NO_PART, REST, parts_of
 from lim_jax.attribution.segments import (
     AnswerParts,
     DocumentParts,
+    Segment,
     answer_segments,
     document_segments,
 )
@@ -184,10 +185,10 @@ def ask(
     method
         How parts are scored: one of `attribution.methods.METHODS`.
     parts, document_parts
-        Of the mask gradient without a foil: the parts of the answer, each of which takes a backward
-        pass, the whole ``"answer"``, every ``"sentence"`` (the default) or ``"token"``; and the
-        parts of documents in `Answer.by_part`: ``"documents"``, ``"paragraphs"``, ``"sentences"``
-        or ``"tokens"``.
+        Of the mask gradient and path: the parts of the answer, each of which takes a backward pass
+        for each gradient, the whole ``"answer"``, every ``"sentence"`` (the default without a
+        foil) or ``"token"``; and the parts of documents in `Answer.by_part`: ``"documents"``,
+        ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
@@ -204,7 +205,8 @@ def ask(
     ------
     ValueError
         Where the question or all documents are empty, the text is too long, the model ends at once,
-        the method or the parts are not known, or another method has no parts of an answer.
+        the method or the parts are not known, or the method has no parts of an answer or the foil
+        none of its own.
 
     Examples
     --------
@@ -231,33 +233,41 @@ def ask(
 
 
 def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts | None:
-    """Which parts of the answer are scored; None where the method scores the answer alone."""
-    has_parts = method == "mask-gradient" and not foil
-    got = f"{parts!r} with the method {method!r}" + " and a foil" * bool(foil)
-    require(has_parts or parts is None, "parts", got=got, expected="the mask gradient, no foil",
-            cure="Leave the parts out, or take the method mask-gradient.")  # fmt: skip
-    return (parts or "sentence") if has_parts else None
+    """Which parts of the answer are scored; None where the method has no such scores."""
+    has_parts = METHODS[method].by_log_weights
+    require(has_parts or parts is None, "parts", got=f"{parts!r} with the method {method!r}",
+            expected="mask-gradient or mask-path",
+            cure="Leave the parts out, or take one of these methods.")  # fmt: skip
+    require(not foil or parts in (None, "answer"), "parts", got=f"{parts!r} with a foil",
+            expected="the whole answer",
+            cure="A foil is another whole answer: no part of it stands against a part of the "
+            "answer. Leave one of the two out.")  # fmt: skip
+    return (parts or ("answer" if foil else "sentence")) if has_parts else None
 
 
 def scores_of_answer(
     model: LanguageModel,
     context: Context,
     loss: LossName,
-    method: MethodName,
+    method: str,
     cuts: tuple[AnswerParts | None, DocumentParts],
     bar: Bar = no_bar,
     checkpoint: Path | None = None,
 ) -> tuple[Scored, PartScores | None]:
     """The scores of an answer; and where it is cut into parts theirs, which sum to the answer's."""
     parts, document_parts = cuts
-    if parts is None:
+    if parts is None or context.contrast is not None:
         asked, run = loss_kind(loss).loss, {"checkpoint": checkpoint, "bar": bar}
         (scored,) = scores_of_parts(model.network, [context], asked, method, **run)
-        return scored, None
+        if parts is None or scored.tokens is None:
+            return scored, None
+        whole = Segment("answer", answer_text(context, model.tokenizer), np.zeros(0, int))
+        segments = document_segments(context, document_parts)
+        return scored, PartScores([whole], segments, scored.tokens[None])
     by_part = part_scores(
         model.network, context, answer_segments(context, model.tokenizer, parts),
-        document_segments(context, document_parts), checkpoint=checkpoint,
-        progress=partial(bar, desc="mask-gradient", unit="context"),
+        document_segments(context, document_parts), method=method, checkpoint=checkpoint,
+        progress=partial(bar, desc=method, unit="context"),
     )  # fmt: skip
     return scored_by_tokens(context, by_part.by_position.sum(axis=0)), by_part
 

@@ -16,12 +16,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax.attribution.methods import WEIGHT
+from lim_jax.attribution.methods import METHODS, mask_rule
 from lim_jax.attribution.segments import FIRST, Segment, document_numbers
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.models.ids import scores_of_ids
+from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.tables import FILES, write_table
 
@@ -52,9 +54,10 @@ def part_scores(
     answer: Sequence[Segment],
     documents: Sequence[Segment],
     loss: LossOfLogits = CausalLM.margin_loss,
+    method: str = "mask-gradient",
     **run: Any,
 ) -> PartScores:
-    """The mask gradients of parts of an answer, as `methods.mask_gradient`.
+    """The mask gradients of parts of an answer, as `methods.mask_gradient`, or their paths.
 
     `answer` is of `segments.answer_segments`, `documents` of `segments.document_segments`. Networks
     may be left in their files: a layer is read once forward, and once back for `ROWS` parts.
@@ -66,10 +69,13 @@ def part_scores(
     for row, segment in zip(weights, answer, strict=True):
         row[segment.places] = context.weights[segment.places]
     rows = weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
-    scores = jax.tree_util.Partial(_mask_gradients, jax.device_put(_in_batches(rows)))
-    numbers, window, asked = [document_numbers(context)], [context.window], [context.asked]
-    (columns,) = scores_of_ids(scores, model, window, ask=asked, loss=loss, parts=numbers, **run)
-    return PartScores(answer, documents, columns.T[: len(answer)])
+    chosen = _in_batches(rows), mask_rule(method).T.astype(rows.dtype)
+    scores = jax.tree_util.Partial(_mask_gradients, *jax.device_put(chosen))
+    numbers, window, asked = document_numbers(context), [context.window], [context.asked]
+    (columns,) = scores_of_ids(scores, model, window, ask=asked, loss=loss, parts=[numbers], **run)
+    # On a path come in the documents alone; a derivative has every position but the first.
+    scored = numbers >= 0 if METHODS[method].adds_up else numbers != FIRST
+    return PartScores(answer, documents, np.where(scored, columns.T[: len(answer)], 0))
 
 
 def write_matrix(scores: PartScores, path: Path) -> None:
@@ -95,16 +101,34 @@ def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "b
 
 def _mask_gradients(
     batches: Float[Array, "batches rows queries"],
+    nodes: Float[Array, "nodes 2"],
     loss: LossOfIds,
     model: CausalLM,
     ids: Any,
     y: Any,
     parts: Any,
 ) -> Float[Array, "length _"]:
-    """Minus the derivatives in the log weights, of losses with other weights of the queries."""
-    flow, x, ask = model.flow, loss.embed(model, ids, y), as_loss_of_logits(loss.loss)
-    log_weights = jnp.where(parts >= 0, jnp.log(WEIGHT), 0).astype(x.dtype)
-    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
+    """Minus the derivatives at the log weight of each node, summed by the nodes' shares."""
+    x, ask = loss.embed(model, ids, y), as_loss_of_logits(loss.loss)
+
+    def at(node):
+        log_weights = jnp.where(parts >= 0, node[0], 0)
+        grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
+        return node[1] * _gradients(batches, ask, model, x, y, grid)
+
+    return -jax.lax.map(at, nodes).sum(axis=0).T
+
+
+def _gradients(
+    batches: Float[Array, "batches rows queries"],
+    ask: LossOfLogits,
+    model: CausalLM,
+    x: State,
+    y: Any,
+    grid: Grid,
+) -> Float[Array, "_ length"]:
+    """The derivatives in the grid's log weights, of losses with other weights of the queries."""
+    flow, log_weights = model.flow, grid.log_weights
     states = flow.trajectory(x, grid).states
 
     def terminal(row):
@@ -128,5 +152,4 @@ def _mask_gradients(
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 
-    gradients = jax.lax.map(of_batch, batches)
-    return -jnp.where(parts == FIRST, 0, gradients.reshape(-1, x.shape[0])).T
+    return jax.lax.map(of_batch, batches).reshape(-1, x.shape[0])

@@ -52,6 +52,10 @@ class Cost(NamedTuple):
         """In passes forward, of which a gradient counts for two more."""
         return self.passes + 2 * self.gradients
 
+    def times(self, parts: int) -> "Cost":
+        """The same with a gradient for each of so many parts of the answer."""
+        return self._replace(gradients=self.gradients * parts)
+
     def __str__(self) -> str:
         """As a command says it before it runs."""
         if self.gradients:
@@ -116,9 +120,15 @@ def mask_gradient(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
     return mask_gradient_at(loss, model, ids, y, parts, math.log(WEIGHT))
 
 
+def mask_rule(method: str) -> Float[np.ndarray, "2 nodes"]:
+    """At which log weights a method by these takes gradients, and the share of each."""
+    along = METHODS[method].adds_up
+    return path_rule(NODES, LEAST) if along else np.array([[math.log(WEIGHT)], [1.0]])
+
+
 def mask_path(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """The integral of the mask gradient as all parts come in: they add up to what all gave."""
-    log_weights, shares = jnp.asarray(path_rule(NODES, LEAST), model.embedding.dtype)
+    log_weights, shares = jnp.asarray(mask_rule("mask-path"), model.embedding.dtype)
 
     def at(log_weight: Float[Array, ""]) -> Tokens:
         return mask_gradient_at(loss, model, ids, y, parts, log_weight)

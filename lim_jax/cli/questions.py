@@ -21,16 +21,17 @@ from lim_jax.attribution.asking import (
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.matrix import PartScores
 from lim_jax.attribution.measuring import Measured, measure
-from lim_jax.attribution.methods import METHODS, Cost, Scored, scored_by_tokens
+from lim_jax.attribution.methods import METHODS, Scored, scored_by_tokens
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import Method, Named
 from lim_jax.cli.networks import network_within, open_model, placed_bar
-from lim_jax.cli.profiling import require_page, write_profile, write_profile_page
+from lim_jax.cli.profiling import write_profile, write_profile_page
 from lim_jax.models.losses import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.reading import context_of_line
+from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
@@ -64,9 +65,9 @@ def ask(
 
     Prints first which document gave most to the answer, then the answer, and what each document,
     the question and the rest gave. Writes answer.json, with scores.csv where tokens have scores;
-    of the mask gradient also matrix.csv, of parts of the answer by parts of the documents, and
-    answer.html, where a click on a part of the answer shades what it came from; of influence also
-    what profile does of this one context, with its page.
+    of the mask gradient and path also matrix.csv, of parts of the answer by parts of the documents,
+    and answer.html, where a click on a part of the answer shades what it came from; of influence
+    also what profile does of this one context, with its page.
 
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
@@ -74,8 +75,8 @@ def ask(
         question: As the model is asked.
         documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
             and maybe "title"; or one text.
-        parts: Parts of the answer that the mask gradient scores, each by a backward pass: of the
-            whole answer, of every sentence (the default), or of every token.
+        parts: Parts of the answer that the mask gradient and path score, each by a backward pass
+            for each gradient: the whole answer, alone with a foil; every sentence; or every token.
         document_parts: Parts of the documents in matrix.csv.
         chat: Lay question and documents out by the model's own chat template, where it has one, as
             models that were instructed expect. Without, they stand one after another.
@@ -85,8 +86,8 @@ def ask(
             not the foil, else the log odds of the answer's tokens.
         max_length: The most tokens of question and documents; more are refused.
         delta: The width of each boundary region.
-        html: Write the page: of the mask gradient answer.html, of influence profile.html, with
-            every token shaded. There is none of a foil, nor of other methods.
+        html: Write the page: of the mask gradient and path answer.html, of influence profile.html,
+            with every token shaded, which there is not of a foil; there is none of other methods.
         download: Download the model where a public name is not in the cache. Without, a terminal
             is asked, and anything else refused.
         memory: How many GiB may be used, by default all that is free.
@@ -96,7 +97,7 @@ def ask(
     model, documents = as_path(model, "model"), as_path(documents, "documents")
     loss: LossName = "contrast" if foil else "margin"
     parts = parts_of_answer(method, foil, parts)
-    html = html and not foil and (method == "influence" or parts is not None)
+    html = html and (parts is not None or (method == "influence" and not foil))
     arguments = {
         "model": model, "question": question, "documents": documents, "method": method,
         "parts": parts, "document_parts": document_parts, "chat": chat, "answer": answer,
@@ -108,7 +109,8 @@ def ask(
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         as_int(max_length, "max_length")  # before a long computation
         as_int(answer_tokens, "answer_tokens")
-        require_page(html, loss)
+        if html:
+            require_page_packages()
         opened = open_model(model, download)
         line = question_line(opened, question, documents, answer=answer, foil=foil, chat=chat)
         read = context_of_line(line, opened.tokenizer, loss, max_length)
@@ -116,8 +118,7 @@ def ask(
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         opened = network_within(opened, memory, at_once, unfinished)
         cost = METHODS[method].cost(len(line.documents) + 2)  # the question and the rest too
-        if parts is not None:
-            cost = _cost_of_parts(opened, read, parts, answer_tokens)
+        cost = cost.times(_parts(opened, read, parts, answer_tokens))
         _announce(opened.network, read, html and parts is None, f"{method}, {cost}", cost.total)
         context = answered_context(opened, read, loss, answer_tokens, tqdm)
         scored, measured, by_part = _scored(opened, context, loss, arguments, unfinished)
@@ -173,13 +174,15 @@ def _write_page(
     return "profile.html"
 
 
-def _cost_of_parts(
-    model: models.LanguageModel, read: Context | PromptOnly, parts: AnswerParts, tokens: int
-) -> Cost:
-    """A gradient for each part of the answer; of an answer that is not known yet, about so many."""
+def _parts(
+    model: models.LanguageModel, read: Context | PromptOnly, parts: AnswerParts | None, tokens: int
+) -> int:
+    """How many parts the answer has; one that is not known yet, about so many."""
+    if parts is None or parts == "answer":
+        return 1
     if isinstance(read, Context):
-        return Cost(1, len(answer_segments(read, model.tokenizer, parts)))
-    return Cost(1, {"answer": 1, "sentence": max(1, tokens // SENTENCE), "token": tokens}[parts])
+        return len(answer_segments(read, model.tokenizer, parts))
+    return tokens if parts == "token" else max(1, tokens // SENTENCE)
 
 
 def _announce(

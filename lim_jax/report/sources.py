@@ -24,6 +24,13 @@ from lim_jax.report.showing import Page
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
 DIGITS = 4
+UNIT = "on average over the answer's tokens"
+HOW = {
+    "mask-gradient": "the derivative of the answer's log odds in an additive attention mask, where "
+    "every part weighs a tenth",
+    "mask-path": "the integral of the derivative of the answer's log odds in an additive attention "
+    "mask, as all documents come in from next to nothing",
+}
 
 
 class _Shown(NamedTuple):
@@ -34,20 +41,23 @@ class _Shown(NamedTuple):
 
 
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
-    """The page of an answer whose parts have scores: of ``ask(..., method="mask-gradient")``.
+    """The page of an answer whose parts have scores, by the method mask-gradient or mask-path.
 
     A notebook shows it, and ``.save("answer.html")`` writes it. `about` are facts by name, such as
-    the model. Needs jinja2, of the extra ``report``; an answer by another method or with a foil has
-    no such scores (ValueError).
+    the model. Needs jinja2, of the extra ``report``; an answer by another method has no such scores
+    (ValueError).
     """
     scores = answered.by_part
     if scores is None:
         raise Refusal(
             f"answered: got scores by {answered.method} without parts of the answer, expected "
-            "those of a mask gradient. Ask with method='mask-gradient', and without a foil."
+            "those of a mask gradient or path. Ask with method='mask-gradient'."
         )
-    return Page(sources_page(scores, answered.context, question=answered.question,
-                             findings=[answered.finding], about=about))  # fmt: skip
+    return Page(sources_page(
+        scores, answered.context, question=answered.question, findings=[answered.finding],
+        about=about, how=HOW[answered.method],
+        unit="of the answer over the foil" if answered.foil else UNIT,
+    ))  # fmt: skip
 
 
 def sources_page(
@@ -57,6 +67,8 @@ def sources_page(
     question: str,
     findings: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
+    how: str = HOW["mask-gradient"],
+    unit: str = UNIT,
 ) -> str:
     """The text of the page of scores, whatever parts of documents they are of: of sentences."""
     require_extra("jinja2", "report")
@@ -73,6 +85,8 @@ def sources_page(
         count=len(scores.answer),
         findings=findings,
         facts=about or {},
+        how=how,
+        unit=unit,
         documents=documents,
         rest=rest,
         data=_quantised(scores, [places for _, places in tokens])

@@ -199,6 +199,7 @@ def test_methods_say_their_cost():
     assert [str(methods.METHODS[name].cost(10)) for name in ("rollout", "leave-one-out")] == [
         "1 pass", "11 passes"
     ]  # fmt: skip
+    assert str(methods.METHODS["mask-path"].cost(10).times(3)) == "24 gradients"
     totals = {name: method.cost(10).total for name, method in methods.METHODS.items()}
     assert totals == {
         "influence": 3, "mask-gradient": 3, "mask-path": 24, "gradient-times-input": 3,

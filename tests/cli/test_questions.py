@@ -194,7 +194,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
 
 
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
-    """To the odds with them less the odds with next to nothing of them, a foil's too."""
+    """To the odds with them less the odds with next to nothing of them, a foil's too.
+
+    So do parts of documents, for all parts of the answer together.
+    """
     monkeypatch.setattr(methods, "NODES", 16)
     model, answers = models.LanguageModel.from_pretrained(folder, "float64"), []
     for foil in ("", "f"):
@@ -221,6 +224,12 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
         assert f"All documents together {both}" in str(answer)
         assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
+        assert answer.by_part is not None and len(answer.by_part.documents) > 2
+        np.testing.assert_allclose(answer.by_part.scores.sum(), given, rtol=1e-12)
+        assert [part.text.strip() for part in answer.by_part.answer] == [answer.text]
+        page = answer_page(answer).html
+        assert "a score is the integral of" in page
+        assert f"in log odds, {'of the answer over the foil' if foil else 'on average'}" in page
     alike = answers[0].compare(answers[0])
     assert {part.difference for part in alike.parts} == {0.0} and len(alike.parts) == 4
     with pytest.raises(ValueError, match="second: got scores by mask-path, against a foil"):
@@ -238,6 +247,9 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
         ],
         "parts: got 'token' with the method 'influence'": [
             "bc", "--documents", str(documents), "--parts", "token", "--method", "influence",
+        ],
+        "parts: got 'sentence' with a foil, expected .*: no part of it stands against": [
+            "bc", "--documents", str(documents), "--parts", "sentence", "--foil", "f",
         ],
     }  # fmt: skip
     for message, arguments in cases.items():
