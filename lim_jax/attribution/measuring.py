@@ -30,7 +30,7 @@ from lim_jax.models.ids import Profile, Windows
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.shuffling import ShuffledContexts
-from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
+from lim_jax.results.measured import MeasuredContexts, pooled_influences
 
 SHOWN = 5  # contexts of a page
 Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as tqdm takes them
@@ -99,12 +99,10 @@ def measure(
     else:
         alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
     measured = measured_contexts(alone, averaged, shares, delta)
-    rest = energies_before_queries(measured)
     return Measured(
         contexts,
         energies,
-        pooled_influence(averaged, delta),
-        None if rest is None else pooled_influence(rest, delta),
+        *pooled_influences(averaged, measured.asked, delta),
         averaged_records(shares, contexts, energies),
         shares,
         measured,

@@ -16,7 +16,7 @@ from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
 from lim_jax.models.text import texts_of_ids
 from lim_jax.report.page import page_of, require_page_packages
-from lim_jax.results.measured import MeasuredContexts, energies_before_queries, pooled_influence
+from lim_jax.results.measured import pooled_influences
 
 HEIGHT = 760  # pixels of a notebook's frame
 
@@ -99,15 +99,6 @@ def show(
     ]
     energies = [np.asarray(account.energy) for account in accounts]
     first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
-    names = [*map(str, range(len(first)))]
-    rest = energies_before_queries(MeasuredContexts(names, energies, first, {}, delta))
-    return Page(
-        page_of(
-            pooled_influence(energies, delta),
-            accounts,
-            [texts_of_ids(window, tokenizer) for window in windows],
-            title=title,
-            spans=spans,
-            without_queries=None if rest is None else pooled_influence(rest, delta),
-        )
-    )
+    whole, rest = pooled_influences(energies, first, delta)
+    texts = [texts_of_ids(window, tokenizer) for window in windows]
+    return Page(page_of(whole, accounts, texts, title=title, spans=spans, without_queries=rest))

@@ -91,7 +91,7 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
             expected=f"those of the first, {first.delta}",
             cure="Measure both with one delta.")  # fmt: skip
     pairs = paired_names(first.names, second.names)
-    ours, theirs = energies_before_queries(first), energies_before_queries(second)
+    ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
     rest = None
     if ours is not None and theirs is not None:
         rest = _compared_influences(ours, theirs, first.delta, pairs)
@@ -187,16 +187,17 @@ def _compared_shares(
     return ComparedShares(first_mean, second_mean, change, contexts, len(chosen))
 
 
-def energies_before_queries(contexts: MeasuredContexts) -> list[np.ndarray] | None:
+def energies_before_queries(
+    energies: Sequence[Any], asked: Sequence[int]
+) -> list[np.ndarray] | None:
     """The energies of the tokens before the first that is asked; None where that is a first one.
 
-    >>> contexts = MeasuredContexts(["a"], [np.array([4.0, 8.0, 1.0, 1.0])], [2], {}, 0.2)
-    >>> energies_before_queries(contexts)
+    >>> energies_before_queries([np.array([4.0, 8.0, 1.0, 1.0])], [2])
     [array([2., 4.])]
     """
-    if min(contexts.asked) == 0:
+    if min(asked) == 0:
         return None
-    pairs = zip(map(np.asarray, contexts.energies), contexts.asked, strict=True)
+    pairs = zip(map(np.asarray, energies), asked, strict=True)
     return [energy[:end] * end / energy.size for energy, end in pairs]
 
 
@@ -223,10 +224,17 @@ def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influenc
     )
 
 
-def pooled_influence(energies: Sequence[np.ndarray], delta: float) -> Influence:
-    """The influence of contexts of any lengths over the regions of `common_regions`."""
-    lengths = [energy.size for energy in energies]
-    return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+def pooled_influences(
+    energies: Sequence[np.ndarray], asked: Sequence[int], delta: float
+) -> tuple[Influence, Influence | None]:
+    """The influence of contexts of any lengths, and that without the tokens that are asked."""
+
+    def pooled(energies: Sequence[np.ndarray]) -> Influence:
+        lengths = [energy.size for energy in energies]
+        return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+
+    rest = energies_before_queries(energies, asked)
+    return pooled(energies), None if rest is None else pooled(rest)
 
 
 def percent(share: Any, error: Any = np.inf) -> str:
