@@ -28,9 +28,8 @@ from lim_jax.attribution.gradients import (
     attention_rollout,
     gradient_times_input,
     integrated_gradients,
-    occlusion,
 )
-from lim_jax.density.adjoints import adjoint_energies
+from lim_jax.density.adjoints import Loss, adjoint_energies
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Example, record_weights
@@ -166,9 +165,23 @@ def _attributions(
     return {
         "gradient times input": jnp.abs(sums @ gradient_times_input(loss, model, x, y)),
         "integrated gradients": jnp.abs(sums @ path),
-        "occlusion": jnp.abs(occlusion(loss, model, x, y, baseline, records, count)),
+        "occlusion": jnp.abs(_occlusion(loss, model, x, y, baseline, records, count)),
         "attention rollout": sums @ attention_rollout(model.flow, x, grid)[-1],
     }
+
+
+def _occlusion(
+    loss: Loss, model: CausalLM, x: Array, y: Targets, baseline: Array, records: Array, count: int
+) -> Float[Array, " records"]:
+    """By record, what the loss gains where the record's states are the baseline's.
+
+    Of images by Zeiler and Fergus, "Visualizing and understanding convolutional networks" (2014).
+    """
+
+    def without(number: Int[Array, ""]) -> Float[Array, ""]:
+        return loss(model, jnp.where((records == number)[:, None], baseline, x), y)
+
+    return jax.lax.map(without, jnp.arange(count, dtype=records.dtype)) - loss(model, x, y)
 
 
 def predict(found: RecordScores) -> list[Prediction]:

@@ -2,7 +2,7 @@ r"""The usual attributions of one example: by how much its tokens or records are
 
 To be compared with influence. Each is of a pure loss ``loss(params, x, y)`` of states, at one
 example; rollout is of the network alone. Euclidean and signed: an attribution is a number for each
-token or record, a part of the loss, and no density.
+token, a part of the loss, and no density.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
 from lim_jax.adjoint.sites import attention_of
@@ -49,31 +49,6 @@ def integrated_gradients(
         return jnp.sum(step * jax.grad(loss, argnums=1)(params, baseline + node * step, y), axis=1)
 
     return jax.lax.map(at, nodes).mean(axis=0)
-
-
-def occlusion(
-    loss: Loss,
-    params: PyTree,
-    x: State,
-    y: Any,
-    baseline: State,
-    records: Int[Array, " length"],
-    count: int,
-) -> Float[Array, " records"]:
-    r"""By record, what the loss gains where the record's states are the baseline's.
-
-    :math:`\ell(x \text{ with } x_i = b_i \text{ for } i \in r) - \ell(x)`: of images by Zeiler and
-    Fergus, "Visualizing and understanding convolutional networks" (2014), of words by Li, Monroe
-    and Jurafsky, "Understanding neural networks through representation erasure" (2016). One loss
-    for each record, one after another. `records` has the number of each token's record, -1 for
-    none.
-    """
-    numbers = jnp.arange(count, dtype=records.dtype)
-
-    def without(number: Int[Array, ""]) -> Float[Array, ""]:
-        return loss(params, jnp.where((records == number)[:, None], baseline, x), y)
-
-    return jax.lax.map(without, numbers) - loss(params, x, y)
 
 
 def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, "length length"]:

@@ -14,13 +14,9 @@ from lim_jax.attribution.gradients import (
     attention_rollout,
     gradient_times_input,
     integrated_gradients,
-    occlusion,
 )
 
-LENGTH, RECORDS = (
-    5,
-    np.array([2, 0, 0, -1, 2], np.int32),
-)  # of record 1 no token
+LENGTH = 5
 generator = np.random.default_rng(0)
 X, BASELINE, SLOPE = generator.standard_normal((3, LENGTH, WIDTH))
 ROOT = generator.standard_normal((LENGTH * WIDTH, LENGTH * WIDTH))
@@ -46,58 +42,43 @@ def on_device(*arrays):
 
 @pytest.fixture(scope="module")
 def found():
-    """All three attributions of the linear and of the quadratic loss, by one program."""
+    """Both attributions of the linear and of the quadratic loss, by one program."""
 
     @jax.jit
-    def attributions(slope, form, x, baseline, records):
+    def attributions(slope, form, x, baseline):
         def of(loss, params):
             return {
                 "gradient times input": gradient_times_input(loss, params, x, 2.0),
                 "integrated": integrated_gradients(loss, params, x, 2.0, baseline, steps=3),
-                "occlusion": occlusion(loss, params, x, 2.0, baseline, records, 3),
             }
 
         return {"linear": of(linear, slope), "quadratic": of(quadratic, form)}
 
-    return jax.tree.map(
-        np.asarray, attributions(*on_device(SLOPE, QUADRATIC, X, BASELINE, RECORDS))
-    )
+    return jax.tree.map(np.asarray, attributions(*on_device(SLOPE, QUADRATIC, X, BASELINE)))
 
 
-def by_record(tokens):
-    return np.array([tokens[RECORDS == record].sum() for record in range(3)])
-
-
-def test_of_a_linear_loss_all_attributions_are_its_terms(found):
-    gains = 2 * (SLOPE * (X - BASELINE)).sum(axis=1)
+def test_of_a_linear_loss_both_attributions_are_its_terms(found):
     expected = {
         "gradient times input": 2 * (SLOPE * X).sum(axis=1),
-        "integrated": gains,
-        "occlusion": -by_record(gains),
+        "integrated": 2 * (SLOPE * (X - BASELINE)).sum(axis=1),
     }
     for name, values in expected.items():
         np.testing.assert_allclose(found["linear"][name], values, rtol=1e-12, atol=1e-13)
 
 
 def test_of_a_quadratic_loss_they_are_its_gradients_where_they_look(found):
-    """At the input, halfway to the baseline, and between all and all but a record."""
+    """At the input, and halfway to the baseline."""
 
     def gradient(x):
         return 2 * (QUADRATIC @ x.ravel()).reshape(x.shape)
 
-    def value(x):
-        return x.ravel() @ QUADRATIC @ x.ravel()
-
     halfway = (X + BASELINE) / 2
-    without = [np.where((RECORDS == record)[:, None], BASELINE, X) for record in range(3)]
     expected = {
         "gradient times input": (X * gradient(X)).sum(axis=1),
         "integrated": ((X - BASELINE) * gradient(halfway)).sum(axis=1),
-        "occlusion": [value(other) - value(X) for other in without],
     }
     for name, values in expected.items():
         np.testing.assert_allclose(found["quadratic"][name], values, rtol=1e-12, atol=1e-12)
-    assert found["quadratic"]["occlusion"][1] == 0
 
 
 def test_integrated_gradients_sum_to_what_the_loss_gains_at_order_two():
@@ -137,7 +118,7 @@ def test_rollout_is_the_product_of_mean_attention_matrices(name):
 
 def test_attributions_pass_through_transformations():
     """Under vmap each example's own, and differentiable: of the quadratic loss known."""
-    form, x, baseline, records = on_device(QUADRATIC, X, BASELINE, RECORDS)
+    form, x, baseline = on_device(QUADRATIC, X, BASELINE)
     several = jnp.stack([x, 2 * x])
 
     @jax.jit
@@ -146,7 +127,6 @@ def test_attributions_pass_through_transformations():
             parts = (
                 gradient_times_input(quadratic, form, x, 1.0).sum(),
                 integrated_gradients(quadratic, form, x, 1.0, baseline, steps=2).sum(),
-                occlusion(quadratic, form, x, 1.0, baseline, records, 3)[0],
             )
             return jnp.stack(parts)
 
@@ -159,6 +139,3 @@ def test_attributions_pass_through_transformations():
         np.testing.assert_allclose(values[row, 0], (here * slope).sum(), rtol=1e-11)
         np.testing.assert_allclose(slopes[row, 0], 2 * slope, rtol=1e-11)
         np.testing.assert_allclose(slopes[row, 1], slope, rtol=1e-11)
-        other = np.where((RECORDS == 0)[:, None], BASELINE, here)
-        gained = np.where((RECORDS == 0)[:, None], 0, (QUADRATIC @ other.ravel()).reshape(X.shape))
-        np.testing.assert_allclose(slopes[row, 2], gained - slope, rtol=1e-10, atol=1e-12)
