@@ -26,6 +26,7 @@ from . import memory as memory
 from . import mixture_family as mixture_family
 from . import multimodal as multimodal
 from . import options as options
+from . import own_options as own_options
 from . import packed_rows as packed_rows
 from . import parts as parts
 from . import placement as placement

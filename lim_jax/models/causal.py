@@ -27,9 +27,9 @@ from lim_jax.grid.measure import Grid
 from lim_jax.loss import losses
 from lim_jax.loss.losses import Labels, Scalar, Slices
 from lim_jax.loss.readouts import Logits
-from lim_jax.models.checkpoint import open_checkpoint
+from lim_jax.models.checkpoint import json_object, open_checkpoint
 from lim_jax.models.decoder import read_decoder
-from lim_jax.models.families import recipe_of
+from lim_jax.models.families import recipe_of, refuse_unsupported
 from lim_jax.models.gguf_file import open_gguf
 from lim_jax.models.hub import model_path
 from lim_jax.models.layout import shard
@@ -444,7 +444,11 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
 def open_files(path: AnyPath, *, download: bool = False) -> Source:
     """Look through a model's files, as `load` takes them: options, and where tensors are."""
     path = model_path(path, download=download)
-    return open_gguf(path) if path.suffix == ".gguf" else text_part(open_checkpoint(path))
+    if path.suffix == ".gguf":
+        return open_gguf(path)
+    if (config := path / "config.json").is_file():  # what it is, before how it is stored
+        refuse_unsupported(json_object(config))
+    return text_part(open_checkpoint(path))
 
 
 def load_network(

@@ -60,6 +60,13 @@ class Checkpoint(NamedTuple):
         scheme = self._scheme(name, shape)
         return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as its file holds it."""
+        require_tensor(self.files, name)
+        name = self.aliases.get(name, name)
+        with _opened(self.stored[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
+
     @property
     def paths(self) -> list[Path]:
         """The files that hold the weights."""

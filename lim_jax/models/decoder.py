@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax.models.options import refuse_unknown
+from lim_jax.models.own_options import own_options
 from lim_jax.models.parts import layer_norm, read_norm
 from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind
 from lim_jax.models.reading import Reader, Source, Weights
@@ -48,6 +50,7 @@ def read_decoder(
         If an option is unknown, or a tensor missing, of another shape, or not finite.
     """
     sizes, names = recipe.sizes, recipe.names
+    refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
     read = Reader(checkpoint, dtype, names.prefix)
     shape = sizes.vocabulary, sizes.width
     rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)

@@ -56,6 +56,11 @@ def deepseek_v3(config: Configuration) -> Recipe:
     return _deepseek(config, dense=3, groups=(8, 4))
 
 
+def kimi_k2(config: Configuration) -> Recipe:
+    """Kimi K2: DeepSeek V3."""
+    return deepseek_v3(config)
+
+
 def deepseek_v32(config: Configuration) -> Recipe:
     """DeepSeek V3.2: V3, in contexts of which its index of tokens chooses all."""
     return _indexed(config, deepseek_v3(config))

@@ -49,7 +49,18 @@ class Mixture(NamedTuple):
     dense_intermediate_size: int | None = None  # of that network, if it is not the recipe's
 
 
-def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
+class MixtureReader(NamedTuple):
+    """A reader of a layer's experts, and what is read."""
+
+    mixture: Mixture
+    read: Callable[..., MixtureOfExperts]
+
+    def __call__(self, *given: Any) -> MixtureOfExperts:
+        """Read the experts of a layer."""
+        return self.read(*given)
+
+
+def moe_mlp(mixture: Mixture) -> MixtureReader:
     """Return a reader of a layer's experts, for `recipe.Recipe.network`."""
     # One scan serves all layers: a dense layer is a mixture whose experts are zero, beside a shared
     # network; networks narrower than others are filled up with zeros, which add nothing.
@@ -86,7 +97,7 @@ def moe_mlp(mixture: Mixture) -> Callable[..., MixtureOfExperts]:
             weighs_input=mixture.weighs_input, output_norm=output_norm,
         )  # fmt: skip
 
-    return network
+    return MixtureReader(mixture, network)
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -160,6 +171,17 @@ def transposed_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) 
     down = read(f"{at}.experts.down_proj", count, hidden, width)
     gates, ups = np.split(both.transpose(0, 2, 1), 2, axis=1)
     return {"gate": gates, "up": ups, "down": down.transpose(0, 2, 1)}
+
+
+def either_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read two tensors as Llama 4's, or the other way round, as the shapes of both tell."""
+    count, hidden, width = _shape(mixture, recipe)
+    names = f"{at}.experts.gate_up_proj", f"{at}.experts.down_proj"
+    transposed = (count, width, 2 * hidden), (count, hidden, width)
+    if tuple(map(read.shape, names)) == transposed:
+        return transposed_gate_up(read, at, mixture, recipe)
+    gates, ups = np.split(read(names[0], count, 2 * hidden, width), 2, axis=1)
+    return {"gate": gates, "up": ups, "down": read(names[1], count, width, hidden)}
 
 
 def interleaved_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:

@@ -1,6 +1,7 @@
-"""The families of networks whose checkpoints are supported, by ``model_type``."""
+"""The families of networks that are supported, by ``model_type``, and why others are not."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lim_jax.models import deepseek_family as deepseeks
 from lim_jax.models import gemma_family as gemmas
@@ -8,7 +9,7 @@ from lim_jax.models import hybrid_family as hybrids
 from lim_jax.models import layer_norm_family as layer_norms
 from lim_jax.models import llama_family as llamas
 from lim_jax.models import mixture_family as mixtures
-from lim_jax.models.options import Configuration, require_config
+from lim_jax.models.options import Configuration, Options, require_config
 from lim_jax.models.recipe import Recipe
 
 FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = {
@@ -33,6 +34,8 @@ FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = {
         hybrids.bamba, hybrids.falcon_h1, hybrids.granitemoehybrid, hybrids.lfm2, hybrids.lfm2_moe,
         hybrids.nemotron_h, hybrids.olmo_hybrid, hybrids.qwen3_5_moe_text, hybrids.qwen3_5_text,
         hybrids.qwen3_next,
+        deepseeks.kimi_k2, llamas.mimo, llamas.ministral3, llamas.qwen2_5_vl_text,
+        llamas.qwen2_vl_text, mixtures.qwen3_vl_moe_text, llamas.qwen3_vl_text,
     )
 }  # fmt: skip
 # Families with layers that are no attention, by what these layers are.
@@ -42,15 +45,58 @@ OTHER_LAYERS = {
     "recurrent": ("recurrent_gemma", "xlstm"),
 }  # fmt: skip
 
+# Families whose layers are no flow on one state, or differ in shape, by what they have.
+OTHER_FLOWS = {
+    "attention to compressed tokens, and several residual streams": ("deepseek_v4",),
+    "layers that read what blocks of earlier layers gave": ("kimi_k3",),
+    "layers that use earlier layers' keys and values": ("gemma3n", "gemma3n_text"),
+    "attention to blocks of tokens that an index chooses": ("minimax_m3", "minimax_m3_vl"),
+    "layers that differ in their numbers of key heads": ("mimo_v2", "mimo_v2_flash"),
+    "layers that differ in their numbers of heads": ("step3p5", "step3p7"),
+}
+# How options begin, and layers are called, where a family that is not known has other layers.
+TELLING = {
+    "Mamba": ("mamba", "ssm_"),
+    "linear attention": ("linear_attention", "linear_attn", "linear_conv", "lightning", "kda_"),
+    "short convolution": ("conv", "short_conv"),
+    "indexed attention": ("index", "sparse_attention", "compress", "deepseek_sparse"),
+}
+WRITE = "Write the network's field, and give influence a loss of your own."
+
 
 def recipe_of(config: Configuration) -> Recipe:
     """Return the recipe of a configuration's family, or raise ValueError if it is not supported."""
+    refuse_unsupported(config)
     family = config.get("model_type")
-    cure = "Write the network's field, and give influence a loss of your own."
-    for kind, families in OTHER_LAYERS.items():
-        got = f"model_type = {family!r} with {kind} layers"
-        no_kernel = "Other layers have no causal attention kernel. "
-        expected = "causal attention in every layer"
-        require_config(family not in families, got, expected, no_kernel + cure)
-    require_config(family in FAMILIES, f"model_type = {family!r}", " or ".join(FAMILIES), cure)
+    if family not in FAMILIES:
+        _require_attention(family, _other_kind(config))
+    require_config(family in FAMILIES, f"model_type = {family!r}", " or ".join(FAMILIES), WRITE)
     return FAMILIES[str(family)](config)
+
+
+def refuse_unsupported(config: Options) -> None:
+    """Raise ValueError, with the reason, if the parts here do not make a network or its text."""
+    text = config.get("text_config")
+    for options in (config, text if isinstance(text, Mapping) else {}):
+        family = options.get("model_type")
+        for kind, families in OTHER_LAYERS.items():
+            _require_attention(family, kind if family in families else None)
+        for what, families in OTHER_FLOWS.items():
+            got = f"model_type = {family!r} with {what}"
+            expected = "layers of one shape, which read the state before them and no other"
+            require_config(family not in families, got, expected, WRITE)
+
+
+def _require_attention(family: Any, kind: str | None) -> None:
+    got = f"model_type = {family!r} with {kind} layers"
+    known = "attention, gated delta rules, Mamba-2 or short convolutions"
+    require_config(kind is None, got, f"a known family, with {known}", WRITE)
+
+
+def _other_kind(config: Options) -> str | None:
+    """Return what layers of an unknown family seem to be, by its options; None if attention."""
+    names = [name for name, value in config.items() if value]
+    names += [str(kind) for name in names if "layer" in name and isinstance(config[name], list)
+              for kind in config[name]]  # fmt: skip
+    told = (kind for kind, starts in TELLING.items() if any(n.startswith(starts) for n in names))
+    return next(told, None)

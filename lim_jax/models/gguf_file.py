@@ -70,6 +70,11 @@ class GGUFCheckpoint(NamedTuple):
 
         return rows
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as its publisher has it."""
+        require_tensor(self.files, name)
+        return self.files[name].shape
+
     @property
     def paths(self) -> list[Path]:
         """The files that hold the weights."""

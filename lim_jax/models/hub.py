@@ -12,7 +12,7 @@ from lim_jax._refusal import Refusal
 
 huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
 NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
-CONFIG = "config.json"
+FILES = "config.json", "adapter_config.json"
 READ = ("*.json", "*.jinja", "model*.safetensors")  # neither pickled weights nor a second copy
 EXPECTED = (
     "a folder of weights, a GGUF file, or a model's public name such as "
@@ -45,9 +45,11 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
                 f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
                 f"{OFFLINE}"
             ) from error
-    cached = huggingface_hub.try_to_load_from_cache(name, CONFIG)
+    # An adapter's folder has no configuration, and is refused for what it is.
+    found = (huggingface_hub.try_to_load_from_cache(name, file) for file in FILES)
+    cached = [path for path in found if isinstance(path, str)]
     got = f"{name!r}: no such path, and not in the cache"
     door = f"models.load({name!r}, download=True)"
     cure = f"Download it: --download of a command, or {door}. {OFFLINE}"
-    require(isinstance(cached, str), "path", got=got, expected=EXPECTED, cure=cure)
-    return Path(cached).parent
+    require(len(cached) > 0, "path", got=got, expected=EXPECTED, cure=cure)
+    return Path(cached[0]).parent

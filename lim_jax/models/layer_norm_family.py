@@ -85,7 +85,7 @@ def gptj(config: Configuration) -> Recipe:
     """GPT-J: parallel blocks behind one norm, interleaved rotary features."""
     refuse_options(config, rotary=True, scale_attn_weights=True)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
-    part = get_int(config, "rotary_dim", 64) / sizes.head_dim
+    part = (get_int(config, "rotary_dim", 64) + 0.5) / sizes.head_dim  # no rounding takes one away
     rotary = rotary_of({}, sizes.head_dim, default_part=part)
     names = GPT_NAMES._replace(
         positions=None, query="attn.q_proj", key="attn.k_proj", value="attn.v_proj",
@@ -178,8 +178,9 @@ def falcon(config: Configuration) -> Recipe:
 
 
 def phi(config: Configuration) -> Recipe:
-    """Phi-1.5 and 2: parallel blocks behind one norm, half of each head is rotated."""
+    """Phi-1, 1.5 and 2: parallel blocks behind one norm, half of each head is rotated."""
     refuse_options(config, qk_layernorm=False)
+    config.ignore("attention_bias")  # false in files of networks that have it all the same
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(
         output="self_attn.dense", up="fc1", down="fc2", before_network="input_layernorm",

@@ -13,6 +13,7 @@ from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.models.rope_config import (
     FULL,
     SLIDING,
+    TEMPERED,
     TRAINED,
     WINDOW,
     full_every,
@@ -23,7 +24,7 @@ from lim_jax.models.rope_config import (
 )
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.masks import AttentionMask
-from lim_jax.network.positions import Rotary
+from lim_jax.network.positions import Rotary, Tempered, TemperedRotary
 
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
@@ -31,6 +32,11 @@ AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 OF_CWM = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           TRAINED: 8192}  # fmt: skip
 OF_APERTUS = OF_CWM | {"factor": 8.0}
+# Ministral 3's rotary positions where none are stated.
+OF_MINISTRAL = {
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, TRAINED: 16384,
+    "mscale": 1.0, "mscale_all_dim": 1.0, TEMPERED: 0.1,
+}  # fmt: skip
 # Options of Hunyuan's files about heads that are not there, images, and layers that share.
 OF_HUNYUAN = (
     "add_classification_head", "class_num", "cla_share_factor", "dense_list", "enc_head_dim",
@@ -114,10 +120,47 @@ def ministral(config: Configuration) -> Recipe:
     return mistral(config)
 
 
+def ministral3(config: Configuration) -> Recipe:
+    """Ministral 3: Mistral whose queries grow beyond the length of training; usually no window."""
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    rope = dict(rope_options(config) or OF_MINISTRAL)
+    beta = rope.pop(TEMPERED, None)
+    rope.pop("max_position_embeddings", None)
+    config.ignore("rope_theta")  # which is read here, without the rest being taken for read
+    stated = {**config.options, "rope_parameters": rope, "rope_scaling": None}
+    rotary = rotary_of(stated, sizes.head_dim)
+    if beta != 0:  # each token's factor counts from the first, which is 0
+        growth = get_positive({TEMPERED: beta}, TEMPERED)
+        tempered = Tempered(growth, get_int(rope, TRAINED), from_zero=True)
+        rotary = TemperedRotary(
+            rotary.frequencies, rotary.tokens, rotary.amplitude, tempered=tempered
+        )
+    slides = config.get("sliding_window") is not None
+    kinds = sizes.depth * (SLIDING if slides else FULL,)
+    return llama_like(config, sizes, masks_of(config, kinds, lambda kind: rotary))
+
+
 def qwen2(config: Configuration) -> Recipe:
     """Qwen 2: Llama with biases of queries, keys and values."""
     sizes = sizes_of(config)
     return llama_like(config, sizes, _qwens(config, sizes), biases=Biases(qkv=True))
+
+
+def qwen2_vl_text(config: Configuration) -> Recipe:
+    """The text of Qwen 2 VL, which is Qwen 2."""
+    usual = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80}
+    return qwen2(config.with_defaults(**usual))
+
+
+def qwen2_5_vl_text(config: Configuration) -> Recipe:
+    """The text of Qwen 2.5 VL, which is Qwen 2."""
+    return qwen2_vl_text(config)
+
+
+def mimo(config: Configuration) -> Recipe:
+    """MiMo: Qwen 2 beside layers that predict further tokens, which are passed over."""
+    config.ignore("num_nextn_predict_layers")
+    return qwen2(config)._replace(names=Names(further="model.mtp_layers."))
 
 
 def qwen3(config: Configuration) -> Recipe:
@@ -125,6 +168,15 @@ def qwen3(config: Configuration) -> Recipe:
     sizes = sizes_of(config, head_dim=128)
     return llama_like(
         config, sizes, _qwens(config, sizes),
+        biases=biases_of(config), head_norm=parts.shared_head_norm,
+    )  # fmt: skip
+
+
+def qwen3_vl_text(config: Configuration) -> Recipe:
+    """The text of Qwen 3 VL: Qwen 3 without windows."""
+    sizes = sizes_of(config, head_dim=128)
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=500_000.0),
         biases=biases_of(config), head_norm=parts.shared_head_norm,
     )  # fmt: skip
 

@@ -134,6 +134,20 @@ def _of_qwen(
     )  # fmt: skip
 
 
+def qwen3_vl_moe_text(config: Configuration) -> Recipe:
+    """The text of Qwen 3 VL with experts, whose weights are always normalised."""
+    refuse_options(config, norm_topk_prob=True)
+    usual = {
+        "num_experts_per_tok": 4, "head_dim": 128, "rope_theta": 500_000.0, "norm_topk_prob": True,
+    }  # fmt: skip
+    if config.get("num_local_experts") is None:
+        usual["num_experts"] = 60
+    recipe = qwen3_moe(config.with_defaults(**usual))
+    assert isinstance(recipe.network, experts.MixtureReader)
+    mixture = recipe.network.mixture._replace(read=experts.either_gate_up)
+    return recipe._replace(network=experts.moe_mlp(mixture))
+
+
 def qwen2_moe(config: Configuration) -> Recipe:
     """Qwen 2 with experts, beside a shared one behind a gate."""
     sizes, slides = sizes_of(config), config.get("use_sliding_window", False)

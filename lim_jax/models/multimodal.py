@@ -1,7 +1,7 @@
 """The text model of a multimodal folder: its options and tensors, by a text model's names.
 
-``config.json`` holds the text's options in ``text_config``; tensors that read images are ignored
-by name, and no other tensor is.
+``config.json`` holds the text's options in ``text_config``, in older files of Qwen 2 VL among the
+others; options and tensors of images are ignored by name, and no others are.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lim_jax.models.checkpoint import Checkpoint
+from lim_jax.models.families import FAMILIES, recipe_of
 from lim_jax.models.options import (
     Configuration,
     refuse_other_architectures,
@@ -25,41 +26,61 @@ MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
         "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
         "num_key_value_heads": 4, TIED: True,
     },
+    "gemma4": {"model_type": "gemma4_text", TIED: True},
+    "kimi_k25": {"model_type": "kimi_k2", TIED: False},
     "llama4": {
         "model_type": "llama4_text", "vocab_size": 202_048, "num_attention_heads": 40,
         "num_key_value_heads": 8, TIED: False,
     },
     "mistral3": {"model_type": "mistral", TIED: True},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", TIED: False},
+    "qwen2_vl": {"model_type": "qwen2_vl_text", TIED: False},
+    "qwen3_5": {"model_type": "qwen3_5_text", TIED: False},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", TIED: False},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", TIED: False},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", TIED: False},
 }  # fmt: skip
-IMAGES = (
-    "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image",
-    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_config",
-    "vision_feature_layer",
-)  # fmt: skip
-OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\.")
-# Older files put the whole text model inside, newer ones its trunk alone.
+FLAT = "qwen2_5_vl", "qwen2_vl"  # whose older files hold the text's options among the others
+# What an option outside of the text is about, by the words of its name.
+OF_IMAGES = re.compile(
+    r"(^|_)(image|images|vision|visual|video|audio|media|mm|multimodal|projector|projection|spatial"
+    r"|[be]o[ai])(_|$)|^ignore_index$|^language_model_only$"
+)
+PARTS = "vision_tower", "vision_model", "visual", "embed_vision", "audio_tower", "embed_audio"
+PARTS += "multi_modal_projector", "mm_projector"
+IMAGES = re.compile(rf"(model\.)?({'|'.join(PARTS)})\.")
+# Older files put the whole text model inside, newer ones its trunk alone; Qwen 2 VL's neither.
 OLDER = re.compile(r"language_model\.((?:model|lm_head)\..+)")
 NEWER = re.compile(r"model\.language_model\.(.+)")
+OUTSIDE = "lm_head.", "mtp."  # of the text, wherever its trunk is
 SAVE_TEXT = "Save the text's model by itself, and load that."
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
     config = checkpoint.config
-    if config.get(TEXT) is None:
+    family, flat = config.get("model_type"), config.get(TEXT) is None
+    if flat and family not in FLAT:
         return checkpoint
-    family, inner = config.get("model_type"), config[TEXT]
-    got = f"model_type = {family!r} with {TEXT}"
-    require_config(family in MULTIMODAL, got, " or ".join(MULTIMODAL), SAVE_TEXT)
+    inner = config.options if flat else config[TEXT]
     is_object = isinstance(inner, Mapping)
     require_option(config, TEXT, inner, is_object, "an object of names and values")
+    if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
+        recipe_of(Configuration(inner))  # which says why
+    got = f"model_type = {family!r} with {TEXT}"
+    require_config(family in MULTIMODAL, got, " or ".join(MULTIMODAL), SAVE_TEXT)
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
-    tied = {TIED: config.get(TIED, defaults[TIED])}
-    config.ignore(*IMAGES)
-    refuse_unknown(config)
-    texts = Configuration({**defaults, **inner, **tied})
+    outer = {TIED: config.get(TIED, defaults[TIED])}
+    of_images = [name for name in config if OF_IMAGES.search(name)]
+    config.ignore(*of_images)
+    if flat:
+        outer["model_type"] = defaults["model_type"]
+        inner = {name: inner[name] for name in inner if name not in (*of_images, "architectures")}
+    else:
+        refuse_unknown(config, {name: (value,) for name, value in inner.items()})
+    texts = Configuration({**defaults, **inner, **outer})
     aliases = _texts(checkpoint)
     files = {name: checkpoint.files[stored] for name, stored in aliases.items()}
     return checkpoint._replace(config=texts, files=files, aliases=aliases)
@@ -67,15 +88,16 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     """Map the names that a text model gives its tensors to those in the files."""
+    inside = any(OLDER.fullmatch(name) or NEWER.fullmatch(name) for name in checkpoint.files)
     tensors = {}
     for stored in checkpoint.files:
-        if OF_IMAGES.match(stored):
+        if IMAGES.match(stored):
             continue
         older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
-        of_text = bool(older or newer or stored.startswith("lm_head."))
+        plain = stored.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
         got = f"{stored}, which is neither the text's nor known to be of images"
-        parts = "those of language_model, vision_tower, vision_model and multi_modal_projector"
-        require_in("tensors", of_text, got, parts, SAVE_TEXT)
+        parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"
+        require_in("tensors", bool(older or newer) or plain, got, parts, SAVE_TEXT)
         name = older[1] if older else f"model.{newer[1]}" if newer else stored
         got = f"{stored} and {tensors.get(name)}"
         cure = "Which one is meant cannot be known: download it again."

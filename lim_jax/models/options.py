@@ -5,7 +5,7 @@ An option that nobody reads would silently give another network than the publish
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,18 +36,19 @@ HARMLESS = frozenset(
     summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_parallel_embedding
+    internal_version
     """.split()
 )
 # Families whose classes in transformers have another name.
 CLASSES = {
     "hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1",
     "internlm3": "(internlm3|llama)", "iquestcoder": "(iquestcoder|llama)",
+    "kimi_k2": "(kimik2|deepseekv3)",
 }  # fmt: skip
 # Options that any family may state, with the only value that is supported.
 SUPPORTED = {
     "add_cross_attention": False, "chunk_size_feed_forward": 0, "is_causal": True,
-    "is_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False,
-    "tie_encoder_decoder": False, "use_mrope": False,
+    "is_encoder_decoder": False, "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
 Options = Mapping[str, Any]
 CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
@@ -75,6 +76,12 @@ class Configuration(Mapping[str, Any]):
         """Accept any value of options that change no number of this network."""
         self.asked.update(names)
 
+    def with_defaults(self, **defaults: Any) -> "Configuration":
+        """Return the same options, with others where the file states none."""
+        same = Configuration({**defaults, **self.options}, self.file)
+        same.asked = self.asked
+        return same
+
 
 def require_in(source: str, holds: bool, got: str, expected: str, cure: str = "") -> None:
     """Raise ValueError about a file or a tensor, unless `holds`."""
@@ -94,12 +101,24 @@ def require_option(
     return value
 
 
-def refuse_unknown(config: Configuration) -> None:
-    """Raise ValueError at an option, not null, that nobody read and that may change the network."""
+def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | None = None) -> None:
+    """Raise ValueError at an option, not null, that nobody read and that may change the network.
+
+    `own` has the values by which options of other families say what the network does anyway.
+    """
     refuse_options(config, **SUPPORTED)
     for name, value in config.options.items():
-        known = value is None or name in config.asked or name in HARMLESS
-        require_option(config, name, value, known, "options of the family", OTHER_NETWORK)
+        if value is None or name in config.asked or name in HARMLESS:
+            continue
+        values = (own or {}).get(name, ())
+        expected = " or ".join(map(str, values)) or "options of the family"
+        known = any(_alike(value, other) for other in values)
+        require_option(config, name, value, known, expected, OTHER_NETWORK)
+
+
+def _alike(value: Any, other: Any) -> bool:
+    numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    return math.isclose(value, other, rel_tol=1e-6) if numbers else value == other
 
 
 def refuse_options(config: Options, **supported: Any) -> None:

@@ -10,7 +10,6 @@ from jaxtyping import Array
 
 from lim_jax.models.checkpoint import Checkpoint, Rows, require_finite
 from lim_jax.models.gguf_file import GGUFCheckpoint
-from lim_jax.models.options import refuse_unknown
 
 Source = Checkpoint | GGUFCheckpoint
 Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
@@ -63,7 +62,7 @@ class Weights(NamedTuple):
 
 
 class Reader:
-    """Reads tensors by name and shape, and keeps their names; made when all options were read."""
+    """Reads tensors by name and shape, and keeps their names."""
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
         # Without JAX's double precision no array of it leaves this reader.
@@ -71,7 +70,6 @@ class Reader:
         # Base models name their weights without the prefix that models with a head put first.
         prefixed = any(name.startswith(prefix) for name in checkpoint.files)
         self.prefix, self.known = prefix if prefixed else "", set()
-        refuse_unknown(checkpoint.config)
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model."""
@@ -81,6 +79,10 @@ class Reader:
         """Read a tensor by its whole name."""
         self.known.add(name)
         return self.checkpoint.read(name, shape, self.dtype)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of the base model, as its file holds it."""
+        return self.checkpoint.shape(self.prefix + name)
 
     def rows(self, name: str, *shape: int) -> Rows:
         """Return a function that reads some rows of a tensor by its whole name."""

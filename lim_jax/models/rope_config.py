@@ -46,7 +46,10 @@ SCALINGS = {
     "dynamic": ("factor", TRAINED),
     "proportional": ("factor",),
 }  # fmt: skip
-SYNONYMS = {"su": "longrope", "none": "default"}
+SYNONYMS = {"su": "longrope", "none": "default", "mrope": "default"}
+# Which features know rows and columns of images; in text all know the token's position.
+OF_IMAGES = "mrope_section", "mrope_interleaved"
+TEMPERED = "llama_4_scaling_beta"
 
 
 def rotary_of(
@@ -82,6 +85,8 @@ def rotary_of(
         rotary_dim = head_dim
     else:
         rotary_dim = int(head_dim * _part(config, rope, default_part))
+    got = f"{rotary_dim} rotated features in heads of {head_dim}"
+    require_config(rotary_dim <= head_dim, got, "no more than a head has")
     if scaling == "dynamic":
         trained = get_int(config, "max_position_embeddings")
         factor = get_positive(rope, "factor")
@@ -106,7 +111,7 @@ def _part(config: Options, rope: Options, default: float) -> float:
     return get_positive(rope, PART, default if outer is None else outer)
 
 
-def _yarn(config: Options, rope: Options, frequencies: Any, base: float) -> Rotary:
+def _yarn(config: Options, rope: Options, frequencies: Any, base: float | int) -> Rotary:
     trained, factor, amplitude = _extension(config, rope)
     weights = yarn_weights(rope)
     if amplitude is None and all(weights):
@@ -183,7 +188,8 @@ def _require_known(rope: Options, scaling: Any) -> None:
     holds = isinstance(scaling, str) and scaling in SCALINGS
     cure = "Other scalings of rotary positions are not known here."
     require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS[scaling]}
+    known = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
+    known |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):
         got = f"{name} = {described(rope[name])} of a {scaling} scaling"
         expected = " and ".join(SCALINGS[scaling]) or "no such number"

@@ -24,6 +24,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.frequencies import Frequencies, Number, OfLength
 
 Rope = Float[Array, "length 2 pairs"]
+Growing = Float[Array, "length 3 pairs"]
 Vectors = Float[Array, "heads length size"]
 Longer = Float[Array, "heads length more"]
 
@@ -153,12 +154,13 @@ class Tempered(eqx.Module):
     r"""Queries that grow with their position: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`, i from 1.
 
     Sharper scores far into a context, in layers without other positions: Llama 4's. `scale` and
-    `floor` are a and f, and `tokens` is as of `Rotary`.
+    `floor` are a and f, and `tokens` is as of `Rotary`; with `from_zero` i counts from 0.
     """
 
     scale: Number = eqx.field(static=True)
     floor: Number = eqx.field(static=True)
     tokens: Number | None = eqx.field(static=True, default=None)
+    from_zero: bool = eqx.field(static=True, default=False)
     rotary_dim = 0
 
     def __check_init__(self):
@@ -176,6 +178,7 @@ class Tempered(eqx.Module):
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
         positions = positions if starts is None else positions - starts.astype(positions.dtype)
+        positions = positions - 1 if self.from_zero else positions
         return 1 + self.scale * jnp.log1p(jnp.floor(positions / self.floor))
 
     def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
@@ -185,6 +188,26 @@ class Tempered(eqx.Module):
     def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
         """Keys stay."""
         return vectors
+
+
+class TemperedRotary(Rotary):
+    """Rotated vectors whose queries grow besides, as `tempered` says: Ministral 3's."""
+
+    tempered: Tempered = eqx.field(static=True, kw_only=True)
+
+    def rope(self, grid: Grid) -> Growing:
+        """The cosines and sines of every angle, and the factors of queries."""
+        rope = super().rope(grid)
+        factors = self.tempered.rope(grid).astype(rope.dtype)[:, None, None]
+        return jnp.concatenate([rope, jnp.broadcast_to(factors, rope[:, :1].shape)], axis=1)
+
+    def of_queries(self, vectors: Vectors, rope: Growing) -> Vectors:
+        """Rotate queries, and multiply them by their factors."""
+        return self.tempered.of_queries(self.rotated(vectors, rope[:, :2]), rope[:, 2, 0])
+
+    def of_keys(self, vectors: Vectors, rope: Growing) -> Vectors:
+        """Rotate keys."""
+        return self.rotated(vectors, rope[:, :2])
 
 
 class Alibi(eqx.Module):

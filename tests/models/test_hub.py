@@ -67,6 +67,9 @@ def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeyp
     for door in (models.load, models.open):
         assert door("someone/other", download=True).vocabulary == publishers.WORDS
     assert asked == 2 * [("someone/other", {"allow_patterns": hub.READ})]
+    (snapshot / "config.json").rename(snapshot / "adapter_config.json")
+    with pytest.raises(ValueError, match="got an adapter"):
+        models.load(NAME)
 
 
 def test_what_cannot_be_downloaded_is_said_with_another_way(snapshot, monkeypatch):

@@ -12,7 +12,10 @@ from safetensors.numpy import save_file
 
 from lim_jax import models
 from lim_jax.models.checkpoint import WHOLE, open_checkpoint
+from lim_jax.models.families import recipe_of
 from lim_jax.models.multimodal import text_part
+from lim_jax.models.options import Configuration
+from lim_jax.models.reading import Reader
 
 TEXT = CONFIGS["mistral"]
 OUTER = {
@@ -20,6 +23,7 @@ OUTER = {
     "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1,
     "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
     "vision_config": {"model_type": "pixtral"}, "tie_word_embeddings": False,
+    "hidden_size": TEXT["hidden_size"],  # as the text's own
 }  # fmt: skip
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
 
@@ -71,6 +75,14 @@ MEANT = {
         "num_key_value_heads": 8, "tie_word_embeddings": False,
     },
     "mistral3": {"model_type": "mistral", "tie_word_embeddings": True},
+    "gemma4": {"model_type": "gemma4_text", "tie_word_embeddings": True},
+    "kimi_k25": {"model_type": "kimi_k2", "tie_word_embeddings": False},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", "tie_word_embeddings": False},
+    "qwen2_vl": {"model_type": "qwen2_vl_text", "tie_word_embeddings": False},
+    "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": False},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", "tie_word_embeddings": False},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "tie_word_embeddings": False},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "tie_word_embeddings": False},
 }  # fmt: skip
 
 
@@ -87,6 +99,43 @@ def test_what_the_text_does_not_say_is_its_publishers(tmp_path, family):
         assert part.config == PUBLISHED | MEANT[family] | expected
 
 
+def test_experts_lie_either_way_round(tmp_path):
+    """As Qwen publishes Qwen 3 VL's, and as transformers writes them, whatever the sizes."""
+    options = {"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 1, "vocab_size": 2}
+    options |= {"hidden_size": 10, "num_attention_heads": 2, "num_experts": 3}
+    drawn = np.random.default_rng(0).standard_normal
+    for hidden in (4, 5, 10):
+        config = Configuration(options | {"moe_intermediate_size": hidden})
+        reader = recipe_of(config).network
+        arrays = {
+            "mlp.experts.gate_up_proj": drawn((3, 2 * hidden, 10), np.float32),
+            "mlp.experts.down_proj": drawn((3, 10, hidden), np.float32),
+        }
+        turned = {name: array.swapaxes(1, 2).copy() for name, array in arrays.items()}
+        for stored in (arrays, turned):
+            save_file(stored, tmp_path / WHOLE)
+            (tmp_path / "config.json").write_text("{}")
+            read = Reader(open_checkpoint(tmp_path), "float32")
+            found = reader.mixture.read(read, "mlp", reader.mixture, recipe_of(config))
+            both = np.concatenate([found["gate"], found["up"]], axis=1)
+            np.testing.assert_array_equal(both, arrays["mlp.experts.gate_up_proj"])
+            np.testing.assert_array_equal(found["down"], arrays["mlp.experts.down_proj"])
+
+
+def test_options_and_tensors_of_text_may_stand_among_those_of_images(tmp_path):
+    """As in older folders of Qwen 2 VL, whose own words go before its publisher's."""
+    arrays = publishers.tensors(TEXT)
+    of_images = {"visual.blocks.0.attn.qkv.weight": np.full((2, 3), np.nan, np.float32)}
+    save_file(arrays | of_images, tmp_path / WHOLE)
+    told = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    images = {"image_token_id": 5, "vision_start_token_id": 6, "vision_config": {"depth": 1}}
+    text = PUBLISHED | {"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "logit_scale": 2}
+    (tmp_path / "config.json").write_text(json.dumps(told | images | text))
+    part = text_part(open_checkpoint(tmp_path))
+    assert part.config == text | {"model_type": "qwen2_5_vl_text", "tie_word_embeddings": False}
+    assert part.aliases == {name: name for name in arrays}
+
+
 REFUSED = {
     "another family": ({"config": {"model_type": "idefics3"}}, "model_type = 'idefics3' with text"),
     "weights of another family": (
@@ -94,10 +143,24 @@ REFUSED = {
     ),
     "text that is no object": ({"config": {"text_config": [1]}}, "got text_config = list"),
     "an option outside": ({"config": {"logit_scale": 2.0}}, "got logit_scale = 2.0"),
+    "another value than the text's": (
+        {"config": {"num_key_value_heads": 4}}, "got num_key_value_heads = 4, expected 2",
+    ),
     "an option inside": (
         {"config": {"text_config": TEXT | {"logit_scale": 2.0}}}, "got logit_scale = 2.0",
     ),
-    "another part": ({"more": ["audio_tower.weight"]}, "got audio_tower.weight, which is neither"),
+    "an unknown text": (
+        {"config": {"model_type": "new_vl", "text_config": {"model_type": "new"}}},
+        "model_type = 'new', expected afmoe or",
+    ),
+    "a text of other layers": (
+        {"config": {"model_type": "new_vl", "text_config": {"model_type": "mamba"}}},
+        "model_type = 'mamba' with Mamba layers, expected a known family, with attention, gated",
+    ),
+    "a multimodal family of others": (
+        {"config": {"model_type": "kimi_k3"}}, "model_type = 'kimi_k3' with layers that read what",
+    ),
+    "another part": ({"more": ["speech.weight"]}, "got speech.weight, which is neither"),
     "text beside its part": ({"more": ["model.norm.weight"]}, "got model.norm.weight, which"),
     "a tensor twice": (
         {"more": ["model.language_model.norm.weight"]},

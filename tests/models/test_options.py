@@ -1,6 +1,5 @@
 """What configurations say of every family: the publishers' defaults, and what is refused."""
 
-import inspect
 import math
 from typing import Any
 
@@ -10,7 +9,9 @@ import pytest
 
 from lim_jax.models import parts
 from lim_jax.models.families import FAMILIES, recipe_of
-from lim_jax.models.options import Configuration, refuse_unknown
+from lim_jax.models.options import HARMLESS, Configuration
+from lim_jax.models.options import refuse_unknown as refuse_unknown_beside
+from lim_jax.models.own_options import own_options
 from lim_jax.models.reading import bloom_gelu, exact_gelu, squared_relu, tanh_gelu, xielu
 from lim_jax.models.rope_config import TRAINED, trained_length
 from lim_jax.network.flow import euler, split
@@ -26,7 +27,10 @@ LATENT = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5, "kv_lora_rank": 4,
     "n_routed_experts": 16, "moe_intermediate_size": 9, "num_experts_per_tok": 2,
 }  # fmt: skip
-LATENTS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu")
+LATENTS = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2",
+    "youtu",
+)  # fmt: skip
 WITHOUT = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 # The least that a configuration says, where that is not the sizes alone.
 LEAST = {
@@ -44,8 +48,14 @@ LEAST = {
     "lfm2_moe": SIZES | {"layer_types": 6 * ["conv"]},
     "nemotron_h": SIZES | {"hybrid_override_pattern": "ME*-ME"},
     "youtu": SIZES | {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name},
+    "qwen3_vl_moe_text": SIZES | {"moe_intermediate_size": 9},
 }  # fmt: skip
 SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
+
+
+def refuse_unknown(config):
+    """As a checkpoint's options are refused, beside what says the same in other families' words."""
+    refuse_unknown_beside(config, own_options(config, recipe_of(config)))
 
 
 def least(family, **more):
@@ -107,7 +117,10 @@ DEFAULTS = {
     "llama": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "llama4_text": (1e-5, 128, 128, 5e5, False, SILU, ""),
     "minimax_m2": (1e-6, 128, 128, 5e6, False, SILU, ""),
+    "kimi_k2": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "mimo": (1e-6, 16, 16, 1e4, False, SILU, "p"),
     "ministral": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "ministral3": (1e-5, 128, 128, 1e6, False, SILU, ""),
     "mistral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mixtral": (1e-5, 16, 16, 1e6, False, SILU, ""),
     "nemotron": (1e-5, 16, 8, 1e4, False, squared_relu, ""),
@@ -123,11 +136,15 @@ DEFAULTS = {
     "phimoe": (1e-5, 16, 16, 1e6, False, SILU, ""),
     "qwen2": (1e-6, 16, 16, 1e4, False, SILU, "p"),
     "qwen2_moe": (1e-6, 16, 16, 1e4, False, SILU, "p"),
+    "qwen2_5_vl_text": (1e-5, 16, 16, 1e6, False, SILU, "p"),
+    "qwen2_vl_text": (1e-5, 16, 16, 1e6, False, SILU, "p"),
     "qwen3": (1e-6, 128, 128, 1e4, False, SILU, ""),
     "qwen3_5_moe_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "qwen3_5_text": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "qwen3_moe": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "qwen3_next": (1e-6, 256, 64, 1e4, False, SILU, ""),
+    "qwen3_vl_moe_text": (1e-6, 128, 128, 5e5, False, SILU, ""),
+    "qwen3_vl_text": (1e-6, 128, 128, 5e5, False, SILU, ""),
     "seed_oss": (1e-6, 128, 128, 1e4, False, SILU, "p"),
     "smollm3": (1e-6, 16, 16, 2e6, True, SILU, ""),
     "solar_open": (1e-5, 128, 128, 1e6, False, SILU, ""),
@@ -150,7 +167,7 @@ def test_options_that_are_left_out_are_the_publishers(family):
     first: Any = recipe.masks[0].positions
     assert (recipe.sizes.norm_eps, recipe.sizes.head_dim) == (norm_eps, size)
     assert (first.rotary_dim if isinstance(first, Rotary) else 0) == turning
-    if base is not None and family != "gpt_oss":  # which is scaled: a case of its own
+    if base is not None and family not in ("gpt_oss", "ministral3"):  # scaled: cases of their own
         np.testing.assert_allclose(base_of(turning, first.frequencies), base)
     assert recipe.tied is tied and recipe.activation is activation
     letters = zip("pmth", recipe.biases, strict=True)
@@ -242,6 +259,7 @@ MIXTURES = {
     "glm4_moe": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, {0}, ("shared_experts", 1408)),
     "glm4_moe_lite": (16, 2, "sigmoid", True, 1.8, 1, 1, 2, {0}, ("shared_experts", 9)),
     "glm_moe_dsa": (16, 2, "sigmoid", True, 2.5, 1, 1, 2, {0, 1, 2}, ("shared_experts", 9)),
+    "kimi_k2": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoehybrid": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 1024)),
@@ -258,19 +276,14 @@ MIXTURES = {
     "phimoe": (16, 0.01, 2, 1, 1, set(), None),
     "qwen2_moe": (60, 4, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_expert", 5632)),
     "solar_open": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, set(), ("shared_experts", 1280)),
+    "qwen3_vl_moe_text": (60, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
 }
-
-
-def mixture_of(recipe):
-    """The experts that a recipe's network is read by."""
-    return inspect.getclosurevars(inspect.unwrap(recipe.network)).nonlocals["mixture"]
 
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe = recipe_of(least(family))
-    mixture = mixture_of(recipe.layers[-1] if recipe.layers else recipe)
-    mixture = mixture_of(recipe)
+    mixture = (recipe.layers[-1] if recipe.layers else recipe).network.mixture
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
@@ -284,7 +297,7 @@ def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention(
 def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
     config = {name: value for name, value in least("deepseek_v3").items() if "per_tok" not in name}
     recipe = recipe_of(Configuration(config))
-    assert mixture_of(recipe).routing.top == 8
+    assert recipe.network.mixture.routing.top == 8
 
 
 def test_kinds_of_layers_have_bases_of_their_own():
@@ -312,6 +325,7 @@ def test_llama_4_tempers_layers_that_do_not_turn():
 
 
 ROTARY = {"rope_theta": 9.0}
+TEMPERED = {"rope_type": "linear", "llama_4_scaling_beta": 0.5, "factor": 2.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 # What is refused: of a family these options, in these words.
@@ -322,7 +336,7 @@ REFUSED = [
     ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0, expected a po"),
     ("afmoe", {"sliding_window": None}, "sliding_window = None, expected a positive whole number"),
     ("afmoe", {"route_scale": None}, "route_scale = None, expected a positive number"),
-    ("afmoe", {"mlp_bias": True}, "mlp_bias = True, expected options of the family"),
+    ("afmoe", {"mlp_bias": True}, "mlp_bias = True, expected False"),
     ("cohere2", {"layer_types": ["chunked_attention"]}, "layer_types = 1 of .'chunked_attention'"),
     ("gpt_oss", {"swiglu_alpha": None}, "swiglu_alpha = None, expected a positive number"),
     ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit = 0, expected a positive number"),
@@ -335,7 +349,11 @@ REFUSED = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
     ("gemma", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5, "),
     ("ernie4_5", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
-    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected options of"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected 1.0"),
+    ("llama", {"embed_scale": 2.0}, "embed_scale = 2.0, expected options of the family"),
+    ("llama", {"use_sliding_window": True, "sliding_window": 4}, "use_sliding_window = True, exp"),
+    ("llama", {"num_experts_per_tok": 2}, "num_experts_per_tok = 2, expected 0"),
+    ("llama", {"layer_types": 6 * ["linear_attention"]}, "layer_types = list, expected .'full_"),
     ("phi", {"partial_rotary_factor": 0}, "partial_rotary_factor = 0, expected a positive number"),
     ("phi", {"qk_layernorm": True}, "qk_layernorm = True, expected False"),
     ("llama", {"rope_scaling": LLAMA3 | {TRAINED: 8}, TRAINED: 9}, f"{TRAINED} = 8 of a scaling, "),
@@ -355,7 +373,21 @@ REFUSED = [
     ("olmo3", {"rope_theta": 9.0}, "rope_theta = 9.0, expected 500000.0"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
-    ("mistral", {"attention_bias": True}, "attention_bias = True, expected options of the family"),
+    ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),
+    ("mistral", {"rope_scaling": TEMPERED}, "llama_4_scaling_beta = 0.5 of a"),
+    ("ministral3", {"rope_parameters": {"rope_theta": 9.0}}, "llama_4_scaling_beta = None, expect"),
+    ("ministral3", {"rope_parameters": TEMPERED}, f"{TRAINED} = None, expected a positive whole"),
+    ("ministral3", {"layer_types": 6 * ["sliding_attention"]}, "layer_types = list, expected .'f"),
+    ("mimo", {"attention_bias": False}, "attention_bias = False, expected True"),
+    ("qwen3_vl_moe_text", {"norm_topk_prob": False}, "norm_topk_prob = False, expected True"),
+    ("qwen3_moe", {"qkv_bias": True}, "qkv_bias = True, expected False"),
+    ("qwen3_moe", {"use_qk_norm": False}, "use_qk_norm = False, expected True"),
+    ("qwen3_moe", {"shared_expert_intermediate_size": 9}, "shared_expert_intermediate_size = 9, "),
+    ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob = False, expected True"),
+    ("phi", {"rotary_dim": 4}, "rotary_dim = 4, expected 8"),
+    ("phi", {"partial_rotary_factor": 1.5}, "24 rotated features in heads of 16, expected no more"),
+    ("gpt_neox", {"rotary_pct": 2.0}, "32 rotated features in heads of 16, expected no more"),
+    ("gptj", {"rotary_dim": 66}, "66 rotated features in heads of 64, expected no more"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False, expected True"),
     ("gptj", {"rotary_dim": None}, "rotary_dim = None, expected a positive whole number"),
     ("gpt_neo", {"attention_types": [[["local"], 5]]}, "attention_types = list, expected 6 layer"),
@@ -425,7 +457,7 @@ REFUSED = [
     ("dots1", {"topk_method": "greedy"}, "topk_method = 'greedy', expected noaux_tc"),
     ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = list, expected the same in ev"),
     ("minimax_m2", {"attn_type_list": 6 * [0]}, "attn_type_list = 0, expected 1"),
-    ("cwm", {"attention_bias": True}, "attention_bias = True, expected options of the family"),
+    ("cwm", {"attention_bias": True}, "attention_bias = True, expected False"),
     ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv = 8.0, expected None"),
     ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window = True, expected False"),
     ("internlm3", {"qkv_bias": True}, "bias = False, expected True"),
@@ -437,7 +469,7 @@ REFUSED = [
     ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1, expected 2"),
     ("phimoe", {"rope_scaling": {"type": "linear", "factor": 2.0, "short_mscale": 1.0}},
      "rope_type = 'linear', expected longrope"),
-    ("qwen2_moe", {"attention_bias": True}, "attention_bias = True, expected options of the fam"),
+    ("qwen2_moe", {"attention_bias": False}, "attention_bias = False, expected True"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias = True, expected False"),
     ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, expected 1e-12"),
     ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "moe_topk = list, expected the same in every layer"),
@@ -460,6 +492,13 @@ def test_options_of_other_networks_are_refused(family, options, words):
         refuse_unknown(config)
 
 
+TOLD = {
+    "Mamba": {"mamba_n_heads": 3}, "linear attention": {"layer_types": ["linear_attention"]},
+    "short convolution": {"conv_L_cache": 3}, "indexed attention": {"index_topk": 9},
+}  # fmt: skip
+STEP = {"model_type": "step3p7"}
+
+
 @pytest.mark.parametrize(
     "family, layers",
     [
@@ -468,10 +507,20 @@ def test_options_of_other_networks_are_refused(family, options, words):
     ],
 )  # fmt: skip
 def test_networks_of_other_layers_are_refused_by_name(family, layers):
-    with pytest.raises(ValueError, match=f"'{family}' with {layers} layers.*no causal attention k"):
+    """As are those that differ otherwise; those that nobody knows by what their options tell."""
+    with pytest.raises(
+        ValueError, match=f"'{family}' with {layers} layers, expected a known family, w"
+    ):
         recipe_of(Configuration({"model_type": family}))
     with pytest.raises(ValueError, match="model_type = 'bert', expected afmoe or"):
         recipe_of(Configuration({"model_type": "bert"}))
+    for kind, more in TOLD.items():
+        with pytest.raises(ValueError, match=f"'new' with {kind} layers, expected a known family"):
+            recipe_of(least("llama", **more, model_type="new"))
+    with pytest.raises(
+        ValueError, match="'step3p7' with layers that differ in their numbers of he"
+    ):
+        recipe_of(Configuration({"model_type": "multimodal", "text_config": STEP}))
 
 
 @pytest.mark.parametrize(
@@ -647,6 +696,69 @@ def test_what_published_files_say_besides_is_taken(family):
         other = "other" if isinstance(value, str) else 2 * value + 1
         with pytest.raises(ValueError, match=f"got {name} = {other}|got {name} = 'other'"):
             recipe_of(least(family, **{name: other}))
+
+
+# What other families' options say of a network that does so anyway.
+SAME = [
+    ("qwen3_moe", {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}),
+    ("phi", {"attention_bias": False, "rotary_dim": 8}),
+    ("llama", {"internal_version": "7b-alpha", "rope_interleaved": False, "clip_qkv": None}),
+    ("llama", {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 28}),
+    ("llama", {"num_local_experts": 0, "num_experts_per_tok": 2, "norm_topk_prob": False}),
+    ("llama", {"layer_types": 6 * ["full_attention"], "head_dim": 16, "partial_rotary_factor": 1}),
+    ("llama", {"attention_multiplier": 0.25, "logits_scaling": 1, "hidden_activation": "swish"}),
+    ("mimo", {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}),
+    ("mixtral", {"scoring_func": "softmax", "n_group": 1, "n_shared_experts": 0, "use_mtp": False}),
+    ("gpt_neox", {"rotary_dim": 4, "parallel_attn": True, "use_bias": True, "n_embd": 64}),
+    ("gemma2", {"use_gemma_norm": True, "attention_multiplier": 1 / 16, "alibi": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, options", SAME)
+def test_options_of_other_families_may_say_what_a_network_does_anyway(family, options):
+    config, plain = least(family, **options), least(family)
+    found, expected = recipe_of(config), recipe_of(plain)
+    refuse_unknown(config)
+    assert found._replace(network=None, names=None) == expected._replace(network=None, names=None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_options_of_other_families_may_say_what_a_network_does(family):
+    config = least(family)
+    own = own_options(config, recipe_of(config))
+    said = {name: values[0] for name, values in own.items() if values}
+    unread = {name: value for name, value in said.items() if name not in config.asked}
+    refuse_unknown(Configuration(unread | config.options))
+
+
+def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
+    config = least("qwen3_moe")
+    own = own_options(config, recipe_of(config))
+    names = own.keys() - config.asked - HARMLESS
+    assert len(names) > 90
+    for name in names:
+        said = Configuration({name: "other"})
+        with pytest.raises(ValueError, match=f"config.json: got {name} = 'other', expected"):
+            refuse_unknown_beside(said, own)
+
+
+def test_ministral_3_grows_queries_from_its_length_of_training_on():
+    rotary: Any = recipe_of(least("ministral3")).masks[0].positions
+    tempered = rotary.tempered
+    assert (tempered.scale, tempered.floor, tempered.from_zero) == (0.1, 16384, True)
+    assert rotary.amplitude == 1 and rotary.rotary_dim == 128
+    np.testing.assert_allclose(rotary.frequencies[-1], 1e6 ** (-63 / 64) / 16)  # YaRN's factor
+    plain = least("ministral3", rope_parameters=TEMPERED | {"llama_4_scaling_beta": 0.0})
+    assert type(recipe_of(plain).masks[0].positions) is Rotary
+    slides = recipe_of(least("ministral3", sliding_window=4)).masks
+    assert {mask.window for mask in slides} == {4}
+
+
+def test_sections_of_rotary_positions_play_no_part_in_text():
+    plain, sections = rotary_frequencies(16), {"mrope_section": [4, 2, 2]}
+    for rope in ({"type": "mrope"}, {"rope_type": "default", "mrope_interleaved": True}):
+        config = least("qwen2_vl_text", rope_theta=1e4, rope_scaling=rope | sections)
+        assert recipe_of(config).masks[0].positions == Rotary(plain)
 
 
 def test_gemma_may_say_no_activation_of_the_newer_name():

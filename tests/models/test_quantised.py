@@ -344,8 +344,9 @@ def test_other_schemes_are_refused_by_name(tmp_path, case):
 
 def test_adapters_are_refused_by_name(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="an adapter .*Merge it"):
-        models.load(tmp_path)
+    for door in (models.load, models.LanguageModel.from_pretrained):
+        with pytest.raises(ValueError, match="an adapter .*Merge it"):
+            door(tmp_path)
 
 
 def eight(numbers, scales, **more):

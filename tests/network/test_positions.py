@@ -23,7 +23,7 @@ from lim_jax.network.frequencies import (
     yarn_scaling,
 )
 from lim_jax.network.masks import SwitchedMask
-from lim_jax.network.positions import Tempered, UnitRotary
+from lim_jax.network.positions import Tempered, TemperedRotary, UnitRotary
 
 SIZES = (12, 24, 48, 96)
 
@@ -205,7 +205,15 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     np.testing.assert_allclose(tempered.rope(packed)[3:], tempered.rope(alone), rtol=1e-13)
     expected = [1 + 0.5 * math.log(1 + i // 2) for i in (1, 2, 3, 4)]
     np.testing.assert_allclose(tempered.rope(alone), expected, rtol=1e-13)
+    from_zero = Tempered(scale=0.5, floor=2, from_zero=True)
     query = random_states(3, 2, 4, 4)
+    both = TemperedRotary((0.7, 0.1), tempered=from_zero)
+    turned = np.asarray(Rotary((0.7, 0.1)).of_keys(query, both.rope(alone)[:, :2]))
+    np.testing.assert_allclose(both.of_keys(query, both.rope(alone)), turned, rtol=1e-13)
+    grown = [1 + 0.5 * math.log(1 + i // 2) for i in range(4)]
+    found = both.of_queries(query, both.rope(alone))
+    np.testing.assert_allclose(found, turned * np.array(grown)[:, None], rtol=1e-13)
+    np.testing.assert_allclose(both.rope(packed)[3:, 2], both.rope(alone)[:, 2], rtol=1e-13)
     found = tempered.of_queries(query, tempered.rope(alone))
     np.testing.assert_allclose(found, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
     assert tempered.of_keys(query, tempered.rope(alone)) is query
