@@ -234,7 +234,7 @@ STATIC = {
     ),
     "a function for an estimator": (
         lambda: penalty_of_pools(None, estimate=jnp.mean),
-        r"estimate: got .*, expected an Estimator. Take balanced_density, or make one",
+        r"estimate: got .*, expected one of Estimator. Take balanced_density, or make one",
     ),
     "an average of another statistic": (
         lambda: risk_and_penalty(

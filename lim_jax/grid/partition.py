@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import as_int, described, require
+from lim_jax._checks import as_int, described, require, require_name
 from lim_jax._refusal import Refusal
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
@@ -113,9 +113,7 @@ def boundary_regions(
     [0.2, 0.6, 0.2]
     """
     require_grid(grid)
-    expected, cure = '"overlap" or "points"', "See boundary_regions."
-    known = convention in ("overlap", "points")
-    require(known, "convention", got=repr(convention), expected=expected, cure=cure)
+    require_name(convention, ("overlap", "points"), "convention", "See boundary_regions.")
     exact, expected = _exact_fraction(delta), "a number strictly between 0 and 1/2"
     cure = "delta is the width of each boundary region; the paper takes 0.2."
     require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)

@@ -76,13 +76,14 @@ def loss_study(
     *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
-    return _of_first_order(
+    return refine(
         "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
+        1.0 if premises and chi is None else None,
         sizes,
         [abs(value - expected) for value in losses],
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
-        claims=chi is None,
+        sampled=True,
     )
 
 
@@ -152,8 +153,9 @@ def terminal_adjoint_study(
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     source = "eq:continuum-ar-terminal-adjoint" if chi else plain
+    claimed = 1.0 if premises and chi is None else None
     bound = (lambda size: slope / size) if premises else None
-    return _of_first_order(source, sizes, gaps, own, bound, claims=chi is None)
+    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
 
 
 def readout_consistency_study(
@@ -210,21 +212,9 @@ def readout_consistency_study(
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
+    source, claimed = "eq:readout-adjoint-consistency", 1.0 if premises else None
     bound = (lambda size: float(norm) * steepest / size) if premises else None
-    return _of_first_order("eq:readout-adjoint-consistency", sizes, gaps, own, bound)
-
-
-def _of_first_order(
-    source: str,
-    sizes: Sequence[int],
-    errors: Sequence[float],
-    own: float,
-    bound: Callable[[int], float] | None,
-    claims: bool = True,
-) -> Study:
-    """A study whose bound is measured, and whose order is claimed, where the premises hold."""
-    claimed = 1.0 if claims and bound is not None else None
-    return refine(source, claimed, sizes, errors, own, bound, sampled=True)
+    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
 
 
 def _gaps(

@@ -5,7 +5,7 @@ Arrays of other shapes than the grid's raise ValueError; NaN and infinity pass o
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ from lim_jax._checks import (
     require_callable,
     require_floats,
     require_key,
+    require_name,
     require_positive,
 )
 from lim_jax._errors import filter_jit
@@ -158,9 +159,7 @@ class BandReadout(eqx.Module):
     kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
 
     def __check_init__(self):
-        require(self.edges in ("zero", "renormalised", "reflecting"), "edges", got=repr(self.edges),
-                expected='"zero", "renormalised" or "reflecting"',
-                cure="See BandReadout.")  # fmt: skip
+        require_name(self.edges, get_args(Edges), "edges", "See BandReadout.")
         require_positive(
             self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
         )

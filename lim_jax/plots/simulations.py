@@ -24,8 +24,7 @@ def simulation_influence_profiles(results: Section4) -> Figure:
     figure, axes = new_figure("influence density $L\\,m_i$ (uniform: 1)")
     for name, row in results.table.items():
         _draw_profile(axes, row.density, name, NAMES[name])
-    axes.set_title(f"Influence-density profiles: {SETTING}", fontsize=9)
-    return _finished(figure, axes)
+    return _finished(figure, axes, f"Influence-density profiles: {SETTING}")
 
 
 def simulation_observability_profiles(results: Section4) -> Figure:
@@ -34,8 +33,7 @@ def simulation_observability_profiles(results: Section4) -> Figure:
     before, after = results.trace_densities["before"], results.trace_densities["after"]
     _draw_profile(axes, before, "baseline", "Before")
     _draw_profile(axes, after, "algorithm3", "After Algorithm 3")
-    axes.set_title(f"Trace-observability profiles: {SETTING}", fontsize=9)
-    return _finished(figure, axes)
+    return _finished(figure, axes, f"Trace-observability profiles: {SETTING}")
 
 
 def simulation_convergence(results: Section4) -> Figure:
@@ -52,9 +50,7 @@ def simulation_convergence(results: Section4) -> Figure:
         history = np.asarray(run.history)
         label = f"{NAMES[name]} ({surrogates[name]})"
         axes.plot(history / history[0], **STYLES[name], markevery=20, label=label)
-    axes.set_yscale("log")
-    axes.set_title(f"Surrogate imbalance that is controlled: {SETTING}", fontsize=9)
-    return _finished(figure, axes)
+    return _finished(figure, axes, f"Surrogate imbalance that is controlled: {SETTING}")
 
 
 def simulation_probe_errors(results: Section4) -> Figure:
@@ -74,21 +70,20 @@ def simulation_probe_errors(results: Section4) -> Figure:
         axes.plot(counts, np.asarray(sampled), **points, label=f"{label}, 1000 repetitions")
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
-    axes.set_yscale("log")
+    title = "Bias and single-batch deviation of the empirical penalty, section 4"
+    _finished(figure, axes, title)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.set_title(
-        "Bias and single-batch deviation of the empirical penalty, section 4", fontsize=9
-    )
-    return _finished(figure, axes)
+    return figure
 
 
 def _draw_profile(axes: Axes, density: object, name: str, label: str) -> None:
     style = STYLES[name]
     axes.plot(np.asarray(GRID.nodes), np.asarray(density), **style, markevery=4, label=label)
+
+
+def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
     axes.set_yscale("log")
-
-
-def _finished(figure: Figure, axes: Axes) -> Figure:
+    axes.set_title(title, fontsize=9)
     if axes.get_xlabel() == POSITION:
         shade_boundaries(axes, DELTA)
     legend_below(figure, columns=2)

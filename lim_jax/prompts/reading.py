@@ -143,11 +143,10 @@ def context_of_line(
 ) -> Context | PromptOnly:
     """The context of a line, or its prompt where an answer is asked and it has none."""
     with _told_of(line.where):
-        laid = line.laid
-    if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
-        with _told_of(line.where):
+        laid, context = line.laid, None
+        if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
             context = unanswered(laid, tokenizer, line.foil)
-    else:
+    if context is None:
         context = context_of(
             laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
         )
@@ -218,6 +217,10 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     require(asks, where, got=f"{question = }", expected="a text that is not empty",
             cure="Write what is asked.")  # fmt: skip
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
+    messages = entry.get("messages", ())
+    if "messages" in entry:
+        with _told_of(where):
+            require_messages(messages)
     if question:
         answer, foil = answer and spaced(answer), foil and spaced(foil)
     return Line(
@@ -226,7 +229,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         _spans(entry.get("spans", []), where),
         documents,
         question,
-        _messages(entry["messages"], where) if "messages" in entry else (),
+        tuple(messages),
         None,
         answer,
         foil,
@@ -262,12 +265,6 @@ def _tools(entry: dict[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
     require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
             expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     return tuple(tools)
-
-
-def _messages(messages: Any, where: str) -> tuple[Message, ...]:
-    with _told_of(where):
-        require_messages(messages)
-    return tuple(messages)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import (
     as_finite,
     as_finite_nonnegative,
-    described,
     error_if_not_finite,
     require,
     require_callable,
@@ -100,13 +99,8 @@ class Penalty(eqx.Module):
     epsilon: Scalar | float = 1e-8
 
     def __check_init__(self):
-        require(
-            isinstance(self.estimate, Estimator),
-            "estimate",
-            got=described(self.estimate),
-            expected="an Estimator",
-            cure="Take balanced_density, or make one: Estimator(statistic, density).",
-        )
+        cure = "Take balanced_density, or make one: Estimator(statistic, density)."
+        require_kind(self.estimate, Estimator, "estimate", cure)
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
     def _on(self, grid: Grid) -> "Penalty":

@@ -71,7 +71,9 @@ def resumable(
     if file is not None and file.exists():
         _, record = eqx.filter_eval_shape(step, state, 0)
         done, state, kept = _load(file, about, state, record, steps)
-        records = jax.tree.map(_lengthened, kept, _zeros(record, steps))
+        # On the host: nothing compiles.
+        to_come = jax.tree.map(lambda leaf: np.asarray(leaf)[done:], _zeros(record, steps))
+        records = jax.device_put(jax.tree.map(lambda *two: np.concatenate(two), kept, to_come))
     for index in progress(range(done, steps)):
         state, record = step(state, index)
         if records is None:
@@ -80,7 +82,8 @@ def resumable(
         last = index + 1 == steps
         if file is not None and (last or (index + 1) % every == 0):
             done = index + 1
-            store(file, about, {"steps": done}, (state, _first(records, done)))
+            so_far = jax.tree.map(lambda leaf, end=done: np.asarray(leaf)[:end], records)
+            store(file, about, {"steps": done}, (state, so_far))
     return state, records
 
 
@@ -89,20 +92,9 @@ def _with(records: PyTree, record: PyTree, index: Int[Array, ""] | int) -> PyTre
     return jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)
 
 
-# On the host: nothing compiles.
 def _zeros(record: PyTree, steps: int) -> PyTree:
-    def zeros(leaf: jax.ShapeDtypeStruct) -> Array:
-        return jax.device_put(np.zeros((steps, *leaf.shape), leaf.dtype))
-
-    return jax.tree.map(zeros, record)
-
-
-def _lengthened(kept: Array, zeros: Array) -> Array:
-    return jax.device_put(np.concatenate([kept, np.asarray(zeros)[len(kept) :]]))
-
-
-def _first(records: PyTree, done: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:done]), records)
+    zeros = jax.tree.map(lambda leaf: np.zeros((steps, *leaf.shape), leaf.dtype), record)
+    return jax.device_put(zeros)
 
 
 def _load(
