@@ -33,6 +33,7 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
     "original_max_position_embeddings": 8,
 }  # fmt: skip
+GROWING = YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 4}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1000.0, "alpha": 50.0, "factor": 1.0}
 LONG = {
@@ -97,11 +98,48 @@ OF_DEEPSEEK = LATENT | GROUPED_EXPERTS | {
 }  # fmt: skip
 
 
+# Of what reads images, by the names of its families.
+IMAGES = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "patch_size": 2,
+    "out_hidden_size": 24, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+    "num_attention_heads": 2, "num_hidden_layers": 1, "embed_dim": 16, "mlp_ratio": 1,
+    "pos_emb_height": 2, "pos_emb_width": 2, "fullatt_block_indexes": [0],
+}  # fmt: skip
+PIXELS = {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 8, "head_dim": 8,
+    "num_attention_heads": 2, "num_hidden_layers": 1, "patch_size": 2, "image_size": 8,
+}  # fmt: skip
+# What published files say otherwise than transformers saves it: names, and options of others.
+PUBLISHED = {
+    "kimi_k2": {"model_type": "kimi_k2"},
+    "llama": {"internal_version": "7b-alpha", "use_sliding_window": False, "max_window_layers": 3},
+    "mimo": {
+        "model_type": "mimo", "architectures": ["MiMoForCausalLM"], "attention_bias": True,
+        "num_nextn_predict_layers": 1, "use_mrope": False,
+    },
+    "phi": {"attention_bias": False, "rotary_dim": 4},
+    "qwen3_moe, normalised": {
+        "qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0,
+    },
+}  # fmt: skip
+
+
+def sections(*pairs: int) -> dict[str, Any]:
+    """Rotary positions of which so many pairs know times, rows and columns of images."""
+    return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(pairs)}
+
+
 def small(family: str, **options: Any) -> PretrainedConfig:
     """A configuration of these sizes, as far as the family has them, and options."""
     kind = CONFIG_MAPPING[family]
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
     return kind(**(sizes | NO_WORDS | options))
+
+
+def with_images(family: str, images: dict[str, Any], text: PretrainedConfig) -> PretrainedConfig:
+    """A text network beside a small one that reads images."""
+    kind = CONFIG_MAPPING[family]
+    return kind(text_config=text.to_dict(), vision_config=images, tie_word_embeddings=False)
 
 
 CONFIGURATIONS = {
@@ -263,6 +301,10 @@ CONFIGURATIONS = {
         "iquestcoder", **BIASED, num_key_value_heads=1, head_dim=8, rms_norm_eps=1e-6
     ),
     "jais2": small("jais2", num_key_value_heads=1),
+    "kimi_k2": small(
+        "deepseek_v3", rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, **LATENT,
+        **GROUPED_EXPERTS,
+    ),
     "llama": small("llama"),
     "llama, tied": small("llama", tie_word_embeddings=True),
     "llama, biased": small("llama", **BIASED, num_key_value_heads=1, head_dim=8),
@@ -277,8 +319,17 @@ CONFIGURATIONS = {
         attention_chunk_size=5, head_dim=10, floor_scale=4, no_rope_layers=[1, 0, 1],
         interleave_moe_layer_step=2,
     ),
+    "mimo": small("qwen2"),
     "minimax_m2": small("minimax_m2", **EXPERTS, head_dim=10, rotary_dim=4),
     "ministral": small("ministral", head_dim=6, **DIFFERING),
+    "ministral3": small("ministral3", head_dim=10, rope_parameters=GROWING),
+    "ministral3, window": small(
+        "ministral3", num_key_value_heads=1, head_dim=6, sliding_window=4,
+        rope_parameters=GROWING | {"mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "ministral3, with images": with_images(
+        "mistral3", PIXELS, small("ministral3", head_dim=10, rope_parameters=GROWING)
+    ),
     "mistral": small("mistral", sliding_window=None),
     "mistral, window": small("mistral", num_key_value_heads=1, sliding_window=4, head_dim=10),
     "mixtral": small("mixtral", **EXPERTS),
@@ -339,6 +390,14 @@ CONFIGURATIONS = {
         moe_intermediate_size=10, shared_expert_intermediate_size=50, decoder_sparse_step=2,
         norm_topk_prob=True, use_sliding_window=True, sliding_window=4,
     ),
+    "qwen2_5_vl_text": with_images(
+        "qwen2_5_vl", IMAGES,
+        small("qwen2_5_vl_text", rms_norm_eps=1e-6, rope_parameters=sections(3, 0, 0)),
+    ),
+    "qwen2_vl_text": with_images(
+        "qwen2_vl", IMAGES,
+        small("qwen2_vl_text", rms_norm_eps=1e-6, rope_parameters=sections(1, 1, 1)),
+    ),
     "qwen3": small("qwen3", num_key_value_heads=1, head_dim=10),
     "qwen3_5_moe_text": small("qwen3_5_moe_text", head_dim=8, **GATED_DELTA, **SHARED_EXPERT),
     "qwen3_5_text": small("qwen3_5_text", head_dim=8, **GATED_DELTA),
@@ -352,6 +411,19 @@ CONFIGURATIONS = {
     ),
     "qwen3_next": small(
         "qwen3_next", head_dim=8, mlp_only_layers=[1], **GATED_DELTA, **SHARED_EXPERT
+    ),
+    "qwen3_vl_moe_text": with_images(
+        "qwen3_vl_moe", IMAGES,
+        small(
+            "qwen3_vl_moe_text", num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10,
+            head_dim=6, rope_parameters=sections(1, 1, 1),
+        ),
+    ),
+    "qwen3_vl_text": with_images(
+        "qwen3_vl", IMAGES,
+        small(
+            "qwen3_vl_text", num_key_value_heads=1, head_dim=10, rope_parameters=sections(2, 2, 1)
+        ),
     ),
     "seed_oss": small("seed_oss", num_key_value_heads=1, head_dim=10),
     "smollm3": small("smollm3", no_rope_layers=[1, 0, 1]),

@@ -20,7 +20,7 @@ import numpy as np
 import peer_transformers as peer
 import torch
 import transformers
-from configurations import CONFIGURATIONS, chosen, ids_of
+from configurations import CONFIGURATIONS, PUBLISHED, chosen, ids_of
 from record import RESULTS, keep
 
 import lim_jax as lim
@@ -112,7 +112,8 @@ def differences(name: str, precision: str) -> dict[str, float]:
     """The largest of each quantity, relative to its largest entry."""
     double = precision == "float64"
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(double):
-        network = peer.published(CONFIGURATIONS[name], Path(folder))
+        more = PUBLISHED.get(name, {})
+        network = peer.published(CONFIGURATIONS[name], Path(folder), more)
         with peer.Doubled() if double else contextlib.nullcontext():
             expected, state = theirs(peer.in_double(network) if double else network)
         ids = jnp.array(ids_of(network.config), jnp.int32)

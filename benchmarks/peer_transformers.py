@@ -1,12 +1,14 @@
 """Networks of transformers: how they are published, and what they and their autograd compute."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # What makes queries of the state, the last of them where there are two.
@@ -39,10 +41,16 @@ class Doubled(TorchFunctionMode):
         torch.set_default_dtype(torch.float32)
 
 
-def published(config: PretrainedConfig, folder: Path) -> torch.nn.Module:
-    """A network off its defaults, saved in float32."""
+def kind_of(config: PretrainedConfig) -> Any:
+    """The class of its networks: of text alone, or of text and images."""
+    multimodal = hasattr(config, "vision_config")
+    return AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+
+
+def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -> torch.nn.Module:
+    """A network off its defaults, saved in float32; `more` is what its file says otherwise."""
     torch.manual_seed(0)
-    network = AutoModelForCausalLM.from_config(config, **PLAIN, dtype=torch.float32)
+    network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
     learned = "correction_bias", "layer_scalar"
     preferences = [one for name, one in network.named_buffers() if name.endswith(learned)]
     with torch.no_grad():
@@ -50,6 +58,8 @@ def published(config: PretrainedConfig, folder: Path) -> torch.nn.Module:
             spread = 0.15 if parameter.ndim > 1 else 0.3
             parameter.add_(spread * torch.randn_like(parameter))
     network.save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
     return network.eval()
 
 
@@ -58,7 +68,8 @@ def in_double(network: torch.nn.Module) -> torch.nn.Module:
 
     So are the frequencies of its rotary positions, which no file holds.
     """
-    twin = AutoModelForCausalLM.from_config(network.config, **PLAIN, dtype=torch.float64)
+    config = network.config
+    twin = kind_of(config).from_config(config, **PLAIN, dtype=torch.float64)
     twin.load_state_dict(network.state_dict())
     return twin.eval()
 
@@ -94,7 +105,7 @@ def attention_blocks(
         _output(block, attention).register_forward_hook(lambda _, __, out: seen.update(output=out)),
     ]
     if not queries:
-        hooks += _without_queries(attention, network.config)
+        hooks += _without_queries(attention, network.config.get_text_config())
     network(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
@@ -108,7 +119,8 @@ def attention_blocks(
 
 def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
     ends = (f".layers.{layer}", f".h.{layer}")
-    (block,) = (module for name, module in network.named_modules() if name.endswith(ends))
+    modules = ((name, module) for name, module in network.named_modules() if "vision" not in name)
+    (block,) = (module for name, module in modules if name.endswith(ends))
     return block
 
 

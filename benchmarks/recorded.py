@@ -1,12 +1,13 @@
 """Write tests/models/recorded.json: what transformers computes with weights that anybody can draw.
 
-``python benchmarks/recorded.py`` (the extra ``parity``). Of every configuration it keeps
-``config.json`` as transformers saves it, the names and shapes of the tensors there, and some logits
-of `drawing.drawn`'s weights, read by transformers and computed in double
+``python benchmarks/recorded.py [FAMILY ...]`` (the extra ``parity``). Of every configuration it
+keeps ``config.json`` as transformers saves it, the names and shapes of the tensors there, and some
+logits of `drawing.drawn`'s weights, read by transformers and computed in double
 (`peer_transformers.Doubled`). `tests/models/test_families.py` needs neither it nor torch.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import peer_transformers as peer
 import torch
 import transformers
-from configurations import CONFIGURATIONS, IDS, ids_of
+from configurations import CONFIGURATIONS, IDS, PUBLISHED, chosen, ids_of
 from drawing import write
 from safetensors import safe_open
 
@@ -23,9 +24,10 @@ PLACES, WORDS = [0, 6, 13], [0, 9, 20, 36]  # of which logits are kept
 LONG_PLACES = [0, 13, 63, 69]
 
 
-def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, Any]:
+def recorded(name: str, folder: Path) -> dict[str, Any]:
     """One network: its configuration, tensors and logits."""
-    kind = transformers.AutoModelForCausalLM
+    config = CONFIGURATIONS[name]
+    kind = peer.kind_of(config)
     kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
     with safe_open(folder / "model.safetensors", framework="numpy") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
@@ -40,7 +42,7 @@ def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, A
         logits = peer.in_double(network)(torch.tensor([ids])).logits[0].detach()
     return {
         **({} if ids is IDS else {"ids": ids, "places": places}),
-        "config": saved,
+        "config": saved | PUBLISHED.get(name, {}),
         "shapes": shapes,
         "largest": float(logits.abs().max()),
         "logits": logits[places][:, WORDS].tolist(),
@@ -48,12 +50,15 @@ def recorded(config: transformers.PretrainedConfig, folder: Path) -> dict[str, A
 
 
 def main() -> None:
-    """Write the record, one configuration a line."""
-    lines = []
-    for name, config in CONFIGURATIONS.items():
+    """Write the record, one configuration a line; the others' lines stay."""
+    networks = json.loads(RECORD.read_text())["networks"]
+    for name in chosen(sys.argv[1:]):
         with tempfile.TemporaryDirectory() as folder:
-            found = recorded(config, Path(folder))
-        lines.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
+            networks[name] = recorded(name, Path(folder))
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(networks[name], separators=(',', ':'))}"
+        for name in CONFIGURATIONS
+    ]
     asked = {"ids": IDS, "places": PLACES, "words": WORDS, "transformers": transformers.__version__}
     told = json.dumps(asked)[:-1]
     RECORD.write_text(f'{told}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n")

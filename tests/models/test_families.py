@@ -37,8 +37,18 @@ def _parts_without_code(value, parts=_digest._parts):
 
 
 def test_every_family_is_recorded():
-    recorded = {network["config"]["model_type"] for network in RECORD["networks"].values()}
+    recorded = {name.partition(",")[0] for name in RECORD["networks"]}
     assert recorded == {*FAMILIES}
+
+
+@pytest.mark.parametrize(
+    "name, more",
+    [("deepseek_v3", "model.layers.3.enorm.weight"), ("mimo", "model.mtp_layers.0.norm.weight")],
+)
+def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more):
+    network = RECORD["networks"][name]
+    config = network["config"] | {"num_nextn_predict_layers": 1}
+    models.load(WRITE(tmp_path, config, network["shapes"] | {more: [24]}))
 
 
 @pytest.mark.parametrize("name", RECORD["networks"])
