@@ -7,6 +7,7 @@ it; its ``config.json`` is then replaced by the published one, sizes apart, and 
 printed with the reason.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -51,7 +52,7 @@ def difference(config: dict[str, Any], folder: Path) -> float:
     save_file({"lm_head.weight": np.zeros(1)}, file)
     recipe_of(open_files(folder).config)  # which says why, if it is not read
     prefix = INSIDE.get(config["model_type"], "")
-    theirs = dict(config["text_config"] if prefix else config)
+    theirs = copy.deepcopy(config["text_config"] if prefix else config)  # which it writes into
     theirs["model_type"] = CALLED.get(theirs["model_type"], theirs["model_type"])
     kind = transformers.CONFIG_MAPPING[theirs.pop("model_type")]
     network = peer.published(kind(**theirs), folder, {})

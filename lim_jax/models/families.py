@@ -59,6 +59,7 @@ TELLING = {
     "Mamba": ("mamba", "ssm_"),
     "linear attention": ("linear_attention", "linear_attn", "linear_conv", "lightning", "kda_"),
     "short convolution": ("conv", "short_conv"),
+    "cross-attention": ("cross_attention",),
     "indexed attention": ("index", "sparse_attention", "compress", "deepseek_sparse"),
 }
 WRITE = "Write the network's field, and give influence a loss of your own."

@@ -39,6 +39,7 @@ HARMLESS = frozenset(
     internal_version
     """.split()
 )
+TOKENS = "_token_id", "_token_index"  # ends of names of tokens with a meaning of their own
 # Families whose classes in transformers have another name.
 CLASSES = {
     "hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1",
@@ -108,7 +109,7 @@ def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | Non
     """
     refuse_options(config, **SUPPORTED)
     for name, value in config.options.items():
-        if value is None or name in config.asked or name in HARMLESS:
+        if value is None or name in config.asked or name in HARMLESS or name.endswith(TOKENS):
             continue
         values = (own or {}).get(name, ())
         expected = " or ".join(map(str, values)) or "options of the family"

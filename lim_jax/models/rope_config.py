@@ -75,7 +75,11 @@ def rotary_of(
     scaling = rope.get("rope_type", rope.get("type", "default"))
     scaling = SYNONYMS.get(scaling, scaling)
     _require_known(rope, scaling)
-    theta = rope.get("rope_theta") or config.get(base) or default
+    inner = rope.get("rope_theta")
+    outer = config.get(base) if kind is None or not inner else None
+    got = f"{base} = {outer} beside rope_theta = {inner} of a scaling"
+    require_config(None in (inner, outer) or inner == outer, got, "the same in both")
+    theta = inner or outer or default
     if scaling == "proportional":
         part = _part(config, rope, default_part or 1.0)
         frequencies = proportional_frequencies(head_dim, theta, part)

@@ -359,6 +359,7 @@ REFUSED = [
     ("llama", {"rope_scaling": LLAMA3 | {TRAINED: 8}, TRAINED: 9}, f"{TRAINED} = 8 of a scaling, "),
     ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, f"{TRAINED} = None"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "finetuned": True}}, "finetuned = True of a"),
+    ("llama", {"rope_theta": 9.0, "rope_parameters": {"rope_theta": 8.0}}, "rope_theta = 9.0 besi"),
     ("phi3", {"rope_scaling": SU, TRAINED: 8}, "short_factor = list, exp"),
     ("llama", {"is_causal": None}, "is_causal = None, expected True"),
     ("llama", {"add_cross_attention": True}, "add_cross_attention = True, expected False"),
@@ -494,7 +495,8 @@ def test_options_of_other_networks_are_refused(family, options, words):
 
 TOLD = {
     "Mamba": {"mamba_n_heads": 3}, "linear attention": {"layer_types": ["linear_attention"]},
-    "short convolution": {"conv_L_cache": 3}, "indexed attention": {"index_topk": 9},
+    "cross-attention": {"cross_attention_layers": [3]}, "short convolution": {"conv_L_cache": 3},
+    "indexed attention": {"index_topk": 9},
 }  # fmt: skip
 STEP = {"model_type": "step3p7"}
 
@@ -702,7 +704,8 @@ def test_what_published_files_say_besides_is_taken(family):
 SAME = [
     ("qwen3_moe", {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}),
     ("phi", {"attention_bias": False, "rotary_dim": 8}),
-    ("llama", {"internal_version": "7b-alpha", "rope_interleaved": False, "clip_qkv": None}),
+    ("llama", {"rope_theta": 10_000, "rope_parameters": {"rope_theta": 1e4}}),
+    ("llama", {"image_token_id": 9, "internal_version": "7b", "rope_interleaved": False}),
     ("llama", {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 28}),
     ("llama", {"num_local_experts": 0, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     ("llama", {"layer_types": 6 * ["full_attention"], "head_dim": 16, "partial_rotary_factor": 1}),
