@@ -41,20 +41,19 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
 def require_query_weights(query_weights: Any, windows: Windows) -> None:
     """Raise unless there is a weight for each place of each context."""
     lengths = [len(window) - 1 for window in windows]
-    if not isinstance(query_weights, Sequence):
-        each = len(np.shape(query_weights)) == 2
-        axes = "examples length" if each else "length"
-        (length, *others) = set(lengths)
-        require(not others, "query_weights", got=described(query_weights),
-                expected="a list of rows",
-                cure="Each context has a row, of its own length.")  # fmt: skip
-        require_floats(query_weights, "query_weights", axes, length=length, examples=len(lengths))
+    if isinstance(query_weights, Sequence):
+        require(len(query_weights) == len(lengths), "query_weights",
+                got=f"{len(query_weights)} rows", expected=f"{len(lengths)}",
+                cure="Each context has a row.")  # fmt: skip
+        for row, length in zip(query_weights, lengths, strict=True):
+            require_floats(row, "query_weights", "length", length=length)
         return
-    same = len(query_weights) == len(lengths)
-    require(same, "query_weights", got=f"{len(query_weights)} rows", expected=f"{len(lengths)}",
-            cure="Each context has a row.")  # fmt: skip
-    for row, length in zip(query_weights, lengths, strict=True):
-        require_floats(row, "query_weights", "length", length=length)
+    require(len(set(lengths)) == 1, "query_weights", got=described(query_weights),
+            expected="a list of rows",
+            cure="Each context has a row, of its own length.")  # fmt: skip
+    axes = "examples length" if np.ndim(query_weights) == 2 else "length"
+    length, examples = lengths[0], len(lengths)
+    require_floats(query_weights, "query_weights", axes, length=length, examples=examples)
 
 
 def carried_to(

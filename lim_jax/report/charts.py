@@ -114,13 +114,8 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
         for (layer, head), share in np.ndenumerate(energies)
     ]  # fmt: skip
     columns = {"layer": "layer", "head": "head", "share": "of the influence at its layer"}
-    chart = alt.Chart(_data(rows)).mark_rect(stroke="var(--page)", strokeWidth=1)
-    chart = chart.encode(
-        x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("layer:O", title="layer", sort="descending"),
-        color=_shaded(),
-        tooltip=_tooltip(columns),
-    )
+    chart = _shaded_cells(rows, "layer", columns, stroke="var(--page)", strokeWidth=1)
+    chart = chart.encode(x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)))
     return _drawn(chart.properties(width=CELL * energies.shape[1], height=CELL * len(energies)))
 
 
@@ -136,14 +131,8 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
         for (depth, at), density in np.ndenumerate(densities)
     ]  # fmt: skip
     columns = {"depth": "depth", "from": "from position", "to": "to", "m": "density"}
-    chart = alt.Chart(_data(rows)).mark_rect(strokeWidth=0)
-    chart = chart.encode(
-        x=_position("from:Q"),
-        x2="to:Q",
-        y=alt.Y("depth:O", title="depth", sort="descending"),
-        color=_shaded(),
-        tooltip=_tooltip(columns),
-    )
+    chart = _shaded_cells(rows, "depth", columns, strokeWidth=0)
+    chart = chart.encode(x=_position("from:Q"), x2="to:Q")
     return _drawn(chart.properties(width="container", height=CELL * depths))
 
 
@@ -185,11 +174,19 @@ def _tooltip(columns: dict[str, str]) -> list[Any]:
     return [alt.Tooltip(f"{field}:N", title=name) for field, name in columns.items()]
 
 
-def _shaded() -> Any:
-    """The page's shades, by their number; the legend stands beside the chart."""
+def _shaded_cells(rows: Rows, vertical: str, columns: dict[str, str], **mark: Any) -> Any:
+    """Cells in the page's shades, by their number; the legend stands beside the chart."""
     colours = [f"var(--shade-{n})" for n in range(COUNT)]
     scale = alt.Scale(domain=list(range(COUNT)), range=colours)
-    return alt.Color("shade:O", scale=scale, legend=None)
+    return (
+        alt.Chart(_data(rows))
+        .mark_rect(**mark)
+        .encode(
+            y=alt.Y(f"{vertical}:O", title=vertical, sort="descending"),
+            color=alt.Color("shade:O", scale=scale, legend=None),
+            tooltip=_tooltip(columns),
+        )
+    )
 
 
 def _data(rows: Rows) -> Any:

@@ -69,7 +69,12 @@ def to_xarray(
     arrays = {name: _labelled(name, *variable) for name, variable in described.variables.items()}
     dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
     labels = {axis: (axis, np.asarray(values)) for axis, values in described.labels.items()}
-    labels |= _positions(dims.get("position"), _only(described.grid, grid), tokens)
+    own = described.grid
+    if grid is not None:
+        require_grid(grid)
+        require(own in (None, grid), "grid", got=f"{grid}", expected=f"{own}, the result's own",
+                cure="Leave it out.")  # fmt: skip
+    labels |= _positions(dims.get("position"), grid if own is None else own, tokens)
     names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
     written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
     return xarray.Dataset(arrays, labels, {**names, **described.attributes, **written})
@@ -115,16 +120,6 @@ def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str],
         cure="Name all of an array's axes; of a result that vmap made, take one example's.",
     )
     return names, array, {"units": units} if units else {}
-
-
-def _only(own: Grid | None, given: Grid | None) -> Grid | None:
-    """The result's own grid or, where it has none, the one that is given."""
-    if given is None:
-        return own
-    require_grid(given)
-    require(own in (None, given), "grid", got=f"{given}", expected=f"{own}, the result's own",
-            cure="Leave it out.")  # fmt: skip
-    return given
 
 
 def _positions(
