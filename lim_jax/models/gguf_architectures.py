@@ -214,6 +214,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         transposed_experts=True,
     ),
+    "mistral3": Architecture("ministral3", LAYER, INTERLEAVED),
     "olmo2": Architecture("olmo2", LAYER | AFTER | HEAD_NORMS),
     "phi3": Architecture(
         "phi3", LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -321,9 +322,10 @@ def _yarn(options: Options, architecture: Architecture) -> dict[str, Any]:
         "beta_slow": get_positive(options, "rope.scaling.yarn_beta_slow", 1.0),
     }  # fmt: skip
     if (multiplier := options.get("rope.scaling.yarn_log_multiplier")) is not None:
-        weight = round(10 * get_positive(options, "rope.scaling.yarn_log_multiplier"), 6)
+        times = {"deepseek_v2": 10, "ministral3": 1}.get(architecture.family, 0)  # as llama.cpp's
         got = f"rope.scaling.yarn_log_multiplier = {multiplier}"
-        require_in(GGUF, architecture.family == "deepseek_v2", got, "none")
+        require_in(GGUF, times > 0, got, "none")
+        weight = round(times * get_positive(options, "rope.scaling.yarn_log_multiplier"), 6)
         scaling |= {"mscale": weight, "mscale_all_dim": weight}  # llama.cpp takes both for one
     # gpt-oss's publisher rounds no bounds; the file does not say it.
     return scaling | ({"truncate": False} if architecture.family == "gpt_oss" else {})

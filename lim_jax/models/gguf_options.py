@@ -164,6 +164,14 @@ def _cohere2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[s
     return _windows(options, sizes, stored) | {"logit_scale": scale}
 
 
+def _mistral3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+    name = "attention.temperature_scale"
+    if options.get(name) is None:  # Mistral 3.1 and 3.2
+        return {"model_type": "mistral", "sliding_window": None}
+    growth = {"llama_4_scaling_beta": get_positive(options, name)}
+    return {"rope_parameters": sizes["rope_parameters"] | growth}
+
+
 def _olmo2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
     if options.get("attention.sliding_window", 0) == 0:
         return {}
@@ -324,9 +332,9 @@ OPTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "exaone4": _exaone4, "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": _gemma4,
     "glm4": _with_biases("attention_bias"), "gpt-oss": _gpt_oss, "gpt2": _gpt2,
     "gptneox": _gptneox, "granite": _granite, "granitemoe": _granitemoe, "llama": _llama,
-    "llama4": _llama4, "olmo2": _olmo2, "phi3": _phi3, "qwen3moe": _qwen3moe, "qwen3vl": _qwen3vl,
-    "qwen3vlmoe": _qwen3vl, "seed_oss": _seed_oss, "smollm3": _biased,
-    "starcoder2": _with_biases("use_bias"),
+    "llama4": _llama4, "mistral3": _mistral3, "olmo2": _olmo2, "phi3": _phi3,
+    "qwen3moe": _qwen3moe, "qwen3vl": _qwen3vl, "qwen3vlmoe": _qwen3vl, "seed_oss": _seed_oss,
+    "smollm3": _biased, "starcoder2": _with_biases("use_bias"),
 }  # fmt: skip
 
 

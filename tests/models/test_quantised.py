@@ -1,6 +1,7 @@
 """Weights of eight and four bits, against tables of numbers written apart."""
 
 import json
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -14,6 +15,7 @@ from lim_jax import models
 from lim_jax.models import checkpoint
 from lim_jax.models.checkpoint import WHOLE, open_checkpoint
 from lim_jax.models.multimodal import text_part
+from lim_jax.models.quantised import quantisation_of
 
 FP8 = {
     "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
@@ -257,6 +259,28 @@ def test_modelopts_own_file_says_it_too(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
     found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
     np.testing.assert_array_equal(found, expected)
+
+
+# Of published configurations with quantised weights, those that are refused, and by which words.
+UNREAD = {
+    "moonshotai/Kimi-K3": "format = 'mxfp4-pack-quantized'",
+    "nvidia/DeepSeek-V4-Pro-NVFP4": "group_size = 16 in quantization_config",
+    "nvidia/MiniMax-M3-NVFP4": "quant_algo = 'MXFP8'",
+}
+
+
+def test_published_schemes_are_read_or_refused_by_name():
+    schemes = set()
+    for name, config in json.loads((Path(__file__).parent / "published.json").read_text()).items():
+        stated = {**config, **config.get("text_config", {})}.get("quantization_config")
+        stated = config.get("quantization_config", stated)
+        if name in UNREAD:
+            with pytest.raises(ValueError, match=UNREAD[name]):
+                quantisation_of(stated)
+        elif stated is not None:
+            schemes.add(quantisation_of(stated))
+    one, blocks = (None, None), (128, 128)  # where FP8 is mixed in, the two layers kept have it
+    assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
 
 
 def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path):

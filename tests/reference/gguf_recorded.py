@@ -23,6 +23,10 @@ YARN = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 8,
 }  # fmt: skip
+MINISTRAL = {
+    "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.25,
+}  # fmt: skip
 FACTORS = {"rope_type": "factors", "rope_theta": 64.0, "factors": [2.0, 1.0, 4.0]}
 IMAGES = {"rope.dimension_sections": [2, 2, 1, 0], "n_deepstack_layers": 3}
 PROPORTIONAL = {
@@ -128,6 +132,16 @@ CASES = {
             "attention.sliding_window": 0,
         },
     ),
+    "mistral3": (
+        "ministral3", "mistral3", {"rope_parameters": MINISTRAL},
+        YARN | {
+            "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.25,
+            "rope.dimension_count": 10,
+        },
+    ),
+    "mistral3, of older options": (
+        "mistral", "mistral3", {"sliding_window": None, "layer_types": None}, {},
+    ),
     "olmo2, windows": ("olmo3", "olmo2", {}, WINDOWS | YARN),
     "qwen3vl": ("qwen3", "qwen3vl", {}, IMAGES),
     "qwen3vlmoe": (
@@ -196,7 +210,7 @@ def converted(architecture, config, arrays, absorbed):
 
     heads = config.get("num_attention_heads", config.get("n_head"))
     for name, array in arrays.items():
-        if architecture in ("arcee", "smollm3") and re.search("[qk]_proj", name):
+        if architecture in ("arcee", "mistral3", "smollm3") and re.search("[qk]_proj", name):
             count = heads if "q_proj" in name else config["num_key_value_heads"]
             put(name, neighbours(array, count))
         elif architecture == "gpt2" and re.search(r"c_\w+\.weight", name):
