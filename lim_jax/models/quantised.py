@@ -49,7 +49,7 @@ IGNORED = (
     "kv_cache_quant_algo", "global_compression_ratio",
 )  # fmt: skip
 OF_INPUTS = re.compile(r"(.+\.)(?:input_scale|input_global_scale|activation_scale)")
-OF_CACHES = re.compile(r".+\.[qkv]_scale")
+OF_CACHES = re.compile(r".+\.(?:[qkv]|kv)_scale")
 HALF_PRECISION = "Take the publisher's weights in half precision."
 Block = tuple[int | None, int | None]  # rows and columns, None for all
 

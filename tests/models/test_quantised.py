@@ -192,7 +192,9 @@ FACTOR, NUMBERS_8 = np.array(0.3, np.float32), matrix(7, 48)[0]
 EVERYWHERE = np.full((3, 24), 1.0)
 HALVES = np.array(0.25, ml_dtypes.bfloat16)
 ROWS = np.linspace(0.5, 2, 7, dtype=np.float32)[:, None]
-OF_INPUTS = {"w.input_scale": FACTOR, "w.k_scale": FACTOR, "a.k_proj.v_scale": FACTOR}
+OF_INPUTS = dict.fromkeys(
+    ("w.input_scale", "w.k_scale", "a.k_proj.v_scale", "a.kv_scale"), FACTOR
+)  # fmt: skip
 FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
 # By case: what is stated, what files hold, and the numbers that it stands for.
 STORED = {
