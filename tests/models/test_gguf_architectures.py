@@ -576,7 +576,7 @@ def test_further_options_are_refused_by_the_files_own_names(case):
     own, refused = gguf_recorded.stated(case), set()
     for name in further:
         left_out = {other: value for other, value in own.items() if other != name}
-        for changed in (left_out, *(own | {name: odd} for odd in ODD)):
+        for changed in (left_out, *(own | {name: odd} for odd in ODD[:4])):
             try:
                 recipe_of(Configuration(read_config(architecture, changed, {})))
             except ValueError as error:
