@@ -90,7 +90,7 @@ SIGMOIDS = {
 GROUPED_EXPERTS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0}
 
 OF_GEMMA4 = {
-    "head_dim": 6, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 4,
+    "head_dim": 6, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 4,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }  # fmt: skip
 OF_DEEPSEEK = LATENT | GROUPED_EXPERTS | {
