@@ -547,7 +547,8 @@ def test_layers_slide_where_nothing_is_said_of_each(family, more, slides):
     ],
 )
 def test_layers_of_ernie_have_experts_from_one_to_another(more, dense):
-    mixture = mixture_of(recipe_of(least("ernie4_5_moe", **more)))
+    recipe: Any = recipe_of(least("ernie4_5_moe", **more))
+    mixture = recipe.network.mixture
     assert mixture.dense_layers == dense
     assert (mixture.shared is None) == ("moe_num_shared_experts" in more)
 
