@@ -153,7 +153,7 @@ CONFIGURATIONS = {
         sliding_window=5, global_attn_every_n_layers=2, rope_parameters=YARN,
     ),
     "apertus": small(
-        "apertus", num_key_value_heads=1, attention_bias=True, rope_parameters=LLAMA3
+        "apertus", num_key_value_heads=1, rope_parameters=LLAMA3
     ),
     "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
     "bamba": small(
