@@ -33,8 +33,9 @@ from lim_jax.models.families import recipe_of
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "models" / "published.json"
 # What transformers calls otherwise, or writes by other names than the publisher does.
-CALLED, INSIDE = {"mimo": "qwen2", "kimi_k2": "deepseek_v3"}, {"kimi_k25": "language_model."}
-LEFT_OUT = "quantization_config", "auto_map"
+CALLED = {"mimo": "qwen2", "kimi_k2": "deepseek_v3"}
+INSIDE = dict.fromkeys(("kimi_k25", "llama4"), "language_model.")
+LEFT_OUT = "quantization_config", "auto_map", "pad_token_id"  # of a larger vocabulary
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
