@@ -127,6 +127,11 @@ def attention_of(field: Any) -> Any:
     return field if isinstance(field, OF_HEADS) else None
 
 
+def reads_by_softmax(flow: ResidualFlow) -> bool:
+    """Whether every layer reads its context by attention alone."""
+    return all(isinstance(attention_of(kind), CausalAttention) for kind in flow.kinds)
+
+
 def most_heads(flow: ResidualFlow) -> int:
     """The number of heads of the layers that have most; 0 if none has any."""
     return max(heads_of(attention_of(kind)) for kind in flow.kinds)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require
-from lim_jax.adjoint.sites import attention_of
+from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.density.adjoints import Loss
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import attention_weights
@@ -62,11 +62,10 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     networks and norms.
     """
     # Only there a layer attends once, from the state that enters it.
-    attends = all(isinstance(attention_of(kind), CausalAttention) for kind in flow.kinds)
     kinds = " and ".join(type(attention_of(kind)).__name__ for kind in flow.kinds)
     expected = "attention in every layer"
     cure = "A recurrent layer has no attention matrix to roll out: take another method."
-    require(attends, "flow.layers", got=kinds, expected=expected, cure=cure)
+    require(reads_by_softmax(flow), "flow.layers", got=kinds, expected=expected, cure=cure)
     assert flow.step in (euler, split)
 
     def handed_on(carry, layer):

@@ -32,6 +32,7 @@ from lim_jax.adjoint.ledger import (
     relative_energies,
 )
 from lim_jax.adjoint.queries import readout_residual_energies
+from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence, numbers_by_name
 from lim_jax.explanations.account import (
@@ -226,6 +227,8 @@ def explain(
             ),
             *judges,
         ]
+        if not reads_by_softmax(model.flow):  # pairs of positions are no blocks of a state
+            del judges[2]
     numbers = progress(list(range(len(judges))))
     judged = tuple(one for number in numbers for one in judges[number]())
     return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
@@ -265,7 +268,7 @@ def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profi
     flow = model.flow
 
     def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
-        return flow.transition(layer, x, grid), cone_mass(layer[0].attention, x, grid)
+        return flow.transition(layer, x, grid), cone_mass(attention_of(layer[0]), x, grid)
 
     return flow.scan(of_layer, model.embed(ids))[1].mean(axis=0)
 

@@ -15,6 +15,7 @@ import lim_jax as lim
 from lim_jax import adjoint, weights
 from lim_jax.adjoint import tangent
 from lim_jax.adjoint.sites import AttentionSites, attention_of
+from lim_jax.attribution.gradients import attention_rollout
 from lim_jax.network import euler, heun, recurrent
 from lim_jax.network.kv_cache import decode_step, has_kv_cache, prefill
 from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
@@ -118,6 +119,8 @@ def test_what_is_a_softmax_alone_says_so():
         ValueError, match="got SumOfFields and GatedDelta, expected CausalAttention"
     ):
         adjoint.joint_cone(sites, GRID)
+    with pytest.raises(ValueError, match="no attention matrix to roll out"):
+        attention_rollout(FLOW, X, GRID)
     with pytest.raises(ValueError, match="Blocks in closed form are those of a softmax"):
         tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
     with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):

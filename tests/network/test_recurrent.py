@@ -130,7 +130,9 @@ def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwi
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypatch):
     monkeypatch.setattr(recurrent, "CHUNK", 2)
-    field, grid, (x, covector) = RECURRENT[name](), lim.token_grid(4), random_states(6, 2, 4, WIDTH)
+    field, grid, (x, rows) = RECURRENT[name](), lim.token_grid(4), random_states(6, 2, 4, WIDTH)
+    sparse = stages.SparseRows(jnp.array([1, 3, 1]), rows[:3])
+    covector = sparse.dense(4)
 
     @jax.jit
     def of(field, x, covector):
@@ -138,9 +140,10 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         basis = jnp.eye(x.size).reshape(-1, *x.shape)
         slots = [jax.vmap(push)(basis, 0 * basis), jax.vmap(push)(0 * basis, basis)]
         parts = tangent.pull_back(field, x, covector, grid)
-        return slots, parts, stages.pull_back_heads(field, x, covector, grid)
+        _, pull = stages._linearised(field, x, grid)
+        return slots, parts, pull(jnp.zeros_like(x)[None], sparse)
 
-    slots, parts, heads = jax.tree.map(np.asarray, of(field, x, covector))
+    slots, parts, (_, (own, of_rows), heads) = jax.tree.map(np.asarray, of(field, x, covector))
     local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
     rows, columns = np.indices((4, 4))
     assert np.all(local[rows != columns] == 0) and np.all(kernel[columns > rows] == 0)
@@ -148,6 +151,8 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
     for part, blocks in zip(parts, (local, kernel), strict=True):
         np.testing.assert_allclose(part, np.einsum("ijab,ia->jb", blocks, covector), atol=1e-12)
     np.testing.assert_allclose(heads.sum(axis=0), parts.kernel, atol=1e-12)
+    np.testing.assert_allclose(of_rows, parts.kernel, atol=1e-12)
+    np.testing.assert_allclose(sparse._replace(rows=own).dense(4), parts.local, atol=1e-12)
     if name == "delta":  # whose heads are normed one by one
         silent = eqx.tree_at(lambda field: field.output, field, field.output.at[1].set(0))
         alone = jax.jit(tangent.pull_back)(silent, x, covector, grid).kernel
