@@ -71,14 +71,14 @@ RECURRENT = {"delta": gated_delta, "mamba": mamba2, "convolution": short_convolu
 
 
 def hybrid_flow(step=lim.split):
-    """Attention and Mamba-2 side by side before a network, then two delta rules alone."""
+    """Attention and Mamba-2 side by side before a network, then two short convolutions alone."""
     dense = random_flow(depth=1).layers
-    deltas = jax.tree.map(
-        lambda *each: jax.device_put(np.stack(each)), gated_delta(3), gated_delta(4)
+    convolutions = jax.tree.map(
+        lambda *each: jax.device_put(np.stack(each)), short_convolution(3), short_convolution(4)
     )
     mamba = jax.tree.map(lambda leaf: leaf[None], mamba2(6))
     kinds = (
         SumOfFields((SumOfFields((dense.attention, mamba)), dense.feed_forward)),
-        SumOfFields((deltas,)),
+        SumOfFields((convolutions,)),
     )
     return lim.ResidualFlow(LayersByKind(kinds, ORDER), horizon=2.0, step=step)
