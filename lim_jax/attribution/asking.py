@@ -228,8 +228,7 @@ def ask(
     context = answered_context(model, read, loss, answer_tokens, progress)
     cuts = parts, document_parts
     scored, by_part = scores_of_answer(model, context, loss, method, cuts, bar=progress)
-    answered = answer_of(line, context, scored, model, method, question)
-    return with_given(answered._replace(by_part=by_part), model, loss)
+    return answer_of(line, context, scored, model, method, question)._replace(by_part=by_part)
 
 
 def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts | None:
@@ -312,7 +311,7 @@ def answered_context(
 def answer_of(
     line: Line, context: Context, scored: Scored, model: LanguageModel, method: str, question: str
 ) -> Answer:
-    """An answer with its parts, of their scores."""
+    """An answer with its parts, of their scores, and what all documents gave."""
     names = {document.name for document in line.documents}
     kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
     whole = sum(abs(score) for (name, _), score in scored.parts.items() if name in names) or 1
@@ -331,15 +330,11 @@ def answer_of(
     parts = [part(*named, places) for named, places in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
     answer = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
-    return Answer(question, *answer, method, tuple(parts), context, scored.tokens)
-
-
-def with_given(answered: Answer, model: LanguageModel, loss: LossName) -> Answer:
-    """The same answer with what all documents gave, of methods that go by log weights."""
-    if not METHODS[answered.method].by_log_weights:
-        return answered
-    (given,) = given_by_parts(model.network, [answered.context], loss_kind(loss).loss)
-    return answered._replace(given=float(given))
+    given = None
+    if METHODS[method].by_log_weights:
+        loss = loss_kind("contrast" if line.foil else "margin").loss
+        given = float(given_by_parts(model.network, [context], loss)[0])
+    return Answer(question, *answer, method, tuple(parts), context, scored.tokens, given)
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:

@@ -16,7 +16,6 @@ from lim_jax.attribution.asking import (
     parts_of_answer,
     question_line,
     scores_of_answer,
-    with_given,
 )
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.matrix import PartScores
@@ -123,7 +122,7 @@ def ask(
         context = answered_context(opened, read, loss, answer_tokens, tqdm)
         scored, measured, by_part = _scored(opened, context, loss, arguments, unfinished)
         answered = answer_of(line, context, scored, opened, method, question)
-        answered = with_given(answered._replace(by_part=by_part), opened, loss)
+        answered = answered._replace(by_part=by_part)
         _print(answered, answer_notes([context], opened))
         write_answer(answered, folder)
         if measured is not None:
