@@ -13,6 +13,7 @@ from lim_jax.attribution.parts import IN_NO_PART, REST
 
 ANSWER = "answer.json"
 DOTS = "..."  # behind an answer that was cut
+ENTRIES = {"question", "answer", "cut", "foil", "method", "given", "parts"}
 Record = Mapping[str, Any]  # what answer.json holds
 
 
@@ -109,11 +110,22 @@ def shown_answer(text: str, cut: bool) -> str:
     return " ".join(text.split()) + DOTS * cut
 
 
-def read_answers(*folders: Path) -> list[Record]:
-    """The answers that `ask` wrote to its folders; none unless all of them have one."""
-    files = [folder / ANSWER for folder in folders]
-    there = all(file.is_file() for file in files)
-    return [json.loads(file.read_text("utf-8")) for file in files] if there else []
+def read_answers(first: Path, second: Path) -> list[Record]:
+    """The answers that `ask` wrote to its folders; none unless both have one."""
+    files = {"first": first / ANSWER, "second": second / ANSWER}
+    there = all(file.is_file() for file in files.values())
+    return [_read(file, name) for name, file in files.items()] if there else []
+
+
+def _read(file: Path, name: str) -> Record:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except ValueError:
+        record = {}
+    whole = isinstance(record, dict) and ENTRIES <= record.keys()
+    require(whole, name, got=f"{file}, which is damaged or of another version",
+            expected="what lim-jax ask writes", cure="Ask anew with --overwrite.")  # fmt: skip
+    return record
 
 
 def _require_alike(first: Record, second: Record) -> None:

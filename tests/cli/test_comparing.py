@@ -307,6 +307,14 @@ def test_scores_that_are_not_of_one_kind_are_not_compared(tmp_path, changed, mes
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"answer": "a"}'])
+def test_files_that_ask_did_not_write_are_refused(tmp_path, text):
+    arguments = answers(tmp_path)
+    (tmp_path / "B" / "answer.json").write_text(text)
+    with pytest.raises(ValueError, match="first: got .*answer.json, which is damaged or of anot"):
+        main(arguments)
+
+
 def test_folders_without_contexts_are_refused(folders):
     results.save({"a": 1}, folders / "other" / "contexts.npz")
     for name, message in (("nothing", "has no contexts.npz"), ("other", "with another result")):
