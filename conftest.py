@@ -10,7 +10,6 @@ by `tests/reference/as_users.py`: the compiler's own regression (`test_compiler`
 
 import atexit
 import ctypes
-import functools
 import gc
 import os
 import resource
@@ -47,31 +46,13 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-import reference.tracing  # noqa: E402, F401 - before all others
-from jaxtyping import _decorator  # noqa: E402
+import reference.tracing  # noqa: E402, F401
+from reference import checked_types  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def once(make):
-    """Remember what it made of the same arguments, if they can be hashed."""
-    known = functools.cache(make)
-
-    def made(*args, **options):
-        try:
-            return known(*args, **options)
-        except TypeError:
-            return make(*args, **options)
-
-    return made
-
-
-# A nested function is decorated each time that its outer one runs, and a millisecond of it goes
-# into making what checks its arguments: the same for the same signature.
-for name in {"_make_fn_with_signature", "_apply_typechecker"} & vars(_decorator).keys():
-    setattr(_decorator, name, once(getattr(_decorator, name)))
+checked_types.install()
 
 # The dearest files, first: no worker is left alone with one at the end. Before them the weights
 # that take most memory, which a worker has then to itself.

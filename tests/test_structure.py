@@ -6,10 +6,16 @@ import runpy
 import tomllib
 from pathlib import Path
 
+import jax
+import jaxtyping
+import numpy as np
 import pytest
+from beartype.roar import BeartypeCallHintViolation
 from reference.as_users import run_python
 
 import lim_jax as lim
+from lim_jax._checks import require
+from lim_jax._precision import beyond_rounding
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lim_jax"
@@ -197,6 +203,15 @@ assert "scipy.stats" not in sys.modules
 def test_tests_stand_in_the_rooms_of_what_they_test():
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     assert folders <= {*ROOMS, "validation"}, "rooms, and the study in benchmarks/"
+
+
+def test_types_and_shapes_of_what_is_called_here_are_checked():
+    """And not where `as_users_run` says so, with which our own errors are tested."""
+    ones = jax.device_put(np.ones(2))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        beyond_rounding(1.0, ones)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BeartypeCallHintViolation):
+        require("yes", "x", got=1, expected="2", cure="")  # pyright: ignore[reportArgumentType]
 
 
 def test_importing_does_not_change_the_precision():
