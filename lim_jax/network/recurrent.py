@@ -256,17 +256,18 @@ class RecurrentMixer(eqx.Module):
         made anew, in half of the memory and on a CPU in less time.
         """
         (groups, length), heads = key.shape[:2], len(value)
-        fill = -length % CHUNK
+        size = min(CHUNK, 1 << (length - 1).bit_length())  # a power of two, one for one row
+        fill = -length % size
 
         def cut(rows: Array) -> Array:
             filled = jnp.pad(rows, ((0, 0), (0, fill), *((0, 0) for _ in rows.shape[2:])))
-            shape = groups, len(rows) // groups, -1, CHUNK, *rows.shape[2:]
+            shape = groups, len(rows) // groups, -1, size, *rows.shape[2:]
             return jnp.moveaxis(filled.reshape(shape), 2, 0)
 
         # The last chunk is filled up by rows that neither decay nor write.
         rows = tuple(map(cut, promote((query, key, value, decay, write))))
         begins = starts if starts is None else jnp.pad(starts, (0, fill), mode="edge")
-        numbers = CHUNK * jnp.arange(len(rows[0]))
+        numbers = size * jnp.arange(len(rows[0]))
         if state is None:
             state = jnp.zeros((heads, key.shape[2], value.shape[2]), rows[2].dtype)
 
@@ -288,14 +289,18 @@ class RecurrentMixer(eqx.Module):
 def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Chunk:
     """A chunk of queries, keys, values, decays and writes, whose first row has this number."""
     query, key, value, decay, write = rows
-    total, place = jnp.cumsum(decay, axis=-1), jnp.arange(CHUNK)
+    place = jnp.arange(decay.shape[-1])
+    # What is left of row j in row i, a sum over the rows between: the difference of sums from the
+    # start would lose the digits of small decays behind large ones.
+    before = jnp.tril(jnp.broadcast_to(decay[..., None], (*decay.shape, len(place))), -1)
+    upto = jnp.tril(jnp.ones((len(place), len(place)), decay.dtype))
+    total = jnp.einsum("im,ghmj->ghij", upto, before, precision=jax.lax.Precision.HIGHEST)
     seen, kept, last = place[None, :] <= place[:, None], place >= 0, place >= 0
     if begins is not None:
-        begin = jax.lax.dynamic_slice_in_dim(begins, first, CHUNK) - first
+        begin = jax.lax.dynamic_slice_in_dim(begins, first, len(place)) - first
         seen, kept, last = seen & (place[None, :] >= begin[:, None]), begin < 0, place >= begin[-1]
-    difference = total[..., :, None] - total[..., None, :]
     seen, kept, last = seen[None, None], kept[None, None], last[None, None]
-    within = jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0)), 0)
-    since = jnp.where(kept, jnp.exp(total), 0)
-    until = jnp.where(last, jnp.exp(total[..., -1:] - total), 0)
+    within = jnp.where(seen, jnp.exp(total), 0)
+    since = jnp.where(kept, jnp.exp(jnp.cumsum(decay, axis=-1)), 0)
+    until = jnp.where(last, jnp.exp(total[..., -1, :]), 0)
     return Chunk(query, key, value, write, within, since, until)
