@@ -91,8 +91,8 @@ def test_hops_and_heads_sum_to_the_channels():
     parts, cone = found(), found()["channels"].cone_by_depth
     np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)
     np.testing.assert_allclose(parts["heads"].sum(axis=1), cone, atol=1e-12)
-    assert parts["heads"].shape[:2] == (3, 4)  # two heads of attention, and two of Mamba-2
-    assert np.abs(parts["heads"]).max(axis=(2, 3)).astype(bool).sum(axis=1).tolist() == [4, 1, 1]
+    assert parts["heads"].shape[:2] == (3, 6)  # two heads of attention, and four of Mamba-2
+    assert np.abs(parts["heads"]).max(axis=(2, 3)).astype(bool).sum(axis=1).tolist() == [6, 1, 1]
 
 
 def test_a_mask_gradient_is_the_loss_by_log_weights():
@@ -101,7 +101,7 @@ def test_a_mask_gradient_is_the_loss_by_log_weights():
 
     expected = jax.jit(jax.grad(of_weights))(jnp.zeros(LENGTH))
     by_head = found()["mask"] / LENGTH
-    assert by_head.shape == (3, 4, LENGTH) and np.abs(by_head[0]).max(axis=1).all()
+    assert by_head.shape == (3, 6, LENGTH) and np.abs(by_head[0]).max(axis=1).all()
     np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected, atol=1e-13)
 
 

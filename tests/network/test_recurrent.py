@@ -103,8 +103,9 @@ def by_tokens(field, x, context, starts, left):
     gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
     norm, scale = field.head_norm, np.asarray(field.head_norm.scale)[:, None]
     passed = read if field.norm_before_gate else read * gates
-    axes = (0, 2) if norm.groups == 1 else 2
-    passed = scale * passed / np.sqrt(np.mean(passed**2, axis=axes, keepdims=True) + norm.eta)
+    means = np.mean((passed**2).reshape(norm.groups, -1, *passed.shape[1:]), (1, 3), keepdims=True)
+    means = np.broadcast_to(means, (norm.groups, heads // norm.groups, *means.shape[2:]))
+    passed = scale * passed / np.sqrt(means.reshape(heads, -1, 1) + norm.eta)
     passed = passed * gates if field.norm_before_gate else passed
     return np.einsum("hwf,hlf->lw", field.output, passed) + shown(field.output_bias)
 
@@ -112,7 +113,7 @@ def by_tokens(field, x, context, starts, left):
 @pytest.mark.parametrize("name", RECURRENT)
 def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwise(name):
     field, (x, context) = RECURRENT[name](), random_states(4, 2, LENGTH, WIDTH)
-    log_weights = 0.5 * np.random.default_rng(5).standard_normal((2, LENGTH))
+    log_weights = 0.5 * np.random.default_rng(5).standard_normal((4, LENGTH))
     log_weights[:, 20], log_weights[1, 5] = -1e4, -1e4  # removed, in all heads and in one
     grid = lim.token_grid(LENGTH)
 

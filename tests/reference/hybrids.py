@@ -50,11 +50,18 @@ def gated_delta(seed=0):
 
 
 def mamba2(seed=1):
-    """With all biases, a norm of both heads after the gates, and limited rates."""
+    """Four heads in two groups, all biases, a norm of a group after the gates, limited rates."""
     new = arrays(seed)
-    norm, limits = GroupedNorm(1 + new(2, 2), 1, 0.1), (0.3, 0.9)
+    norm, limits = GroupedNorm(1 + new(4, 2), 2, 0.1), (0.3, 0.9)
     return _mixer(
-        Mamba2, new, head_norm=norm, norm_before_gate=False, skip=new(2), rate_limits=limits
+        Mamba2,
+        new,
+        head_norm=norm,
+        norm_before_gate=False,
+        skip=new(4),
+        rate_limits=limits,
+        groups=2,
+        heads=4,
     )
 
 
