@@ -280,7 +280,10 @@ def test_the_table_of_models_is_of_the_results_and_all_agree():
     assert {name.partition(",")[0] for name, _ in found} == {*models["FAMILIES"]}
     bounds = {"float32": 3e-6, "float64": 3e-14}
     for name, precision in found:
-        assert len(found[name, precision]) == 10 and {(name, one) for one in bounds} <= set(found)
+        # Falcon-H1's attention is half of a sublayer: no kernel is compared.
+        quantities = 6 if name.startswith("falcon_h1") else 10
+        assert len(found[name, precision]) == quantities
+        assert {(name, one) for one in bounds} <= set(found)
     for name in ("bloom", "bloom, three heads"):
         assert (
             max(found.pop((name, "float64")).values()) < 1e-12
@@ -289,4 +292,10 @@ def test_the_table_of_models_is_of_the_results_and_all_agree():
     for quantity in ("gradient", "channels", "hops"):
         assert found["mixtral, window", "float32"].pop(quantity) < 1e-5  # float64: 6e-15
     for (name, precision), gaps in found.items():
-        assert max(gaps.values()) < bounds[precision], (name, precision, gaps)
+        normed = name.startswith(("qwen3_5", "qwen3_next", "olmo_hybrid"))  # heads of small numbers
+        bound = (
+            (30 if precision == "float32" else 3) * bounds[precision]
+            if normed
+            else bounds[precision]
+        )
+        assert max(gaps.values()) < bound, (name, precision, gaps)

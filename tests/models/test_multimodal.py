@@ -1,6 +1,7 @@
 """Multimodal folders: the text's options and tensors alone, the rest by name or refused."""
 
 import json
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -106,7 +107,7 @@ def test_experts_lie_either_way_round(tmp_path):
     drawn = np.random.default_rng(0).standard_normal
     for hidden in (4, 5, 10):
         config = Configuration(options | {"moe_intermediate_size": hidden})
-        reader = recipe_of(config).network
+        reader: Any = recipe_of(config).network
         arrays = {
             "mlp.experts.gate_up_proj": drawn((3, 2 * hidden, 10), np.float32),
             "mlp.experts.down_proj": drawn((3, 10, hidden), np.float32),

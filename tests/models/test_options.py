@@ -282,7 +282,7 @@ MIXTURES = {
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
-    recipe = recipe_of(least(family))
+    recipe: Any = recipe_of(least(family))
     mixture = (recipe.layers[-1] if recipe.layers else recipe).network.mixture
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
@@ -296,7 +296,7 @@ def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention(
 
 def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
     config = {name: value for name, value in least("deepseek_v3").items() if "per_tok" not in name}
-    recipe = recipe_of(Configuration(config))
+    recipe: Any = recipe_of(Configuration(config))
     assert recipe.network.mixture.routing.top == 8
 
 
@@ -732,7 +732,7 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
     own = own_options(config, recipe_of(config))
     said = {name: values[0] for name, values in own.items() if values}
     unread = {name: value for name, value in said.items() if name not in config.asked}
-    refuse_unknown(Configuration(unread | config.options))
+    refuse_unknown(Configuration(unread | dict(config.options)))
 
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
