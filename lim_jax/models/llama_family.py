@@ -21,6 +21,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
+    usual_base,
 )
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.masks import AttentionMask
@@ -148,8 +149,8 @@ def qwen2(config: Configuration) -> Recipe:
 
 def qwen2_vl_text(config: Configuration) -> Recipe:
     """The text of Qwen 2 VL, which is Qwen 2."""
-    usual = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80}
-    return qwen2(config.with_defaults(**usual))
+    usual = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
+    return qwen2(config.with_defaults(**usual, **usual_base(config, 1_000_000.0)))
 
 
 def qwen2_5_vl_text(config: Configuration) -> Recipe:

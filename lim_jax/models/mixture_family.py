@@ -30,6 +30,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
+    usual_base,
 )
 from lim_jax.network.experts import ClampedGate, Routing, SparseMixer
 from lim_jax.network.frequencies import LongFrequencies
@@ -137,9 +138,8 @@ def _of_qwen(
 def qwen3_vl_moe_text(config: Configuration) -> Recipe:
     """The text of Qwen 3 VL with experts, whose weights are always normalised."""
     refuse_options(config, norm_topk_prob=True)
-    usual = {
-        "num_experts_per_tok": 4, "head_dim": 128, "rope_theta": 500_000.0, "norm_topk_prob": True,
-    }  # fmt: skip
+    usual = {"num_experts_per_tok": 4, "head_dim": 128, "norm_topk_prob": True}
+    usual |= usual_base(config, 500_000.0)
     if config.get("num_local_experts") is None:
         usual["num_experts"] = 60
     recipe = qwen3_moe(config.with_defaults(**usual))

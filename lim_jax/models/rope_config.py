@@ -109,6 +109,11 @@ def rotary_of(
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
 
 
+def usual_base(config: Options, base: float) -> dict[str, float]:
+    """Return the base beside a scaling that a family has by default, if no base is stated."""
+    return {} if rope_options(config).get("rope_theta") else {"rope_theta": base}
+
+
 def _part(config: Options, rope: Options, default: float) -> float:
     """Return the share of a head's features that are rotated; `rope` goes before `config`."""
     outer = config.get(PART)
