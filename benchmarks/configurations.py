@@ -362,7 +362,7 @@ CONFIGURATIONS = {
         **GATED_DELTA | {"linear_value_head_dim": 5},
     ),
     "olmoe": small(
-        "olmoe", num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, attention_bias=True
+        "olmoe", num_experts=4, num_experts_per_tok=2, attention_bias=True
     ),
     "opt": small("opt"),
     "phi": small("phi", hidden_size=32),

@@ -135,8 +135,9 @@ def _attention(block: torch.nn.Module) -> torch.nn.Module:
 def _output(block: torch.nn.Module, attention: torch.nn.Module) -> torch.nn.Module:
     """What gives the output of attention: its last matrix, or the norm after it."""
     named = dict(block.named_children())
-    if "post_self_attn_layernorm" in named:
-        return named["post_self_attn_layernorm"]
+    for name in ("post_self_attn_layernorm", "post_norm1"):
+        if name in named:
+            return named[name]
     if "post_feedforward_layernorm" in named or "post_mlp_layernorm" in named:
         return named["post_attention_layernorm"]
     return next(getattr(attention, name) for name in OUTPUTS if hasattr(attention, name))
