@@ -354,12 +354,11 @@ CONFIGURATIONS = {
             "full_attention": YARN | {"rope_theta": 500_000.0},
         },
     ),
-    # transformers saves convolutions in three equal parts, of which files of others are not.
     "olmo_hybrid": small("olmo_hybrid", **GATED_DELTA | {"linear_value_head_dim": 5}),
     "olmo_hybrid, without positions": small(
         "olmo_hybrid", linear_allow_neg_eigval=False, attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": None},
-        **GATED_DELTA | {"linear_value_head_dim": 5},
+        **GATED_DELTA,
     ),
     "olmoe": small(
         "olmoe", num_experts=4, num_experts_per_tok=2, attention_bias=True

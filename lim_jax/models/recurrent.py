@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from lim_jax.models.checkpoint import require_shape
 from lim_jax.models.options import Options, get_int, require_config, require_option
 from lim_jax.models.parts import Arrays, read_norm
 from lim_jax.models.reading import Reader, Tensor, split_heads
@@ -102,19 +103,20 @@ def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) ->
 
 
 def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
-    """Read a matrix of each kind, and convolutions of each."""
+    """Read a matrix of each kind, and convolutions in three tensors, wherever they are cut."""
     groups, heads, size, features, taps = sizes
-    keys = groups, size
-    shapes = {"query": keys, "key": keys, "value": (heads, features), "gate": (heads, features)}
+    keys, values = (groups, size), (heads, features)
+    shapes = {"query": keys, "key": keys, "value": values, "gate": values}
     shapes |= {"write": (heads,), "rate": (heads,)}
     arrays = {}
     for letter, (name, shape) in zip("qkvgba", shapes.items(), strict=True):
-        rows = read(f"{at}.{letter}_proj.weight", int(np.prod(shape)), width)
+        rows = read(f"{at}.{letter}_proj.weight", math.prod(shape), width)
         arrays[name] = rows.reshape(*shape, width)
-        if letter in "qkv":
-            rows = read(f"{at}.{letter}_conv1d.weight", int(np.prod(shape)), 1, taps)
-            arrays[f"{name}_taps"] = rows.reshape(*shape, taps)
-    return arrays
+    # The publisher has one of each kind, transformers saves thirds of all.
+    names = [f"{at}.{letter}_conv1d.weight" for letter in "qkv"]
+    rows = np.concatenate([read(name, read.shape(name)[0], 1, taps) for name in names])[:, 0]
+    require_shape(names[0], (len(rows),), (2 * groups * size + heads * features,))
+    return arrays | {f"{part}_taps": some for part, some in _by_part(rows, sizes).items()}
 
 
 def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
