@@ -343,7 +343,7 @@ CONFIGURATIONS = {
     "nemotron_h, biased": small(
         "nemotron_h", layers_block_type=["linear_attention", "full_attention", "mlp", "moe"],
         use_bias=True, mlp_bias=True, use_conv_bias=False, n_group=2, topk_group=1,
-        norm_topk_prob=False, routed_scaling_factor=2.5, time_step_min=0.05, **NEMOTRON_H,
+        norm_topk_prob=False, routed_scaling_factor=2.5, time_step_min=0.9, **NEMOTRON_H,
     ),
     "olmo": small("olmo", num_key_value_heads=1, clip_qkv=0.4, attention_bias=True),
     "olmo2": small("olmo2"),
