@@ -177,7 +177,7 @@ def nemotron_h(config: Configuration) -> Recipe:
     config.ignore(
         *UNUSED, PART, "rope_theta", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
         "num_nextn_predict_layers", "num_local_experts", "moe_shared_expert_overlap",
-        "rescale_prenorm_residual", "residual_in_fp32", "num_layers",
+        "rescale_prenorm_residual", "residual_in_fp32",
     )  # fmt: skip
     stated = ChainMap({"num_hidden_layers": len(kinds)}, config)  # pyright: ignore
     sizes = sizes_of(stated, SizeNames(norm_eps="layer_norm_epsilon"), norm_eps=1e-5, head_dim=128)
@@ -186,10 +186,13 @@ def nemotron_h(config: Configuration) -> Recipe:
         names=OF_NEMOTRON, network=None, biases=Biases(mlp=bool(config.get("mlp_bias", False))),
     )  # fmt: skip
     mamba = recurrent.mamba_sizes(config, None, OF_NEMOTRON_MAMBA, features=64, groups=8, size=128)
-    # As in transformers the least step is that of initialisation, and there is no largest one.
-    limits = get_positive(config, "time_step_min", 0.001), recurrent.read_rate_limits(config)[1]
+    # As in transformers, which reads no other limits, the least step is that of initialisation.
+    lowest, highest = recurrent.read_rate_limits(config)
+    got = f"time_step_limit from {lowest} to {highest}"
+    require_config((lowest, highest > 1e300) == (0, True), got, "from 0 to infinity")
+    limits = get_positive(config, "time_step_min", 0.001), math.inf
     activation = get_choice(config, "mamba_hidden_act", ACTIVATIONS, "silu")
-    mixer = recurrent.mamba2(mamba, "mixer", (limits[0], math.inf), activation)
+    mixer = recurrent.mamba2(mamba, "mixer", limits, activation)
     network = attention._replace(attention=None, network=parts.plain_mlp)
     recipes = {FULL: attention, MLP: network, LINEAR: attention._replace(attention=mixer)}
     if MOE in kinds:

@@ -442,6 +442,7 @@ REFUSED = [
     ("nemotron_h", {"moe_latent_size": 4, "mlp_bias": True}, "mlp_bias = True, expected False"),
     ("nemotron_h", {"num_experts_per_tok": 9}, "9 of 8 experts in 1 of 1 groups"),
     ("nemotron_h", {"time_step_min": 0}, "time_step_min = 0, expected a positive number"),
+    ("nemotron_h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit from 0.0 to 0.1, expected"),
     ("nemotron_h", {"sliding_window": 8}, "sliding_window = 8, expected None"),
     ("lfm2", {"conv_dim": 8}, "conv_dim = 8, expected 64"),
     ("lfm2", {"block_multiple_of": 0}, "block_multiple_of = 0, expected a positive whole"),
