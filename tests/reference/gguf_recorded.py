@@ -34,7 +34,7 @@ PROPORTIONAL = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }  # fmt: skip
 OF_GEMMA4 = {
-    "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16,
+    "attention.key_length": 8, "attention.value_length": 8, "rope.dimension_count": 8,
     "attention.key_length_swa": 6, "attention.value_length_swa": 6, "rope.dimension_count_swa": 6,
     "rope.freq_base_swa": 10000.0, "attention.shared_kv_layers": 0, "attention.sliding_window": 4,
     "attention.sliding_window_pattern": [True, False, False], "embedding_length_per_layer_input": 0,
@@ -260,8 +260,8 @@ def write(file, case):
     rope = config.get("rope_parameters", {})
     factors = rope.get("factors")
     if architecture == "gemma4":
-        turned = int(16 * rope[FULL]["partial_rotary_factor"] / 2)
-        factors = turned * [1.0] + (8 - turned) * [1e30]
+        turned = int(8 * rope[FULL]["partial_rotary_factor"] / 2)
+        factors = turned * [1.0] + (4 - turned) * [1e30]
     more = {} if factors is None else {"rope_freqs.weight": np.array(factors)}
     absorbed = "attention.key_length_mla" in options
     for name, array in (converted(architecture, config, arrays, absorbed) | more).items():
