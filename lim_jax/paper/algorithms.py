@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import optax
 import scipy.optimize
 from jaxtyping import Array, Float
 
+from lim_jax._errors import filter_jit
 from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
@@ -48,7 +48,7 @@ class GateRun(NamedTuple):
     history: Float[Array, " steps"]  # of what it controls, before the first step and after each
 
 
-@partial(jax.jit, static_argnums=0)
+@filter_jit
 def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar], Profile]:
     """The value and the controlled imbalance, and the gradient: what both optimisers ask for."""
     return jax.value_and_grad(objective, has_aux=True)(gates)
@@ -98,7 +98,7 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     return GateRun(gates, value, imbalance[None])
 
 
-@jax.jit
+@filter_jit
 def algorithm2_run() -> GateRun:
     """Take 160 outer updates of the loss weights, and evaluate after the last."""
     options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}
