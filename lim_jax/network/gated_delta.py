@@ -77,7 +77,9 @@ def _inverse(lower: Array) -> Array:
             rows.append(identity[..., row : row + 1, :] - before)
         return jnp.concatenate(rows, axis=-2)
     half = size // 2
-    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    # Beside one another along an axis that is there: XLA's CPU takes products of few axes.
+    both = jnp.concatenate([lower[..., :half, :half], lower[..., half:, half:]])
+    first, last = jnp.split(_inverse(both), 2)
     corner = -(last @ lower[..., half:, :half] @ first)
     above = jnp.concatenate([first, jnp.zeros_like(corner)], axis=-1)
     return jnp.concatenate([above, jnp.concatenate([corner, last], axis=-1)], axis=-2)
