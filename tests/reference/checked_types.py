@@ -40,7 +40,7 @@ def checked(function=None, *, typechecker):
     """
     if function is None:
         return functools.partial(checked, typechecker=typechecker)
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
         return jaxtyped(function, typechecker=typechecker)
     hints = function.__annotations__.values()
     if "<locals>" in function.__qualname__:
