@@ -243,12 +243,12 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
         (
             "llama, tied and biased",
             {"model_type": "mistral"},
-            "attention_bias = True, expected opt",
+            "attention_bias = True, expected False",
         ),
         (
             "llama",
             {"embedding_multiplier": 12.0},
-            "embedding_multiplier = 12.0, expected options of",
+            "embedding_multiplier = 12.0, expected 1.0",
         ),
         (
             "llama",

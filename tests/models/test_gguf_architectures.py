@@ -596,7 +596,7 @@ def test_layers_of_more_than_one_state_are_refused_with_the_reason(name):
 
 
 def test_pairs_that_turn_elsewhere_are_refused():
-    for factors in (8 * [2.0], [1.0, 1e30, 1.0, *5 * [1e30]]):
+    for factors in (4 * [2.0], [1.0, 1e30, 1.0, 1e30]):
         with pytest.raises(ValueError, match="rope_freqs.weight: got factors .*, expected ones"):
             read_config("gemma4", gguf_recorded.stated("gemma4"), {"rope_freqs": factors})
 
