@@ -96,8 +96,13 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
         with in_our_words():
             if get_opaque_trace_state() != NOT_TRACING:
                 return traced(*args, **kwargs)
-            with CHECKS_ARE_VALUES(True):
-                failed, results = program(*args, **kwargs)
+            try:
+                with CHECKS_ARE_VALUES(True):
+                    failed, results = program(*args, **kwargs)
+            except eqx.EquinoxRuntimeError:
+                # A check of another library, such as diffrax's, stopped it before ours were read:
+                # with callbacks the first of all raises.
+                return traced(*args, **kwargs)
             said = failed.get()
             if said is not None:
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))

@@ -21,7 +21,8 @@ COMMANDS = {
     ),
     "compare": (
         "comparing",
-        "Say what changed from one profile to another: two models, two prompts, two orders.",
+        "Say what changed from one profile or answer to another: two models, two prompts, two "
+        "orders.",
     ),
     "explain": (
         "explaining",

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from reference.networks import WIDTH, random_flow
 
 import lim_jax as lim
 from lim_jax.network import RMSNorm
@@ -11,8 +12,6 @@ from lim_jax.network.layer_kinds import LayersByKind
 from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.norms import GroupedNorm
 from lim_jax.network.short_convolution import ShortConvolution
-
-from .networks import WIDTH, random_flow
 
 ORDER = (0, 1, 1)
 
