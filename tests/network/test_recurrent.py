@@ -160,6 +160,39 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         np.testing.assert_allclose(heads[0], alone, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples(name):
+    """Forward over reverse, in states and parameters at once, inside of vmap and jit."""
+    length, small = 19, 1e-5
+    grid = lim.token_grid(length).weighted(0.3 * random_states(5, length, 1)[:, 0])
+    arrays, static = eqx.partition(RECURRENT[name](), eqx.is_inexact_array)
+    leaves, tree = jax.tree.flatten((arrays, jnp.zeros((length, WIDTH))))
+    moves = [0.1 * random_states(7, leaf.size, 1).reshape(leaf.shape) for leaf in leaves]
+    move, weights = jax.tree.unflatten(tree, moves), random_states(6, length, WIDTH)
+
+    def loss(at, x):
+        layer, shift = at
+        field = eqx.combine(layer, static)
+        return jnp.sum(weights * jnp.sin(field(x + shift, x + shift, grid)))
+
+    def along(x, size):
+        at = jax.tree.map(lambda leaf, step: leaf + size * step, (arrays, 0 * move[1]), move)
+        return loss(at, x)
+
+    @jax.jit
+    @jax.vmap
+    def derivatives(x):
+        slope = lambda size: jax.grad(along, 1)(x, size)  # noqa: E731
+        first, second = jax.jvp(slope, (jnp.array(0.0),), (jnp.array(1.0),))
+        return first, second, slope(small), slope(-small), along(x, small), along(x, -small)
+
+    first, second, *near, after, before = derivatives(
+        jnp.stack([random_states(seed, length, WIDTH) for seed in (3, 4)])
+    )
+    np.testing.assert_allclose(first, (after - before) / (2 * small), rtol=1e-6)
+    np.testing.assert_allclose(second, (near[0] - near[1]) / (2 * small), rtol=1e-6)
+
+
 def test_what_is_no_row_of_tokens_is_refused():
     field, x = gated_delta(), random_states(4, 5, WIDTH)
     with pytest.raises(ValueError, match="got CellGrid, expected token_grid"):
