@@ -48,7 +48,8 @@ def test_every_family_is_recorded():
 def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more):
     network = RECORD["networks"][name]
     config = network["config"] | {"num_nextn_predict_layers": 1}
-    models.load(WRITE(tmp_path, config, network["shapes"] | {more: [24]}))
+    model = models.load(WRITE(tmp_path, config, network["shapes"] | {more: [24]}))
+    assert model.flow.depth == config["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("name", RECORD["networks"])

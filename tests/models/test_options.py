@@ -733,7 +733,10 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
     own = own_options(config, recipe_of(config))
     said = {name: values[0] for name, values in own.items() if values}
     unread = {name: value for name, value in said.items() if name not in config.asked}
-    refuse_unknown(Configuration(unread | dict(config.options)))
+    stated = Configuration(unread | dict(config.options))
+    refuse_unknown(stated)
+    found, expected = recipe_of(stated), recipe_of(config)
+    assert unread and found.sizes == expected.sizes and found.masks == expected.masks
 
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
