@@ -103,6 +103,11 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
                 # A check of another library, such as diffrax's, stopped it before ours were read:
                 # with callbacks the first of all raises.
                 return traced(*args, **kwargs)
+            except ValueError as error:
+                # Nor does checkify open the operators of some libraries, such as lineax's.
+                if "not functionalized" not in str(error):
+                    raise
+                return traced(*args, **kwargs)
             said = failed.get()
             if said is not None:
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))

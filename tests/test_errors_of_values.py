@@ -4,12 +4,15 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 import pytest
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
 from lim_jax import training
+from lim_jax._checks import error_if
+from lim_jax._errors import filter_jit
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.paper.simulation import gate_gramians
@@ -218,3 +221,20 @@ def test_mistaken_values_raise_under_jit_and_grad(call, message):
 
     with pytest.raises(RuntimeError, match=message):
         eqx.filter_jit(jax.grad(total))(1.0).block_until_ready()
+
+
+def test_a_check_within_an_operator_of_lineax_is_one_too():
+    """Where nothing traces the call checks are values, which lineax's operators do not hand out."""
+
+    @filter_jit
+    def half(x, at_least):
+        def double(v):
+            return error_if(2 * v, v < at_least, "v: expected more, got less.")
+
+        operator = lx.FunctionLinearOperator(double, jax.eval_shape(lambda: x))
+        return lx.linear_solve(operator, x, lx.GMRES(1e-9, 1e-9)).value
+
+    x = array([3.0, 5.0])
+    np.testing.assert_allclose(half(x, -1e9), x / 2)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="^v: expected more, got less."):
+        half(x, 1e9)
