@@ -108,6 +108,9 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
                 if "not functionalized" not in str(error):
                     raise
                 return traced(*args, **kwargs)
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(failed)):
+                # Within a trace after all: that in which this module was imported, at first use.
+                return traced(*args, **kwargs)
             said = failed.get()
             if said is not None:
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import pytest
+from jax.extend.core import get_opaque_trace_state
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import training
+from lim_jax import _errors, training
 from lim_jax._checks import error_if
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.queries import readout_support
@@ -238,3 +239,16 @@ def test_a_check_within_an_operator_of_lineax_is_one_too():
     np.testing.assert_allclose(half(x, -1e9), x / 2)
     with pytest.raises(eqx.EquinoxRuntimeError, match="^v: expected more, got less."):
         half(x, 1e9)
+
+
+def test_the_first_use_of_the_library_may_be_within_a_trace(monkeypatch):
+    positive = filter_jit(lambda x: error_if(x, x <= 0, "x: expected more, got less."))
+
+    @jax.jit
+    def first(x):
+        monkeypatch.setattr(_errors, "NOT_TRACING", get_opaque_trace_state())
+        return positive(x)
+
+    assert first(array(2.0)) == 2
+    with pytest.raises(RuntimeError, match="x: expected more, got less."):
+        first(array(-2.0)).block_until_ready()
