@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 from jax.experimental import checkify
 from jax.extend.core import get_opaque_trace_state
 from jaxtyping import PyTree
@@ -108,7 +109,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
                 if "not functionalized" not in str(error):
                     raise
                 return traced(*args, **kwargs)
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(failed)):
+            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(failed)):
                 # Within a trace after all: that in which this module was imported, at first use.
                 return traced(*args, **kwargs)
             said = failed.get()
