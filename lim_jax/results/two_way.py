@@ -1,23 +1,4 @@
-r"""What is due to a document and what to its place: its shares in several orders.
-
-Of an order o of a context's k documents let :math:`s_{op}` be what the document d(o, p) at place p
-holds of the influence. Within a context
-
-.. math:: s_{op} = \mu + \omega_o + \beta_p + \alpha_{d(o,p)} + \varepsilon_{op}, \qquad
-          \sum_p \beta_p = \sum_d \alpha_d = 0
-
-is fitted by least squares. The order's own :math:`\omega_o` takes what all of its documents lose to
-the rest of the text; every order has each place and each document once, so that it costs the others
-nothing. In a balanced design, where every document has every place equally often, the fit is that
-of plain means, right also where places and documents do not add up. In others, as
-`prompts.cyclic_orders` draws them, it is right on the average over permutations.
-
-Orders of a context are not independent: they have its question and its documents in common. So each
-context is fitted by itself, and errors are those of the contexts' scatter. One context alone has no
-such scatter: there what does not add up, :math:`\varepsilon`, is taken for noise, with
-:math:`(N - 2)(k - 1)` degrees of freedom of N orders; the error is then over orders of these very
-documents, and says nothing about other questions.
-"""
+"""What is due to a document and what to its place: its shares in several orders."""
 
 import math
 from collections.abc import Sequence
@@ -61,12 +42,23 @@ class _Fit(NamedTuple):
 def two_way_shares(
     shares: Float[Any, "contexts orders places"], documents: Int[Any, "contexts orders places"]
 ) -> TwoWayShares:
-    """Separate the share due to the place from that due to the document, with errors.
+    r"""Separate the share due to the place from that due to the document, with errors.
 
-    On the host, of numbers that are there: not under `jit` and its kin. `shares` are of the
-    influence, such as `prompts.ShuffledContexts.shares` gives for each context; `documents` say
-    which document each is, a number below that of the places, once in an order. Two orders at least
-    tell places from documents.
+    Of an order o of a context's documents let :math:`s_{op}` be the share of the document d(o, p)
+    at place p. Within a context
+
+    .. math:: s_{op} = \mu + \omega_o + \beta_p + \alpha_{d(o,p)} + \varepsilon_{op}, \qquad
+              \sum_p \beta_p = \sum_d \alpha_d = 0
+
+    is fitted by least squares; the order's own :math:`\omega_o` takes what its documents lose to
+    the rest of the text. Where every document has every place equally often these are plain means,
+    right also where places and documents do not add up; in the orders of `prompts.cyclic_orders`
+    they are so on the average over permutations. Errors are of the contexts' scatter. One context
+    alone has none: there what does not add up is taken for noise, with :math:`(N - 2)(k - 1)`
+    degrees of freedom of N orders of k documents, and the error says nothing about other questions.
+
+    `shares` are such as `prompts.ShuffledContexts.shares` gives for each context, none traced;
+    `documents` say which document each is, from 0, once in an order, of two orders at least.
 
     Examples
     --------
@@ -189,13 +181,11 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
 
 
 def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Pair:
-    """Over contexts, each of which counts alike."""
     values = np.array([of_levels @ fit.levels for fit in fits])
     return values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits))
 
 
 def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
-    """Of one context, whose noise is what does not add up."""
     effects = np.einsum("ij,jk,ik->i", of_levels, fit.inverse, of_levels)
     # The mean of all orders is in every level, and in no contrast.
     in_common = (
@@ -207,12 +197,10 @@ def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
 def _table(fits: list[_Fit]) -> Pair:
     """Means of the contexts' own, over those in which some order has the document there."""
     counts = np.array([fit.counts for fit in fits])
-    cells = np.array([fit.sums for fit in fits]) / np.maximum(counts, 1)
-    number = (counts > 0).sum(axis=0)
-    mean = cells.sum(axis=0) / np.maximum(number, 1)
-    scatter = np.where(counts > 0, (cells - mean) ** 2, 0).sum(axis=0)
-    error = np.sqrt(scatter / np.maximum(number * (number - 1), 1))
-    return np.where(number > 0, mean, np.nan), np.where(number > 1, error, np.inf)
+    sums = np.array([fit.sums for fit in fits])
+    cells = np.ma.array(sums / np.maximum(counts, 1), mask=counts == 0)
+    error = cells.std(axis=0, ddof=1) / np.sqrt(cells.count(axis=0))
+    return cells.mean(axis=0).filled(np.nan), error.filled(np.inf)
 
 
 def _table_of_one(fit: _Fit) -> Pair:
