@@ -25,15 +25,7 @@ Kept = Bool[np.ndarray, "ablations parts"]
 
 
 def without_parts(context: Context, places: Places, kept: Bool[np.ndarray, " parts"]) -> Context:
-    """A context without the parts that are not kept, closed up; one of no names.
-
-    >>> from lim_jax.prompts import context_of
-    >>> from lim_jax.prompts.documents import RenderedPrompt
-    >>> context = context_of(RenderedPrompt("a=1 b=2 a="), "1")
-    >>> parts = [np.arange(0, 4), np.arange(4, 8)]
-    >>> bytes(without_parts(context, parts, np.array([True, False])).window.tolist())
-    b'a=1 a=1'
-    """
+    """A context without the parts that are not kept, closed up; one of no names."""
     first = int(np.flatnonzero(context.weights)[0])
     stays = np.ones(context.length, bool)
     for number in np.flatnonzero(~kept).tolist():

@@ -347,18 +347,7 @@ def answer_text(context: Context, tokenizer: Any) -> str:
 def finding_of(
     parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
 ) -> str:
-    """Which document gave most, in a sentence.
-
-    >>> parts = [AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
-    ...          AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, "")]
-    >>> print(finding_of(parts, "Wren"))
-    The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, with \
-40 of their 100 tokens. They hold 40 % of the whole influence.
-    >>> parts[1] = parts[1]._replace(score=-0.2)
-    >>> print(finding_of(parts, "Wren", signed=True))
-    The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. \
-Against it speaks “b” most: -0.20.
-    """
+    """Which document gave most, in a sentence."""
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)

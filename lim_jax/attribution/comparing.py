@@ -74,22 +74,7 @@ class ComparedAnswers(NamedTuple):
 def compare_answers(
     first: Record, second: Record, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
-    """Put the scores of each part beside each other, of two answers by one method.
-
-    >>> parts = [{"name": name, "kind": "document", "score": 0.5} for name in "ab"]
-    >>> about = {"method": "mask-path", "foil": "", "cut": False, "given": None}
-    >>> first = {**about, "answer": "Wren", "parts": parts}
-    >>> second = {**about, "answer": "Owl", "parts": [{**parts[0], "score": -1.0}]}
-    >>> print(compare_answers(first, second))
-    first: “Wren”
-    second: “Owl”
-    Of the documents of both “a” changed most, from +0.500 to -1.000.
-    Only in first: “b” (+0.500).
-    <BLANKLINE>
-    score   first  second  difference
-    “a”    +0.500  -1.000      -1.500
-    “b”    +0.500
-    """
+    """Put the scores of each part beside each other, of two answers by one method."""
     _require_alike(first, second)
     scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]

@@ -24,11 +24,7 @@ from lim_jax.results import load, save
 
 
 def stem(name: str) -> str:
-    """What a case is called in the names of files.
-
-    >>> stem("given network, last token")
-    'given_network_last_token'
-    """
+    """What a case is called in the names of files."""
     return name.replace(", ", "_").replace(" ", "_")
 
 

@@ -85,12 +85,6 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
     """What the first contexts are called: by their question, their id, or their number.
 
     Each line stands in so many `orders`, one after another.
-
-    >>> from lim_jax.prompts.documents import RenderedPrompt
-    >>> from lim_jax.prompts import context_of
-    >>> asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
-    >>> context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
-    ['“Who sings?” (id 7)', 'context 1']
     """
     names = []
     for number, context in enumerate(contexts):

@@ -105,13 +105,7 @@ def scored_records(contexts: Sequence[Context], scored: Sequence[Scored]) -> lis
 
 
 def scores_finding(scored: ScoredContexts) -> str:
-    """Which part's score is the largest on average, and which speaks against what is asked.
-
-    >>> parts = [ScoredPart(name, "part", score, 0.125, score, 2, 0.1, 9, 1, "")
-    ...          for name, score in (("a", -0.5), ("b", 1.5))]
-    >>> scores_finding(ScoredContexts("mask-gradient", [], [], parts))
-    '“b” has the largest score by mask-gradient, +1.500 ± 0.125. “a” has the least, -0.500 ± 0.125.'
-    """
+    """Which part's score is the largest on average, and which speaks against what is asked."""
     named = (part for part in scored.records if part.kind != REST)
     ordered = sorted(named, key=lambda part: part.score)
     least, top = ordered[0], ordered[-1]

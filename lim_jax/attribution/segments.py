@@ -84,14 +84,7 @@ def answer_segments(
 
 
 def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
-    """The parts of a context's documents: of every span but the question and messages.
-
-    >>> from lim_jax.prompts import context_of
-    >>> from lim_jax.prompts.documents import RenderedPrompt
-    >>> laid = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
-    >>> [(part.within, part.text) for part in document_segments(context_of(laid, " I"))]
-    [('a', 'Up. '), ('a', 'Down.')]
-    """
+    """The parts of a context's documents: of every span but the question and messages."""
     require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
     return [
         segment
@@ -108,13 +101,7 @@ def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
-    """The number of each token's document, -1 of those in none; of the context's first `FIRST`.
-
-    >>> from lim_jax.prompts import context_of
-    >>> from lim_jax.prompts.documents import RenderedPrompt
-    >>> document_numbers(context_of(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")).tolist()
-    [-2, 0, 0, -1, -1, -1, -1, -1, -1]
-    """
+    """The number of each token's document, -1 of those in none; of the context's first `FIRST`."""
     numbers = np.full(context.length, -1, np.int32)
     for number, places in enumerate(document_places(context).values()):
         numbers[places] = number

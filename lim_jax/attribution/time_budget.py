@@ -164,21 +164,13 @@ def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
 
 
 def described_contexts(lengths: Sequence[int]) -> str:
-    """How many contexts there are, and of how many tokens.
-
-    >>> described_contexts([12]), described_contexts([30, 28])
-    ('1 context of 12 tokens', '2 contexts of 28 to 30 tokens')
-    """
+    """How many contexts there are, and of how many tokens."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
 
 
 def duration(seconds: float) -> str:
-    """A time in words.
-
-    >>> duration(0.3), duration(42.0), duration(400.0), duration(9000.0)
-    ('1 second', '40 seconds', '7 minutes', '2.5 hours')
-    """
+    """A time in words."""
     if seconds < 90:
         shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
         return f"{shown:.0f} second{'s' * (shown > 1)}"

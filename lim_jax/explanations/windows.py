@@ -59,14 +59,7 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
 def carried_to(
     regions: Regions, length: int
 ) -> tuple[Regions, Float[np.ndarray, "cells length"] | None]:
-    """A context's own regions, and how its profiles are carried to these; None where they stay.
-
-    Examples
-    --------
-    >>> own, shares = carried_to(boundary_regions(token_grid(2), 0.25), 4)
-    >>> own.grid.size, None if shares is None else shares.tolist()
-    (4, [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])
-    """
+    """A context's own regions, and how its profiles are carried to these; None where they stay."""
     if length == regions.grid.size:
         return regions, None
     dtype = regions.grid.nodes.dtype
@@ -79,20 +72,6 @@ def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Re
 
     Of weights of several contexts, without those that are asked in any. Of a context of another
     length these are the cells that its queries reach into.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.4)
-    >>> rest = regions_without_queries(jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
-    >>> rest is not None and rest.left_out
-    (3,)
-    >>> regions_without_queries(jnp.ones(4) / 4, regions) is None
-    True
-    >>> rows = [np.eye(8)[5]]  # which lies in the third of four cells
-    >>> rest = regions_without_queries(rows, boundary_regions(token_grid(4), 0.25))
-    >>> rest is not None and rest.left_out
-    (2,)
     """
     if isinstance(query_weights, Sequence):
         asked = np.zeros(regions.grid.size, bool)

@@ -80,11 +80,7 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
 
 
 def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
-    """A title, with the number of the grid's positions, of examples and of positions left out.
-
-    >>> headed("a network, last token", 48, 16, left_out=1)
-    'a network, last token (48 positions, n = 16, 1 left out)'
-    """
+    """A title, with the number of the grid's positions, of examples and of positions left out."""
     require_text(title, "title")
     size = f"{length} positions" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
@@ -126,12 +122,6 @@ def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.n
     r"""Two standard errors to either side; on a logarithmic axis as a factor.
 
     There it is :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
-
-    >>> value, error = np.array([4.0]), np.array([2.0])
-    >>> [end.tolist() for end in error_band(value, error, log=False)]
-    [[0.0], [8.0]]
-    >>> [round(float(end[0]), 6) for end in error_band(value, error, log=True)]
-    [1.471518, 10.873127]
     """
     if not log:
         return value - 2 * error, value + 2 * error

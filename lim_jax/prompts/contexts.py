@@ -29,14 +29,7 @@ class Span(NamedTuple):
 
 
 def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
-    """The tokens of each name, in order and once each, by names in the order in which they are met.
-
-    Examples
-    --------
-    >>> spans = Span("b", np.array([4, 5])), Span("a", np.array([0])), Span("b", np.array([1, 4]))
-    >>> {name: places.tolist() for name, places in places_by_name(spans).items()}
-    {'b': [1, 4, 5], 'a': [0]}
-    """
+    """The tokens of each name, in order and once each; names in the order in which they come."""
     by_name: dict[str, list[Any]] = {}
     for span in spans:
         by_name.setdefault(span.name, []).append(span.places)

@@ -56,21 +56,12 @@ BEGINNERS = frozenset(
 
 
 def sentences(text: str) -> list[Span]:
-    """The sentences of a text, one after another: each character is in exactly one.
-
-    >>> text = "Dr. Smith paid $3.14. Why? It is so."
-    >>> [text[start:end] for start, end in sentences(text)]
-    ['Dr. Smith paid $3.14. ', 'Why? ', 'It is so.']
-    """
+    """The sentences of a text, one after another: each character is in exactly one."""
     return _between(text, (end for block in _blocks(text) for end in _ends(text, *block)))
 
 
 def paragraphs(text: str) -> list[Span]:
-    r"""The paragraphs of a text, each with the blank lines after it.
-
-    >>> paragraphs("One\nline.\n\nTwo.")
-    [(0, 11), (11, 15)]
-    """
+    """The paragraphs of a text, each with the blank lines after it."""
     return _between(text, (match.start() for match in BLANK.finditer(text)))
 
 

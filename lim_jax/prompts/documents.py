@@ -105,13 +105,7 @@ def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
 
 
 def laid_pieces(pieces: Sequence[tuple[str, str]]) -> RenderedPrompt:
-    """A text of pieces one after another, each with its name, which is empty where it has none.
-
-    Examples
-    --------
-    >>> laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
-    RenderedPrompt(text='Here: a=1.', spans=((6, 9, 'record'),), marked=False, control=None)
-    """
+    """A text of pieces one after another, each with its name, which is empty where it has none."""
     ends = accumulate(len(text) for text, _ in pieces)
     spans = [
         (end - len(text), end, name) for (text, name), end in zip(pieces, ends, strict=True) if name

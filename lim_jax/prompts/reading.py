@@ -77,22 +77,12 @@ def read_prompts(
 
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
-    r"""Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
+    """Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
 
     A line has a ``text``; or a ``prompt``; or ``documents`` and a ``question``; or ``messages`` and
     maybe ``documents`` and ``tools``; all but a text maybe an ``answer`` and a ``foil``, text and
     prompt ``spans``, and any an ``id`` of its own (docs/commands.md). Text and prompt are read with
     tokens of control such as ``<|im_end|>`` where they spell them, all else as text alone.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "asked.jsonl"
-    ...     _ = path.write_text('{"documents": [{"text": "Wrens sing."}], "question": "Who?"}')
-    ...     (line,) = read_lines(path)
-    >>> line.laid.text
-    'Wrens sing.\n\nQuestion: Who?\nAnswer:'
     """
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]

@@ -29,16 +29,6 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
 
     With `rest`, the influence without the tokens that the loss asks from, it is this that is told
     of.
-
-    >>> import jax.numpy as jnp
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(3), "1/3")
-    >>> valley, hill = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]]), jnp.array([[2.0, 8.0, 2.0]])
-    >>> print(finding(Influence.from_energies(valley, regions)).split(". ")[0])
-    A token in the middle 33 % of the context has on average 40 % ± 10 % less influence than one \
-in the first 33 %, the weaker end
-    >>> print(finding(Influence.from_energies(hill, regions))[46:121])
-    on average 4.0 times the influence of one in the first 33 %, the weaker end
     """
     if rest is not None:
         said = finding(rest)
@@ -62,14 +52,7 @@ in the first 33 %, the weaker end
 
 
 def records_finding(records: Sequence[Any], most: int = 3) -> str:
-    """Which named parts hold most of the influence; at most so many are named.
-
-    >>> from types import SimpleNamespace
-    >>> record = lambda name, share, texts: SimpleNamespace(
-    ...     name=name, kind="part", share=share, error=0.01, of_tokens=0.2, texts=texts)
-    >>> print(records_finding([record("a", 0.1, 1), record("b", 0.6, 4)]))
-    “b” (4 different texts) holds 60 % ± 1 % of the influence in 20 % of the tokens, “a” 10 % ± 1 %.
-    """
+    """Which named parts hold most of the influence; at most so many are named."""
     named = (record for record in records if record.kind != REST)
     parts = sorted(named, key=lambda record: -record.share)
     if not parts:
@@ -81,25 +64,14 @@ def records_finding(records: Sequence[Any], most: int = 3) -> str:
 
 
 def part_words(record: Any) -> str:
-    """A part by its name, with of how many texts it is where contexts have others under that name.
-
-    >>> from types import SimpleNamespace
-    >>> part_words(SimpleNamespace(name="document 1", kind="part", texts=4))
-    '“document 1” (4 different texts)'
-    >>> part_words(SimpleNamespace(name="", kind="rest", texts=4))
-    'the rest, in no part'
-    """
+    """A part by its name, with of how many texts it is where contexts have others under it."""
     if record.kind == REST:
         return IN_NO_PART
     return f"“{record.name}”" + f" ({record.texts} different texts)" * (record.texts > 1)
 
 
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:
-    """How the influence came: the largest shares of hops and of channels, and what each says.
-
-    >>> parts_finding(np.array([0.0, 1.0, 199.0]), np.array([0.0, 1.0, 2.0, 1.0]), 0)[:61]
-    'By hops: 2 hops 50 %, 1 hop 25 %, 3 or more hops 25 %. By cha'
-    """
+    """How the influence came: the largest shares of hops and of channels, and what each says."""
 
     def largest(names: Sequence[str], energies: Any) -> str:
         energies = np.asarray(energies, float)
@@ -114,12 +86,7 @@ def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: i
 
 
 def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
-    """Certificates as questions with their answers; those that cannot decide in one line.
-
-    >>> hopeless = Certificate("survival of recency", "", (), (), "B", (), vacuous="c >= 9")
-    >>> certificate_lines([hopeless])
-    ['1 of 1 criteria cannot decide here: survival of recency.']
-    """
+    """Certificates as questions with their answers; those that cannot decide in one line."""
     lines = [
         f"{QUESTIONS.get(claim.name, claim.name + '?')} {ANSWERS[claim.holds]} "
         f"Measured apart from it: {PLAIN.get(claim.name, claim.conclusion)}: "

@@ -33,12 +33,6 @@ def shading(values: np.ndarray) -> Shading:
     """Shade from zero to the greatest value; in decades where values span more than two.
 
     At most four decades below the greatest are told apart.
-
-    >>> shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()
-    [0, 5, 9]
-    >>> shade = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
-    >>> shade.logarithmic, shade(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()
-    (True, [0, 0, 2, 9])
     """
     values = np.asarray(values, float)
     positive = values[values > 0]

@@ -22,13 +22,7 @@ HEIGHT = 760  # pixels of a notebook's frame
 
 
 class Page(NamedTuple):
-    """A page of HTML. A notebook shows it in a frame of its own, so that no style goes in or out.
-
-    Examples
-    --------
-    >>> Page('<p class="a">b</p>')._repr_html_()[:52]
-    '<iframe title="Influence" srcdoc="&lt;p class=&quot;'
-    """
+    """A page of HTML. A notebook shows it in a frame of its own: no style goes in or out."""
 
     html: str
 

@@ -36,21 +36,13 @@ PLAIN = {
 
 
 def digits(value: Any) -> str:
-    """Three digits, without an exponent below a million.
-
-    >>> [digits(value) for value in (0.012345, 12.345, 12345.6, 1.5e7)]
-    ['0.0123', '12.3', '12,346', '1.5e+07']
-    """
+    """Three digits, without an exponent below a million."""
     value = float(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def with_error(value: Any, error: Any) -> str:
-    """A value with its standard error; alone where one context has none.
-
-    >>> with_error(1.234, 0.05), with_error(1.234, np.inf)
-    ('1.23 ± 0.05', '1.23')
-    """
+    """A value with its standard error; alone where one context has none."""
     return digits(value) + error_words(error, digits)
 
 
@@ -80,12 +72,7 @@ def verdict(influence: Influence) -> str:
 
 
 def certificate_words(certificate: Certificate) -> dict[str, Any]:
-    """Whether a certificate held, failed or is vacuous, why, and what was measured apart from it.
-
-    >>> words = certificate_words(Certificate("criterion", "", (), (), "B", (), vacuous="A = 0"))
-    >>> words["kind"], words["saying"]
-    ('vacuous', 'It could not have held here: A = 0.')
-    """
+    """Whether a certificate held, failed or is vacuous, why, and what was measured apart."""
     kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
     premises = [
         (premise.statement, digits(premise.value), premise.holds)

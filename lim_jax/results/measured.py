@@ -130,13 +130,7 @@ def record_in_words(
 
 
 def points_in_words(share: float, error: float) -> tuple[str, str]:
-    """Points of a hundred, more or less; and what is to be said of their error.
-
-    >>> points_in_words(-0.125, 0.1)
-    ('12.5 ± 10.0 points less', ', which is within two errors')
-    >>> points_in_words(0.125, 0.0)[1]
-    ', the same in every context, so that the error says nothing'
-    """
+    """Points of a hundred, more or less; and what is to be said of their error."""
     points = f"{100 * abs(share):.1f}{error_words(100 * error)}"
     if math.isinf(error):
         warning = ", of one context alone, which has no error"
@@ -151,9 +145,6 @@ def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> 
     """A standard error as it follows a number: nothing where one context has none.
 
     An error of zero is said: where all contexts are alike it tells nothing of others.
-
-    >>> error_words(0.25), error_words(0.0), error_words(math.inf)
-    (' ± 0.2', ' (error 0)', '')
     """
     if float(error) == 0:
         return " (error 0)"
@@ -190,11 +181,7 @@ def _compared_shares(
 def energies_before_queries(
     energies: Sequence[Any], asked: Sequence[int]
 ) -> list[np.ndarray] | None:
-    """The energies of the tokens before the first that is asked; None where that is a first one.
-
-    >>> energies_before_queries([np.array([4.0, 8.0, 1.0, 1.0])], [2])
-    [array([2., 4.])]
-    """
+    """The energies of the tokens before the first that is asked; None where that is a first one."""
     if min(asked) == 0:
         return None
     pairs = zip(map(np.asarray, energies), asked, strict=True)
@@ -202,11 +189,7 @@ def energies_before_queries(
 
 
 def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None = None) -> Regions:
-    """The boundary regions of a grid for contexts of these lengths, of at most a hundred cells.
-
-    >>> [common_regions(lengths, 0.2).grid.size for lengths in ([7, 7], [7, 9, 12], [300, 400])]
-    [7, 9, 100]
-    """
+    """The boundary regions of a grid for contexts of these lengths, of at most a hundred cells."""
     several = len(set(lengths)) > 1
     cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
     return boundary_regions(token_grid(cells, dtype), delta)
@@ -238,11 +221,7 @@ def pooled_influences(
 
 
 def percent(share: Any, error: Any = np.inf) -> str:
-    """A share in per cent, with its standard error where there is one.
-
-    >>> percent(0.6149, 0.023), percent(0.6149), percent(0.0042), percent(0.6149, 0.0)
-    ('61 % ± 2 %', '61 %', '0.4 %', '61 % (error 0)')
-    """
+    """A share in per cent, with its standard error where there is one."""
 
     def digits(value: Any) -> str:
         size = 100 * float(value)

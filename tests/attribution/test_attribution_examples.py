@@ -1,0 +1,139 @@
+"""What small functions of the room give, written down by hand."""
+
+import numpy as np
+
+from lim_jax.attribution.ablations import without_parts
+from lim_jax.attribution.asking import AnswerPart, finding_of
+from lim_jax.attribution.comparing import compare_answers
+from lim_jax.attribution.explaining import stem
+from lim_jax.attribution.parts import context_names
+from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
+from lim_jax.attribution.segments import document_numbers, document_segments
+from lim_jax.attribution.time_budget import described_contexts, duration
+from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.prompts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+
+
+def test_without_parts():
+    context = context_of(RenderedPrompt("a=1 b=2 a="), "1")
+    parts = [np.arange(0, 4), np.arange(4, 8)]
+    assert (
+        bytes(without_parts(context, parts, np.array([True, False])).window.tolist())
+    ) == b"a=1 a=1"
+
+
+def test_finding_of():
+    parts = [
+        AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
+        AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, ""),
+    ]
+    assert finding_of(parts, "Wren") == (
+        "The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, "
+        "with 40 of their 100 tokens. They hold 40 % of the whole influence."
+    )
+    parts[1] = parts[1]._replace(score=-0.2)
+    assert finding_of(parts, "Wren", signed=True) == (
+        "The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. "
+        "Against it speaks “b” most: -0.20."
+    )
+
+
+def test_compare_answers():
+    parts = [{"name": name, "kind": "document", "score": 0.5} for name in "ab"]
+    about = {"method": "mask-path", "foil": "", "cut": False, "given": None}
+    first = {**about, "answer": "Wren", "parts": parts}
+    second = {**about, "answer": "Owl", "parts": [{**parts[0], "score": -1.0}]}
+    said = """first: “Wren”
+second: “Owl”
+Of the documents of both “a” changed most, from +0.500 to -1.000.
+Only in first: “b” (+0.500).
+
+score   first  second  difference
+“a”    +0.500  -1.000      -1.500
+“b”    +0.500"""
+    assert str(compare_answers(first, second)) == said
+
+
+def test_stem():
+    assert (stem("given network, last token")) == "given_network_last_token"
+
+
+def test_context_names():
+    asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
+    assert (
+        context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
+    ) == ["“Who sings?” (id 7)", "context 1"]
+
+
+def test_scores_finding():
+    parts = [
+        ScoredPart(name, "part", score, 0.125, score, 2, 0.1, 9, 1, "")
+        for name, score in (("a", -0.5), ("b", 1.5))
+    ]
+    assert (scores_finding(ScoredContexts("mask-gradient", [], [], parts))) == (
+        "“b” has the largest score by mask-gradient, +1.500 ± 0.125. "
+        "“a” has the least, -0.500 ± 0.125."
+    )
+
+
+def test_document_segments():
+    laid = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
+    assert ([(part.within, part.text) for part in document_segments(context_of(laid, " I"))]) == [
+        ("a", "Up. "),
+        ("a", "Down."),
+    ]
+
+
+def test_document_numbers():
+    assert (
+        document_numbers(context_of(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")).tolist()
+    ) == [-2, 0, 0, -1, -1, -1, -1, -1, -1]
+
+
+def test_described_contexts():
+    assert (described_contexts([12]), described_contexts([30, 28])) == (
+        "1 context of 12 tokens",
+        "2 contexts of 28 to 30 tokens",
+    )
+
+
+def test_duration():
+    assert (duration(0.3), duration(42.0), duration(400.0), duration(9000.0)) == (
+        "1 second",
+        "40 seconds",
+        "7 minutes",
+        "2.5 hours",
+    )
+
+
+def test_joined_tokens():
+    assert (joined_tokens(["n", "", "é", "!", ""])) == [
+        ("n", [0]),
+        ("é", [1, 2]),
+        ("!", [3]),
+        ("�", [4]),
+    ]
+
+
+def test_held_by_text():
+    assert (held_by_text(["a", "", "é", "a"], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3])) == {
+        "a": 5.0,
+        "é": 5.0,
+    }
+
+
+def test_most_in_words():
+    assert (
+        most_in_words({" the": 1.0, "Wren": 6.0, "\n": 0.5, ".": 0.5})
+    ) == "“Wren” 75 %, “ the” 12 %, “⏎” 6 %"
+
+
+def test_in_text():
+    assert (in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")) == (
+        " the",
+        "··",
+        ".⏎\n",
+        "⟨00⟩",
+        "�",
+    )

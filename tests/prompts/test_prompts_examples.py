@@ -1,0 +1,41 @@
+"""What small functions of the room give, written down by hand."""
+
+import numpy as np
+
+from lim_jax.prompts.contexts import Span, places_by_name
+from lim_jax.prompts.cutting import paragraphs, sentences
+from lim_jax.prompts.documents import laid_pieces
+from lim_jax.prompts.reading import read_lines
+
+
+def test_places_by_name():
+    spans = Span("b", np.array([4, 5])), Span("a", np.array([0])), Span("b", np.array([1, 4]))
+    assert ({name: places.tolist() for name, places in places_by_name(spans).items()}) == {
+        "b": [1, 4, 5],
+        "a": [0],
+    }
+
+
+def test_sentences():
+    text = "Dr. Smith paid $3.14. Why? It is so."
+    assert ([text[start:end] for start, end in sentences(text)]) == [
+        "Dr. Smith paid $3.14. ",
+        "Why? ",
+        "It is so.",
+    ]
+
+
+def test_paragraphs():
+    assert (paragraphs("One\nline.\n\nTwo.")) == [(0, 11), (11, 15)]
+
+
+def test_laid_pieces():
+    laid = laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
+    assert laid == ("Here: a=1.", ((6, 9, "record"),), False, None)
+
+
+def test_read_lines(tmp_path):
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"documents": [{"text": "Wrens sing."}], "question": "Who?"}')
+    (line,) = read_lines(path)
+    assert (line.laid.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"

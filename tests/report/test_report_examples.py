@@ -1,0 +1,100 @@
+"""What small functions of the room give, written down by hand."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+
+from lim_jax.adjoint.certificate import Certificate
+from lim_jax.density import Influence
+from lim_jax.grid import boundary_regions, token_grid
+from lim_jax.report.sentences import (
+    certificate_lines,
+    finding,
+    part_words,
+    parts_finding,
+    records_finding,
+)
+from lim_jax.report.shades import shading
+from lim_jax.report.showing import Page
+from lim_jax.report.wording import certificate_words, digits, with_error
+
+
+def test_finding():
+    regions = boundary_regions(token_grid(3), "1/3")
+    valley, hill = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]]), jnp.array([[2.0, 8.0, 2.0]])
+    assert finding(Influence.from_energies(valley, regions)).split(". ")[0] == (
+        "A token in the middle 33 % of the context has on average 40 % ± 10 % less influence than "
+        "one in the first 33 %, the weaker end"
+    )
+    assert (
+        finding(Influence.from_energies(hill, regions))[46:121]
+        == "on average 4.0 times the influence of one in the first 33 %, the weaker end"
+    )
+
+
+def test_records_finding():
+    rest = {"kind": "part", "error": 0.01, "of_tokens": 0.2}
+    records = [
+        SimpleNamespace(name=name, share=share, texts=texts, **rest)
+        for name, share, texts in (("a", 0.1, 1), ("b", 0.6, 4))
+    ]
+    assert records_finding(records) == (
+        "“b” (4 different texts) holds 60 % ± 1 % of the influence in 20 % of the tokens, "
+        "“a” 10 % ± 1 %."
+    )
+
+
+def test_part_words():
+    assert (
+        part_words(SimpleNamespace(name="document 1", kind="part", texts=4))
+    ) == "“document 1” (4 different texts)"
+    assert (part_words(SimpleNamespace(name="", kind="rest", texts=4))) == "the rest, in no part"
+
+
+def test_parts_finding():
+    assert (
+        (parts_finding(np.array([0.0, 1.0, 199.0]), np.array([0.0, 1.0, 2.0, 1.0]), 0)[:61])
+        == "By hops: 2 hops 50 %, 1 hop 25 %, 3 or more hops 25 %. By cha"
+    )
+
+
+def test_certificate_lines():
+    hopeless = Certificate("survival of recency", "", (), (), "B", (), vacuous="c >= 9")
+    assert (certificate_lines([hopeless])) == [
+        "1 of 1 criteria cannot decide here: survival of recency."
+    ]
+
+
+def test_shading():
+    assert (shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()) == [0, 5, 9]
+    shade = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
+    assert (shade.logarithmic, shade(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()) == (
+        True,
+        [0, 0, 2, 9],
+    )
+
+
+def test_page():
+    assert (
+        (Page('<p class="a">b</p>')._repr_html_()[:52])
+        == '<iframe title="Influence" srcdoc="&lt;p class=&quot;'
+    )
+
+
+def test_digits():
+    assert ([digits(value) for value in (0.012345, 12.345, 12345.6, 1.5e7)]) == [
+        "0.0123",
+        "12.3",
+        "12,346",
+        "1.5e+07",
+    ]
+
+
+def test_with_error():
+    assert (with_error(1.234, 0.05), with_error(1.234, np.inf)) == ("1.23 ± 0.05", "1.23")
+
+
+def test_certificate_words():
+    words = certificate_words(Certificate("criterion", "", (), (), "B", (), vacuous="A = 0"))
+    assert (words["kind"], words["saying"]) == ("vacuous", "It could not have held here: A = 0.")
