@@ -82,10 +82,8 @@ def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:
 def _leave() -> None:
     """End the process at once.
 
-    XLA compiles in threads of its own, and whoever waits for one is interrupted, not the thread,
-    which Python can neither end nor wait for. An interpreter that ended as usual would take the
-    devices from under it, and the process would die of a segmentation fault. All that is kept of a
-    run is written as a whole or not at all, so that nothing is lost.
+    XLA compiles in threads that Python can neither end nor wait for: one that ended as usual would
+    die of a segmentation fault. What is kept of a run is written as a whole or not at all.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout.flush()

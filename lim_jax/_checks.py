@@ -1,9 +1,7 @@
 """Errors that say what was passed, what is accepted, and how to fix it.
 
-Shapes and static values are checked before tracing and raise `Refusal`. Values that may be traced
-are checked by `error_if`, whose result must be used: it raises when the numbers arrive. Functions
-of losses and of data raise at NaN and infinity; elementary functions pass them on, and none turns
-them into numbers.
+Shapes and static values are checked before tracing and raise `Refusal`; values that may be traced
+are checked by `error_if`, whose result must be used.
 """
 
 import math
@@ -315,10 +313,7 @@ def _require_sizes(tree: PyTree) -> None:
 
 
 def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -> Tree:
-    """Raise on all devices of a `jax.shard_map` where one fails.
-
-    The branches of a conditional are of one type: here of one that no device has to itself.
-    """
+    """Raise on all devices of a `jax.shard_map` where one fails."""
     fails, first = varying_as((fails.astype(int), first), (fails, first))
     axes = tuple(varying_axes(fails))
     anywhere, said = (jax.lax.pmax(number, axes) if axes else number for number in (fails, first))

@@ -1,10 +1,7 @@
-"""A fingerprint of a value, the same in every process.
+"""A fingerprint of a value, the same in every process: two of one digest compute the same.
 
-A run that is taken up must be of the same network, loss and data. Two values of one digest compute
-the same: it is of arrays, of static fields and other plain values, and of functions' code with what
-this uses. Nothing that changes from process to process is in it: no address, no `hash`, no order of
-a set. Functions of libraries are told by their names, so that a network that was read from a
-checkpoint has one digest under all versions of JAX and of Python.
+It is of arrays, of static fields and plain values, and of functions' code with what this uses; of
+no address, no `hash`, no order of a set.
 """
 
 import sys
@@ -39,10 +36,8 @@ Known = dict[int, tuple[Any, bytes]]
 def digest(value: PyTree, after: str = "") -> str:
     """A fingerprint of all that a value computes with, and of what went before it.
 
-    Of arrays precision, shape and numbers count; of modules, tuples and other objects the type's
-    name and every field; of functions the code, the defaults, what they close over, and of what
-    they find by name in their module the data and the functions. Classes, functions of `LIBRARIES`,
-    and functions found in other modules, are told by their names.
+    Classes, functions of `LIBRARIES`, and functions found in other modules, are told by their
+    names.
     """
     return sha256(after.encode() + _hash(value, {})).hexdigest()[:16]
 

@@ -1,14 +1,9 @@
 r"""Linear maps at a point that know their transposes, of many points and vectors at once.
 
-JAX transposes a loop into the same loop backwards, every product in it turned round. Where the
-transpose can be written by hand it may be the better program: two such maps,
-
-.. math:: \langle g,\, T_x t\rangle = \langle T_x^* g,\, t\rangle,
-
-are each the other's transpose, and their derivatives in the point :math:`x` are JAX's own, of the
-programs as they are written. What `vmap` adds comes in front: a program sees one axis of points
-and, of vectors, a second axis of those that share a point. A platform may run a program of its own
-where nothing is differentiated further.
+JAX transposes a loop into the same loop backwards. Where the transpose is better written by hand,
+two maps :math:`\langle g,\, T_x t\rangle = \langle T_x^* g,\, t\rangle` are each the other's
+transpose, and their derivatives in the point :math:`x` are JAX's own. A program sees one axis of
+points and, of vectors, a second axis of those that share a point.
 """
 
 import math

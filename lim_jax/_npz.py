@@ -1,7 +1,6 @@
 """Arrays and a header of JSON in one file: an ``.npz`` archive, as `numpy.load` opens it.
 
-Its entry ``header`` is the JSON, and nothing in it is code. A file is seen whole or not at all,
-whenever the process dies that writes it, and its check sums are held against it when it is read.
+Nothing in it is code. It is seen whole or not at all, and its check sums are held against it.
 """
 
 import json
@@ -76,10 +75,7 @@ def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
 
 
 def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
-    """Put an array aside, and what the header says of it.
-
-    What NumPy has no name for, such as bfloat16, is written in a wider precision.
-    """
+    """Put an array aside, and what the header says; bfloat16 and the like in a wider precision."""
     require(
         name not in ("file", "header", "allow_pickle"),
         "result",

@@ -3,9 +3,8 @@ r"""Tokens times a matrix, and the two products that are its gradients.
 .. math:: x W^\top, \qquad \text{input gradient } g W, \qquad \text{weight gradient } g^\top x,
 
 of tokens x and covectors g in rows. Each is linear in both operands and has the other two as its
-transposes, so that derivatives of all orders are these three again. JAX's own derivatives give the
-same numbers. But for a weight gradient, which sums over tokens, a CPU transposes one operand, and
-computes along columns whatever is fused into that copy: here it is the narrower operand.
+transposes. JAX's own derivatives give the same numbers; but for a weight gradient a CPU transposes
+one operand, and here it is the narrower one.
 """
 
 from functools import partial
@@ -54,10 +53,7 @@ def _run_weight_gradient(covectors: Array, tokens: Array) -> Array:
 
 
 def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
-    """With the narrower operand first, which the CPU transposes for the product.
-
-    Of two as narrow it is the tokens, which several matrices may have in common.
-    """
+    """With the narrower operand first, which the CPU transposes for the product."""
     if covectors.shape[-1] < tokens.shape[-1]:
         return _run_weight_gradient(covectors, tokens)
     # The barrier keeps XLA from transposing the operands instead of the matrix that comes out.

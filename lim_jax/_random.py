@@ -1,7 +1,4 @@
-"""Gaussian draws, along one axis and then reshaped: the same bits as JAX's, compiled sooner.
-
-XLA takes about a second more on a CPU for each further axis of `jax.random.normal`.
-"""
+"""Gaussian draws, along one axis and then reshaped: the same bits as JAX's, compiled sooner."""
 
 import math
 

@@ -1,8 +1,4 @@
-"""Files from which a run that was interrupted goes on.
-
-Arrays are kept as in files of results (`_npz`). Plain values are lines of a file that grows, each
-of which is seen whole or not at all.
-"""
+"""Files from which a run that was interrupted goes on: arrays, or lines of plain values."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping

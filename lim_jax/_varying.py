@@ -1,7 +1,6 @@
 """Arrays that differ from device to device inside `jax.shard_map`: their types say over which axes.
 
-A loop's carry and the branches of a conditional must be of one type, so what begins as zeros is
-made to vary as what is added to it.
+A loop's carry and a conditional's branches are of one type: zeros are made to vary as their sums.
 """
 
 from typing import Any, TypeVar

@@ -49,11 +49,8 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
 
     from the k largest of n independent, nonnegative samples, with standard error
     :math:`\hat\alpha/\sqrt k`. Where :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below
-    alpha are finite and those above are not. The samples' own moments are always finite: they
-    neither prove nor refute that those of the distribution are. Tails lighter than any power show
-    an index that rises slowly with n: 3 for log-normal samples at n = 10,000, whose moments are all
-    finite. Infinite if the k + 1 largest are equal; zero, with an infinite error, for one sample or
-    if only some of them are positive.
+    alpha are finite; of lighter tails the index rises slowly with n. Infinite if the k + 1 largest
+    are equal; zero, with an infinite error, for one sample or if only some are positive.
 
     Examples
     --------

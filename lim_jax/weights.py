@@ -1,8 +1,7 @@
 """Weights that stay on a disk or in the host's memory until a compiled program asks for them.
 
-The program fetches each layer once on its way ahead and once on its way back, by
-`network.ResidualFlow.scan`, and holds that layer beside the next one, which is being read.
-Derivatives in such weights raise `NotImplementedError`.
+The program fetches each layer once on its way ahead and once on its way back, beside the next one,
+which is being read. Derivatives in such weights raise `NotImplementedError`.
 """
 
 from collections.abc import Callable
@@ -35,8 +34,8 @@ else:  # layers are read into NumPy's arrays, and put on a device when all are r
 class LayerSource:
     """Reads layers by number; a thread reads the next one while this one is computed with.
 
-    ``read(index)`` gives a layer's arrays, always of the same structure and shapes. It runs in a
-    thread beside a program that waits for it, so it must compute nothing by JAX.
+    ``read(index)`` gives a layer's arrays, of the same structure and shapes, computing nothing by
+    JAX.
     """
 
     def __init__(self, read: ReadLayer, depth: int):
@@ -152,10 +151,7 @@ class RowSource:
 
 
 class FetchedRows(eqx.Module):
-    """A matrix of which a source hands out the rows that an embedding or a head needs.
-
-    `fingerprint` is as in `FetchedLayers`.
-    """
+    """A matrix of which a source hands out the rows that an embedding or a head needs."""
 
     fingerprint: Fingerprint
     source: RowSource = eqx.field(static=True)

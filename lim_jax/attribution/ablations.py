@@ -1,8 +1,4 @@
-"""Parts of a context left out, and its loss without them: leave-one-out, and a sparse regression.
-
-What is left of a context closes up. What asks stays: of a part only the tokens before the first
-place that asks are left out.
-"""
+"""Parts of a context left out, and its loss without them: what is left closes up."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -74,10 +70,7 @@ def ablations(
     count: int = ABLATIONS,
     **progress: Any,
 ) -> Float[np.ndarray, " parts"]:
-    """The coefficients of a sparse regression of minus the loss on which parts are kept.
-
-    Each is kept with probability 1/2, in `count` contexts drawn from one seed.
-    """
+    """Coefficients of a sparse regression of minus the loss on parts kept, each by a coin."""
     rng = np.random.default_rng(0)
     kept = rng.integers(2, size=(count, len(places))).astype(bool)
     losses = losses_without(model, context, places, kept, loss, **progress)
@@ -87,16 +80,10 @@ def ablations(
 def sparse_regression(
     kept: Kept, values: Float[np.ndarray, " ablations"], strength: float = 0.01
 ) -> Float[np.ndarray, " parts"]:
-    r"""A Lasso from which parts are kept to a value, such as the answer's log odds.
+    """A Lasso from which parts are kept to a value, such as the answer's log odds.
 
-    On features of mean zero and variance one, as Cohen-Wang, Shah, Georgiev and Madry,
-    "ContextCite: attributing model generation to context" (2024), have it, with their `strength`;
-    the coefficients are in the units of the value and of the features again.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without scikit-learn, of the extra ``faithfulness``.
+    On features of mean zero and variance one, with the `strength` of Cohen-Wang, Shah, Georgiev and
+    Madry, "ContextCite: attributing model generation to context" (2024); in the value's units.
     """
     require_extra("sklearn", "faithfulness")
     features = np.asarray(kept, float)

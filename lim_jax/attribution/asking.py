@@ -43,11 +43,7 @@ from lim_jax.results.tables import FILES
 
 
 class AnswerPart(NamedTuple):
-    """A part of a question's context, and its score by the method that was chosen.
-
-    `of_documents` is a document's score as a share of the sizes of all documents' scores, None of
-    other parts. `most` are the tokens that give most.
-    """
+    """A part of a question's context, its score, and its share of all documents' scores."""
 
     name: str
     kind: str  # document, question, message or rest
@@ -126,10 +122,7 @@ class Answer(NamedTuple):
     def compare(self, second: "Answer") -> ComparedAnswers:
         """The scores of each part in this answer and in a second, such as one without a document.
 
-        Raises
-        ------
-        ValueError
-            Where the two are by different methods, one alone has a foil, or no document is in both.
+        Raise ValueError where methods differ, one alone has a foil, or no document is in both.
         """
         return compare_answers(self.record(), second.record())
 
@@ -185,10 +178,9 @@ def ask(
     method
         How parts are scored: one of `attribution.methods.METHODS`.
     parts, document_parts
-        Of the mask gradient and path: the parts of the answer, each of which takes a backward pass
-        for each gradient, the whole ``"answer"``, every ``"sentence"`` (the default without a
-        foil) or ``"token"``; and the parts of documents in `Answer.by_part`: ``"documents"``,
-        ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
+        Of the mask gradient and path: the answer's, each by a backward pass for each gradient,
+        ``"answer"``, ``"sentence"`` (the default without a foil) or ``"token"``; and those of
+        documents, ``"documents"``, ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
@@ -204,9 +196,8 @@ def ask(
     Raises
     ------
     ValueError
-        Where the question or all documents are empty, the text is too long, the model ends at once,
-        the method or the parts are not known, or the method has no parts of an answer or the foil
-        none of its own.
+        Where the question or all documents are empty, the model ends at once, or the method or its
+        parts do not go together with the foil.
 
     Examples
     --------

@@ -29,10 +29,7 @@ def stem(name: str) -> str:
 
 
 class ReadContexts(NamedTuple):
-    """The windows, one array where they have one length, else a list; and what is asked of each.
-
-    Without a model there are no contexts: the byte-level network is asked everywhere.
-    """
+    """Windows, one array where they have one length, and what is asked; no contexts in the demo."""
 
     windows: Windows
     contexts: list[Context]

@@ -47,12 +47,7 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
 def write_contexts(
     measured: MeasuredContexts, influence: Influence, shares: Shares, numbers: range, folder: Path
 ) -> None:
-    """Write contexts.npz, which `results.load` reads, and two tables.
-
-    In contexts.csv a row is a context, with the shares of its influence that are left, in the
-    middle and right; in records_by_context.csv it is a part of a context. Contexts have their
-    `numbers` in tokens.csv.
-    """
+    """Write contexts.npz, contexts.csv and records_by_context.csv; `numbers` as in tokens.csv."""
     save(measured, folder / CONTEXTS)
     of_regions = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
     totals = of_regions.sum(axis=1)

@@ -1,9 +1,4 @@
-r"""The usual attributions of one example: by how much its tokens or records are said to matter.
-
-To be compared with influence. Each is of a pure loss ``loss(params, x, y)`` of states, at one
-example; rollout is of the network alone. Euclidean and signed: an attribution is a number for each
-token, a part of the loss, and no density.
-"""
+"""The usual attributions of one example: Euclidean, signed, a number for each token."""
 
 from functools import partial
 from typing import Any
@@ -25,22 +20,16 @@ Tokens = Float[Array, " length"]
 
 
 def gradient_times_input(loss: Loss, params: PyTree, x: State, y: Any) -> Tokens:
-    r"""By token, :math:`x_i\cdot\partial_{x_i}\ell`.
-
-    The first-order estimate of what the loss loses with the token, by Shrikumar, Greenside and
-    Kundaje, "Learning important features through propagating activation differences" (2017).
-    """
+    r"""By token :math:`x_i\cdot\partial_{x_i}\ell`: Shrikumar, Greenside and Kundaje (2017)."""
     return jnp.sum(x * jax.grad(loss, argnums=1)(params, x, y), axis=1)
 
 
 def integrated_gradients(
     loss: Loss, params: PyTree, x: State, y: Any, baseline: State, *, steps: int = 32
 ) -> Tokens:
-    r"""By token, :math:`(x - b)_i\cdot\int_0^1 \partial_{x_i}\ell(b + s(x - b))\,ds`.
+    r"""By token, :math:`(x - b)_i\cdot\int_0^1 \partial_{x_i}\ell(b + s(x - b))\,ds`, by midpoints.
 
-    By Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017), by the midpoint
-    rule, one gradient for each step. *Complete*: the integrals sum to :math:`\ell(x) - \ell(b)`,
-    and the rule's do so to :math:`O(n^{-2})` for n steps where the loss is smooth.
+    Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017).
     """
     step = x - baseline
     nodes = (jnp.arange(steps, dtype=x.dtype) + 0.5) / steps
@@ -52,14 +41,9 @@ def integrated_gradients(
 
 
 def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, "length length"]:
-    r"""How much of each token attention hands on to each other through all layers.
+    r"""What attention hands on, :math:`\prod_k \tfrac12\bigl(\tfrac1H\sum_h A_k^h + I\bigr)`.
 
-    .. math:: \bar A_M\cdots\bar A_1,\qquad
-              \bar A_k = \tfrac12\Bigl(\tfrac1H\sum_h A_k^h + I\Bigr)
-
-    By Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one; the
-    last is what is said of a loss that asks at the end. It knows neither the loss nor values,
-    networks and norms.
+    Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one.
     """
     # Only there a layer attends once, from the state that enters it.
     kinds = " and ".join(type(attention_of(kind)).__name__ for kind in flow.kinds)

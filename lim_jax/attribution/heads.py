@@ -29,10 +29,7 @@ ByHead = Float[np.ndarray, "layers heads"]
 
 
 class HeadOfPart(NamedTuple):
-    """What a head of a layer, each from 0, gave of a part's score, over the contexts that have it.
-
-    The score is that of the method mask-gradient, of which the heads' are parts.
-    """
+    """What a head gave of a part's score by mask-gradient, over the contexts that have the part."""
 
     name: str
     layer: int

@@ -1,8 +1,7 @@
-r"""What each part of an answer came from: scores of its parts by the context's positions.
+"""What each part of an answer came from: scores of its parts by the context's positions.
 
-The loss of an answer is a sum over its tokens, so the mask gradient of a part of the answer is that
-of the part's terms, and those of all parts sum to the answer's. They take one forward pass, and one
-backward pass each, from layer to layer together: a layer is fetched once for all of them.
+The loss of an answer is a sum over its tokens, so the mask gradients of its parts sum to its own.
+They take one pass forward and one back each, together: a layer is fetched once for all of them.
 """
 
 from collections.abc import Sequence
@@ -32,10 +31,7 @@ AT_ONCE = 2  # of these that go through a layer together
 
 
 class PartScores(NamedTuple):
-    """Scores of parts of an answer, by position and by parts of documents, in units of the loss.
-
-    A score is positive where the position speaks for the part of the answer.
-    """
+    """Scores of parts of an answer by position, positive where it speaks for the part."""
 
     answer: Sequence[Segment]
     documents: Sequence[Segment]
@@ -59,9 +55,7 @@ def part_scores(
 ) -> PartScores:
     """The mask gradients of parts of an answer, as `methods.mask_gradient`, or their paths.
 
-    `answer` is of `segments.answer_segments`, `documents` of `segments.document_segments`. Networks
-    may be left in their files: a layer is read once forward, and once back for `ROWS` parts.
-    `run` are the checkpoint and the progress of `models.ids.scores_of_ids`.
+    Parts are of `segments`; `run` are checkpoint and progress of `models.ids.scores_of_ids`.
     """
     require(len(answer) > 0, "answer", got="no parts", expected="at least one",
             cure="Cut it by answer_segments.")  # fmt: skip

@@ -42,12 +42,9 @@ def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
 
 
 class Measured(NamedTuple):
-    """All that the command measured: what its tables, files and figures are made of.
+    """All that was measured: energies on each context's own grid, the influence on a common one.
 
-    The energies of each context's tokens are on its own grid, the influence is on a common one;
-    `without_queries` is that of the tokens before the first that is asked, as contexts of their
-    own, None where the first of a context is. `shares` are what records hold of each context,
-    `accounts` those of a page, where its contexts were measured by them.
+    Without queries are the tokens before the first that is asked; None where that is a first one.
     """
 
     contexts: Sequence[Context]
@@ -82,10 +79,9 @@ def measure(
 ) -> Measured:
     """Measure the influence of every token of contexts on what is asked of them.
 
-    Of the first `shown` contexts there are accounts, those of a page, which hold their energies: in
-    memory they are not measured twice. `orders` are the lines whose documents stand in several
-    orders, which make the contexts; those of one line are averaged, since they are not independent.
-    With a `checkpoint`, a folder, an interrupted run goes on after the last context.
+    The first `shown` are measured by their accounts where weights are in memory, not twice.
+    Contexts of one of `orders`, lines whose documents are shuffled, are averaged: they are not
+    independent. With a folder `checkpoint` an interrupted run goes on after the last context.
     """
     in_memory = not network.flow.fetched
     accounts = []
@@ -163,10 +159,7 @@ def first_accounts(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenAccount]:
-    """The accounts of the first contexts, with a bar of these and of the layers of each.
-
-    `checkpoint` is a folder with a file for each account, which a run that is taken up reads.
-    """
+    """The accounts of the first contexts, each kept in a file of the folder `checkpoint`."""
     shown = [jax.device_put(np.asarray(window)) for window in windows[:SHOWN]]
     dtype = network.embedding.dtype
     asked = [jax.device_put(weights.astype(dtype)) for weights in query_weights[:SHOWN]]

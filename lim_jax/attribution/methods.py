@@ -1,8 +1,7 @@
 """Ways to say which parts of a context an answer comes from, in one table: a method is one entry.
 
-Scores of a part are sums of those of its tokens, but for methods that leave parts out. A score is
-positive where the part speaks for the answer, in units of the loss; that of influence, which has no
-sign, is a share of the context's whole.
+A part's score is the sum of its tokens', but for methods that leave parts out; positive where the
+part speaks for the answer, in units of the loss. That of influence is a share.
 """
 
 import math
@@ -66,9 +65,8 @@ class Cost(NamedTuple):
 class Method(NamedTuple):
     """A way to score the parts of a context.
 
-    `of_tokens` scores the tokens of one context in a program; where there is none, `of_parts`
-    scores all its parts. `cost` is that of so many parts, `words` say what a score is. With
-    `signed` it is positive where a part speaks for the answer, in units of the loss.
+    By tokens in a program, `of_tokens`, or all parts at once, `of_parts`; `cost` is that of so many
+    parts, and `words` say what a score is.
     """
 
     words: str
@@ -112,11 +110,7 @@ def integrated_gradients(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, par
 
 
 def mask_gradient(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
-    r"""Minus the loss's derivative in the log weight of each token in what attention reads.
-
-    Taken where all parts weigh `WEIGHT`, since at one a softmax is often saturated; see
-    `adjoint.masking`, which has it by layer and head.
-    """
+    """Minus the loss's derivative in each token's log weight, where all parts weigh `WEIGHT`."""
     return mask_gradient_at(loss, model, ids, y, parts, math.log(WEIGHT))
 
 
@@ -150,10 +144,7 @@ def mask_gradient_at(
 def given_by_parts(
     model: CausalLM, contexts: Sequence[Context], loss: Loss, **run: Any
 ) -> Float[np.ndarray, " contexts"]:
-    """By how much the loss falls as the parts come in, all together, from next to nothing.
-
-    Two passes for each context; the scores of a mask path add up to it, but for the quadrature.
-    """
+    """By how much the loss falls as all parts come in from next to nothing, in two passes each."""
     rows = _rows(_path_ends, model, contexts, loss, **run)
     return np.array([without - whole for without, whole in rows])
 

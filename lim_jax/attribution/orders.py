@@ -16,9 +16,8 @@ from lim_jax.results.two_way import TwoWayShares, two_way_shares
 class ShuffledShares(NamedTuple):
     """The share and the number of the document at each place, by line and order.
 
-    Documents have their own names where all lines have the same ones, else their numbers; `effects`
-    are what is due to the document and what to the place; with `same` the documents of each name
-    are of one text in all lines.
+    Documents are numbered where lines have names of their own; with `same` those of one name are of
+    one text in all lines.
     """
 
     names: Sequence[str]
@@ -46,10 +45,7 @@ def averaged_orders(
 def averages_of_lines(
     lines: Sequence[ShuffledContexts], densities: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The densities of each line, averaged over its orders.
-
-    On the tokens of its first order: in another a text may have some more or fewer.
-    """
+    """The densities of each line, averaged over its orders on the tokens of the first."""
     averages = []
     for line, of_orders in zip(lines, _by_line(lines, densities), strict=True):
         grid = token_grid(line.contexts[0].length)

@@ -20,10 +20,7 @@ IN_NO_PART = "the rest, in no part"
 
 
 class PartShares(NamedTuple):
-    """What a part holds of each context: its share, how many tokens, and its share of these.
-
-    NaN without it. What is in no part has the kind ``"rest"``, since a part may have any name.
-    """
+    """What a part holds of each context: its share, its tokens, and their share; NaN without it."""
 
     name: str
     kind: str
@@ -82,10 +79,7 @@ def part_text(context: Context, places: np.ndarray) -> str:
 
 
 def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
-    """What the first contexts are called: by their question, their id, or their number.
-
-    Each line stands in so many `orders`, one after another.
-    """
+    """What contexts are called, each in so many orders: by question, id, or number."""
     names = []
     for number, context in enumerate(contexts):
         places = places_by_name(context.spans).get(QUESTION, [])
@@ -117,8 +111,7 @@ def measured_contexts(
 class Record(NamedTuple):
     """What a part holds, averaged over the contexts that have it: its share of their influence.
 
-    `of_tokens` is its share of their tokens, `texts` how many different texts they have under its
-    name, and `most` which of its tokens hold most of its share, each with its part of that.
+    `texts` counts its different texts; `most` are the tokens that hold most of its share.
     """
 
     name: str

@@ -25,10 +25,9 @@ from lim_jax.prompts.contexts import Context
 
 
 class ScoredPart(NamedTuple):
-    """A part's score by a method, averaged over the contexts that have it.
+    """A part's score by a method, averaged over the contexts that have it; else as `parts.Record`.
 
-    `of_documents` is the score's mean share of the sizes of the scores of all documents and spans,
-    None of other parts. The rest is as in `parts.Record`; `most` counts what speaks for the answer.
+    `of_documents` is its mean share of the sizes of all documents' scores, None of other parts.
     """
 
     name: str
@@ -44,10 +43,7 @@ class ScoredPart(NamedTuple):
 
 
 class ScoredContexts(NamedTuple):
-    """Contexts, the scores of each, and the parts of each name on average.
-
-    `given` is what all parts of each context gave, of methods whose scores should add up to it.
-    """
+    """Contexts with their scores, the parts of each name on average, and what all parts gave."""
 
     method: str
     contexts: Sequence[Context]

@@ -24,8 +24,7 @@ FIRST = -2
 class Segment(NamedTuple):
     """A part of an answer or of a document: in what it is, what it says, and its tokens' places.
 
-    Places are those of a context. The answer's are of the tokens before its own, where the loss
-    asks.
+    The answer's places are of the tokens before its own, where the loss asks.
     """
 
     within: str
@@ -68,13 +67,7 @@ CUTS: dict[str, Callable[[Texts], list[list[int]]]] = {
 def answer_segments(
     context: Context, tokenizer: Any = None, parts: str = "sentence"
 ) -> list[Segment]:
-    """The parts of a context's answer, of which a loss asks.
-
-    Raises
-    ------
-    ValueError
-        Where the answer is compared with a foil, which are one question together.
-    """
+    """The parts of a context's answer; one that is compared with a foil is refused."""
     require_name(parts, get_args(AnswerParts), "parts", "Of documents: document_parts.")
     require(context.contrast is None, "parts", got="an answer with a foil",
             expected="an answer alone", cure="Leave the foil out.")  # fmt: skip

@@ -1,9 +1,7 @@
 r"""The signed profile by position: what attention's reading of each place gives to what is asked.
 
-Of each context minus the mask gradient's density :math:`-g_j/\Delta p_j` (`adjoint.masking`), where
-all positions have weight one: by how much the loss falls as attention reads more of a place. It is
-carried to the common grid as a measure, and averaged. Positions compete for attention: its integral
-is zero, but for networks with attention sinks.
+Minus the mask gradient's density :math:`-g_j/\Delta p_j` (`adjoint.masking`) where all weights are
+one, averaged on the common grid. Its integral is zero, but for networks with attention sinks.
 """
 
 from collections.abc import Sequence
@@ -34,10 +32,7 @@ from lim_jax.results.measured import common_regions
 
 
 class SignedProfile(NamedTuple):
-    """The density by position and its integrals over the left, the middle and the right.
-
-    Means over so many `contexts`, or lines whose orders are averaged, with standard errors.
-    """
+    """The density by position and its integrals over the regions, means over so many contexts."""
 
     regions: Regions
     density: Estimate

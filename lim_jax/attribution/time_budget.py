@@ -42,11 +42,7 @@ class Case(NamedTuple):
 
 
 class TimeBudget(NamedTuple):
-    """How many contexts are explained, and how many seconds that is likely to take.
-
-    `more` is how much longer the numbers of certificates that cannot decide would take, and cone
-    masses.
-    """
+    """How many contexts are explained, in how many seconds, and how many `more` all would take."""
 
     contexts: int
     seconds: float
@@ -62,9 +58,8 @@ def choose_contexts(
 ) -> TimeBudget:
     """Choose how many contexts to explain, by how long a gradient of one takes.
 
-    Without a number `chosen` they are as many as make two standard errors of LIM less than 10 %, or
-    as are explained in `SECONDS`, if not less than two. `named` says which have named parts, whose
-    heads are told too.
+    Without `chosen` as many as make two standard errors of LIM less than 10 %, or as take
+    `SECONDS`, at least two. `named` are those of which heads are told too.
     """
     every = list(cases.values())
 
@@ -109,8 +104,7 @@ def measuring_seconds(
 ) -> float:
     """How long contexts are likely to take, by their operations and the rate of a product.
 
-    The first `shown` are measured by what a page shows of them; `answered` are answered first. The
-    others take `cost` passes each, of which a gradient is three.
+    The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
@@ -151,10 +145,7 @@ def _product_rate(width: int) -> float:
 
 
 def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
-    """Seconds of norms, of all pairs of the joint cone, and of cone masses.
-
-    The last two by their operations, at the rate of a gradient's: six for each weight and token.
-    """
+    """Seconds of norms; and of all pairs and cone masses by operations, at a gradient's rate."""
     flow = case.network.flow
     weights, width = _layer_weights(case.network), case.network.embedding.shape[1]
     pairs = 2 * contexts * length**3 * flow.depth**2 * width

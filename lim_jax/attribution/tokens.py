@@ -13,10 +13,7 @@ MOST = 3  # tokens of a part that are named
 
 
 def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Tokens as they are shown: those that make one character together are one, with their numbers.
-
-    Of a character of several tokens the last has its text, and the others are empty.
-    """
+    """Tokens as they are shown, with their numbers: those of one character are one."""
     groups, begun = [], 0
     for at, text in enumerate(texts):
         if text:
@@ -47,10 +44,7 @@ def most_in_words(held: Mapping[str, float]) -> str:
 
 
 def in_text(token: str) -> str:
-    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
-
-    Spaces beside letters stay, since the shade shows them.
-    """
+    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break."""
     blank = not token.strip(" \n")
     letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
     return "".join(letters.get(letter) or visible(letter) for letter in token) or UNKNOWN

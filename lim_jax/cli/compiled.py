@@ -1,8 +1,4 @@
-"""Compiled programs, kept from one command to the next.
-
-Compiling is most of what a short command waits for. Only the process of the command line keeps
-programs: who imports the library decides for themselves, by JAX's own settings.
-"""
+"""Compiled programs, kept from one command to the next by the process of the command line alone."""
 
 import os
 from collections.abc import Sequence
@@ -19,10 +15,9 @@ MOST = 2**30  # bytes that a command begins with; those that were not used for l
 def keep_programs(arguments: Sequence[str]) -> list[str]:
     """Tell JAX where to keep compiled programs, and return the arguments that are left.
 
-    By the process's environment, which JAX reads as it is imported: before a command is loaded that
-    needs it. Programs are kept in the user's cache folder, or where ``JAX_COMPILATION_CACHE_DIR``
-    says; in the folder of a leading ``--cache PATH``; after a leading ``--no-cache``, or with
-    ``JAX_ENABLE_COMPILATION_CACHE=false``, nowhere.
+    By the environment, which JAX reads as it is imported: in the user's cache folder, or where
+    ``JAX_COMPILATION_CACHE_DIR`` says; in that of a leading ``--cache PATH``; after ``--no-cache``
+    nowhere.
     """
     match list(arguments):
         case ["--no-cache", *rest]:

@@ -21,10 +21,7 @@ AVAILABLE = Path("/proc/meminfo")
 
 
 def open_model(model: Path, download: bool) -> LanguageModel:
-    """Open a model by its path or name, with its weights left in their files.
-
-    A terminal is asked once whether to download what the cache lacks, without it ValueError raised.
-    """
+    """Open a model by its path or name; a terminal is asked whether to download what is missing."""
     try:
         model_path(model, download=download)
     except ValueError as missing:
@@ -42,8 +39,8 @@ def network_within(
 ) -> LanguageModel:
     """Read an opened model's weights where they fit the memory, else leave them in their files.
 
-    `memory` is in GiB; None stands for all that is free, or for the placement that an interrupted
-    run recorded in the folder `unfinished`. `tokens` are measured at once.
+    `memory` is in GiB; None stands for all that is free, or for the placement recorded in
+    `unfinished`.
     """
     if memory is not None:
         require_positive(

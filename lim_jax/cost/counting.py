@@ -1,9 +1,8 @@
 """How many floating-point operations a traced program makes, counted without running it.
 
 Matrix products count, two operations for each multiplication and sum: those of a loop as often as
-it runs, those of a branch as often as it is taken. Which branch is taken is known where integers
-decide it that the program itself makes, such as the counters of loops over tiles; elsewhere the
-dearest counts.
+it runs. Of a branch the one that is taken counts where integers of the program itself decide it,
+else the dearest.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""What a job will cost before it runs: operations, memory, and whether it fits.
-
-A job is any function of pytrees, ours or a user's: an influence profile, a training gradient, a
-Gramian. Only shapes are needed, so a job that would never fit can be asked about.
-"""
+"""What a job will cost before it runs: operations, memory, and whether it fits."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,10 +30,9 @@ class Cost(NamedTuple):
 def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     """Compile a job for the shapes of its arguments, and say what a call costs.
 
-    Runs nothing and allocates none of it. Not for use inside a transformation. Of Gramians it
-    counts the route that is taken, which `layer_products` and `cheapest_mode` name. A job is a
-    function of pytrees of arrays, or ``jax.ShapeDtypeStruct`` in their place (from
-    ``jax.eval_shape``); other leaves are static.
+    Runs nothing, and allocates none of it. A job is a function of pytrees of arrays, or
+    ``jax.ShapeDtypeStruct`` in their place (from ``jax.eval_shape``); other leaves are static. Not
+    for use inside a transformation.
 
     Examples
     --------

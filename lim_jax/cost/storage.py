@@ -22,14 +22,11 @@ def sweep_storage(
 
     Without checkpoints :math:`M L d_x` numbers of states and, which the paper leaves out, dense
     attention's :math:`M H L^2`; no heads where attention goes by tiles. With layers in nested loops
-    of :math:`s_1,\dots,s_k` steps, :math:`\prod_j s_j = M`, from the outermost, of which each step
-    is a checkpoint, :math:`\sum_j s_j\,L d_x` and the weights of one layer, :math:`H L^2`, at the
-    cost of :math:`kM` layers that are run again: :math:`M L d_x` for one loop (as
-    `network.ResidualFlow` does), :math:`2\sqrt M L d_x` for two, and :math:`2\log_2 M\,L d_x` for
-    loops of two steps, the paper's :math:`O(L d_x\log M)`.
-
-    Every example of a batch keeps as much. Beside it a compiler keeps some arrays of one layer, and
-    without checkpoints of each: those of the states' and the weights' sizes a few times over.
+    of :math:`s_1,\dots,s_k` steps, :math:`\prod_j s_j = M`, from the outermost, each step a
+    checkpoint, :math:`\sum_j s_j\,L d_x` and one layer's :math:`H L^2`, while :math:`kM` layers are
+    run again: :math:`M L d_x` for one loop (as `network.ResidualFlow` does), and :math:`2\log_2
+    M\,L d_x` for loops of two steps, the paper's :math:`O(L d_x\log M)`. It is for each example; a
+    compiler keeps some arrays of one layer beside it.
 
     Examples
     --------

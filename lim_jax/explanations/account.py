@@ -1,8 +1,4 @@
-r"""What every token of one context does: its energy, by channel, by hops and by depth.
-
-Where `explanation` averages over contexts, an account keeps the tokens of one, to be laid beside
-its text.
-"""
+"""What every token of one context does: its energy, by channel, by hops and by depth."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -38,8 +34,8 @@ HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 class TokenAccount(NamedTuple):
     """Energies of one context, by token: squared norms of covectors, which are densities.
 
-    Of depth k, channels in the order of `ledger.CHANNELS` and hops in that of `HOPS`. Energies of
-    parts need not sum to that of the sum: parts may oppose or help each other.
+    In the orders of `ledger.CHANNELS` and `HOPS`. Parts may oppose or help each other: their
+    energies need not sum to that of the sum.
     """
 
     loss: Scalar
@@ -81,8 +77,7 @@ def account_of_context(
     query_weights
         Where the loss asks, of sum one: `loss.teacher_forcing`, `loss.last_token`, or others.
     depth
-        Of the state whose tokens are judged: 0 is the input, k that after k layers, before the
-        last.
+        Of the state whose tokens are judged: 0 is the input, k that after k layers.
     loss
         `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
     progress
@@ -197,8 +192,7 @@ def parts_of_context(
 ) -> ContextParts:
     """Take one context's adjoint apart, in one sweep back, a program for each layer.
 
-    Where the loss asks at few `places` alone, the covector of no hops is zero elsewhere, and a
-    fourth of the work is saved.
+    At the few `places` that ask alone the covector of no hops is not zero, which saves a fourth.
     """
     require_attention(flow)
     x, y = example

@@ -1,11 +1,9 @@
-r"""The paper's criteria on a loss's adjoints, each judged by as much work as it takes to decide.
+"""The paper's criteria on a loss's adjoints, each judged by as much work as it takes to decide.
 
-Two of them need what is dear. Survival of recency wants the norm of every layer's derivative, some
-forty gradients' worth; primacy of the cone channel all pairs of depths and of future positions,
-whose number grows like :math:`L^3` times the depth squared. Both cannot hold on most real networks,
-and that is often seen for nothing: the covectors themselves bound the norms from below, and one
-pair of contributions that point apart is enough to refute that none do. So these are looked at
-first, and the dear numbers are computed only where a criterion may still hold.
+Survival of recency wants the norm of every layer's derivative, primacy of the cone channel all
+pairs of depths and of future positions. Mostly neither can hold, and that is seen for nothing:
+covectors bound the norms from below, and one pair of contributions that point apart refutes that
+none do.
 """
 
 from functools import partial

@@ -1,9 +1,4 @@
-r"""Why a network uses the positions that it uses: density, channels and certificates of a loss.
-
-Density, channels and certificates of a `CausalLM` on contexts, under query weights that say
-where the loss asks; and its cone mass, which is the network's alone. At the input or at a later
-depth: where early layers change the scale of the state, the channels of the input say little else.
-"""
+"""Why a network uses the positions that it uses: density, channels and certificates of a loss."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -78,15 +73,14 @@ class Explanation(NamedTuple):
     influence
         The density, its errors and indices, with the energies of every context.
     without_queries
-        The same with the positions left out that the loss asks from, which hold most of the
-        influence of a last-token loss; None where it asks from all of a region.
+        The same with the positions left out that the loss asks from; None where it asks from all of
+        a region.
     channel_energies, relative_energies
         :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
         cone and the local channel at depth k; and relative to the state's scale
         (`ledger.relative_energies`), to be compared between depths.
     hop_energies
-        :math:`\mathbb E\|P_k^{(r)}(p)\|^2` by attention hops (`hops.attention_hops`), in the order
-        of `account.HOPS`. Like the channels' they need not sum to that of the sum.
+        :math:`\mathbb E\|P_k^{(r)}(p)\|^2` by attention hops, in the order of `account.HOPS`.
     regional
         The channels' products over the regions.
     head_energies
@@ -98,8 +92,7 @@ class Explanation(NamedTuple):
         The paper's criteria, of the flow from depth k on. Of contexts of several lengths those
         alone that average over the regions of each.
     token_energies
-        :math:`\|P_k(p)\|^2` of each context, on the tokens of its own; none of a result that was
-        kept before there were these.
+        :math:`\|P_k(p)\|^2` of each context, on the tokens of its own.
     """
 
     depth: int
@@ -166,9 +159,8 @@ def explain(
 ) -> Explanation:
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
-    It takes the time of some two gradients for each context, and that of the certificates, of which
-    one that cannot hold is judged by less than all of its numbers (see `certificates`). Not for use
-    inside `jax.jit`: certificates judge concrete numbers.
+    It takes the time of some two gradients for each context, and that of the certificates. Not for
+    use inside `jax.jit`: certificates judge concrete numbers.
 
     Parameters
     ----------
@@ -179,14 +171,13 @@ def explain(
     query_weights
         Where the loss asks, as in `account_of_context`; of all contexts, or a row for each.
     regions
-        On the token grid of L, in the model's precision: ``token_grid(L, model.embedding.dtype)``.
-        Of contexts of several lengths on any token grid, such as that of `results.common_regions`,
-        to which their profiles are carried (`grid.carried`).
+        On ``token_grid(L, model.embedding.dtype)``; of contexts of several lengths on any token
+        grid, to which their profiles are carried.
     key
         For the norms' random starts and the bootstrap.
     depth, loss
-        As in `account_of_context`. Right-biased queries, a criterion of the cross-entropy, are
-        judged under `CausalLM.loss` alone, and where all contexts are asked alike.
+        As in `account_of_context`. Right-biased queries are judged under `CausalLM.loss` alone, and
+        where all contexts are asked alike.
     certificates
         ``"deciding"`` stops where a criterion is seen to be vacuous; ``"all"`` computes its numbers
         all the same, which takes many times as long.

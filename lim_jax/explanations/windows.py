@@ -59,7 +59,7 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
 def carried_to(
     regions: Regions, length: int
 ) -> tuple[Regions, Float[np.ndarray, "cells length"] | None]:
-    """A context's own regions, and how its profiles are carried to these; None where they stay."""
+    """A context's own regions, and how profiles are carried to these; None where they stay."""
     if length == regions.grid.size:
         return regions, None
     dtype = regions.grid.nodes.dtype
@@ -68,11 +68,7 @@ def carried_to(
 
 
 def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Regions | None:
-    """The regions without the positions that are asked; None where one would be left empty.
-
-    Of weights of several contexts, without those that are asked in any. Of a context of another
-    length these are the cells that its queries reach into.
-    """
+    """The regions without the positions that any context asks; None where one would be empty."""
     if isinstance(query_weights, Sequence):
         asked = np.zeros(regions.grid.size, bool)
         for row in query_weights:

@@ -1,9 +1,4 @@
-r"""Cross-entropies and margins: the scalar that influence is about.
-
-A loss averages the tokens' cross-entropies with weights that sum to one. Gradients are exact for
-labels of any row sum:
-:math:`\partial \ell / \partial z_i = w_i\,\bigl((\mathbf 1 \cdot Y_i)\,\mathrm{softmax}(z_i) -
-Y_i\bigr)`.
+"""Cross-entropies and margins: the scalar that influence is about.
 
 Arrays of other shapes than the grid's raise ValueError. Class numbers outside the vocabulary where
 a position counts, and query weights that are negative or do not sum to one, raise
@@ -47,13 +42,11 @@ def cross_entropy(
     r"""Token-averaged cross-entropy :math:`-\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}`.
 
     With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
-    finer grids; with `position_weights` `eq:discrete-weighted-cross-entropy`, in the continuum
-    `eq:weighted-cross-entropy`. Weights of unit mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the
-    loss's scale. A query density :math:`\chi` of the continuum (`eq:continuum-ar-loss`) is such a
-    weight, ``chi(grid.nodes)``.
+    finer grids; with `position_weights`, such as a query density of `eq:continuum-ar-loss`,
+    `eq:discrete-weighted-cross-entropy`, in the continuum `eq:weighted-cross-entropy`. Weights of
+    unit mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
 
-    Logits and labels have a row for each position. Labels are class numbers, of which no rows are
-    made, or rows of probabilities or any soft weights, which need not sum to one.
+    Labels are class numbers, or rows of probabilities or any soft weights.
 
     Examples
     --------
@@ -77,9 +70,8 @@ def autoregressive_cross_entropy(
     r"""Next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
 
     `eq:autoregressive-terminal-loss`. Row i of `targets` holds the target :math:`Y_{i+1}` of query
-    i, as in `cross_entropy` (anything where :math:`\alpha_i = 0`, infinite weights among it). The
-    `query_weights` :math:`\alpha` are non-negative, of sum one; see `teacher_forcing` and
-    `last_token`.
+    i, anything where :math:`\alpha_i = 0`. The `query_weights` :math:`\alpha` are non-negative, of
+    sum one; see `teacher_forcing` and `last_token`.
 
     Examples
     --------
@@ -100,13 +92,12 @@ def margin_loss(
 
     .. math:: \mu_i = z_{i,y_i} - \log\sum_{c\ne y_i} e^{z_{ic}}
 
-    is the margin of the answer :math:`y_i`, its log odds :math:`\log p/(1-p)`, so that the
-    cross-entropy of a query is :math:`\log(1 + e^{-\mu})`. The derivative in :math:`z_{i,y_i}` is
-    :math:`-\alpha_i` however sure the network is, where that of the cross-entropy, and with it all
-    influence, vanishes like :math:`1-p`. The answer does not enter the sum: nothing cancels.
+    is the margin of the answer :math:`y_i`, its log odds :math:`\log p/(1-p)`: the cross-entropy of
+    a query is :math:`\log(1 + e^{-\mu})`. The derivative in :math:`z_{i,y_i}` is :math:`-\alpha_i`
+    however sure the network is, where that of the cross-entropy vanishes like :math:`1-p`.
 
-    Arguments are those of `autoregressive_cross_entropy`; targets are class numbers. A class other
-    than the answer may be masked (-inf); where all of them are, the loss is :math:`-\infty`.
+    Targets are class numbers. A class other than the answer may be masked (-inf); where all of them
+    are, the loss is :math:`-\infty`.
 
     Examples
     --------
@@ -129,10 +120,8 @@ def margin_loss(
 def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> Scalar:
     """`margin_loss` of the network's own answers, the class of the largest logit of each query.
 
-    Its influence is that on what the network says, whether right or not, so that examples serve
-    whose answer nobody knows. Which class it is, the first of equal ones, has no derivative. (Of
-    the network's own *distribution*, held fixed, the cross-entropy has none at all: its derivative
-    in the logits is :math:`p - p`.)
+    Its influence is that on what the network says, whether right or not. Which class it is, the
+    first of equal ones, has no derivative.
 
     Examples
     --------
@@ -156,10 +145,8 @@ def contrast_loss(
 
     .. math:: \sum_j \log \mathrm{softmax}(z'_j)_{y'_j} - \sum_j \log \mathrm{softmax}(z_j)_{y_j},
 
-    each a sum over its own tokens, of which there need not be as many: the log odds of the two as
-    wholes, why this and not that. What makes both likelier alike is not of it. `logits` have a row
-    for each token of the answer, from the place before it; `foil_logits` the same of the foil, read
-    after the same prompt.
+    each a sum over its own tokens. `logits` have a row for each token of the answer, from the place
+    before it; `foil_logits` the same of the foil, read after the same prompt.
 
     Examples
     --------

@@ -65,9 +65,8 @@ class LinearReadout(eqx.Module):
 class TokenwiseReadout(eqx.Module):
     """Any map of one token to its logits, for example an `equinox.nn.MLP`.
 
-    From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters of the readout where it is a
-    pytree, such as a module of Equinox. What a bare function closes over is none: take such a
-    readout through `eqx.filter_jit`, for `jax.jit` refuses a function as an argument.
+    From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters where it is a pytree, and what
+    a bare function closes over is none: take that through `eqx.filter_jit`.
 
     Examples
     --------
@@ -89,13 +88,10 @@ class LocalReadout(eqx.Module):
     r"""Linear logits from a window of tokens, by another map at every position.
 
     :math:`H(X)_i = \sum_{|j-i|\le r_H} C_{ij}\,X(j)` (`eq:local-readout-finite`), of any maps
-    :math:`C_{ij}`, at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``, for an
-    odd number :math:`2r_H + 1` of tokens. Of radius :math:`r_H = 0` it is the tokenwise
-    :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over tokens, without the
-    grid's weights: it is of one context length.
-
-    The terminal covector that `adjoint.terminal_adjoint` finds under it is, of a loss whose
-    derivative in the logits is G, :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
+    :math:`C_{ij}`, at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``. Of radius
+    0 it is the tokenwise :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over
+    tokens, without the grid's weights: it is of one context length. Of a loss whose derivative in
+    the logits is G the terminal covector is :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
     (`eq:local-readout-adjoint`, as a density).
 
     Examples
@@ -132,14 +128,12 @@ class BandReadout(eqx.Module):
     r"""Logits from a window of positions around each token.
 
     :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
-    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. What happens
-    at the two `edges` matters:
+    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. At the edges
 
     - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
-    - ``"renormalised"`` divides each row by its sum: rows sum to one, columns do not, so the
-      adjoint is wrong near the ends;
+    - ``"renormalised"`` divides each row by its sum, so the adjoint is wrong near the ends;
     - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
-      one. This is the band to use; the others are here because people use them.
+      one. This is the band to use.
 
     The `bandwidth` b is half the width of the window in position units, from the grid's widest cell
     to 1, and the `kernel` :math:`\kappa` supported in [-1, 1] with integral one. Forms the

@@ -1,9 +1,7 @@
-r"""The flow that section 4 of the paper simulates: its gates, influence and Gramians.
+"""The flow that section 4 of the paper simulates: its gates, influence and Gramians.
 
-The model is a residual flow whose only layer is causal attention with zero queries: its attention
-matrix is the Cesàro matrix of `eq:simulation-causal-matrix`. Trainable gates scale the input, and
-the loss is linear in the terminal state. Everything is computed by the library's own functions in
-JAX's current default precision; the paper's digits need float64.
+Its only layer is causal attention with zero queries; trainable gates scale the input, and the loss
+is linear in the terminal state. The paper's digits need float64.
 """
 
 import equinox as eqx
@@ -41,8 +39,7 @@ def cesaro_flow() -> ResidualFlow:
     r"""The linear flow :math:`B^M`, :math:`B = I + \varepsilon\alpha\,(C\otimes S)`.
 
     `eq:simulation-residual-propagator`. Zero queries make attention the Cesàro average C of
-    `eq:simulation-causal-matrix`; its value
-    matrix is S of `eq:simulation-feature-mixing`.
+    `eq:simulation-causal-matrix`; its value matrix is S of `eq:simulation-feature-mixing`.
 
     Examples
     --------

@@ -26,10 +26,9 @@ REFINEMENT = "refinement n (positions or layers)"
 def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     """Draw studies on logarithmic axes, with their measured orders, slopes and bounds.
 
-    A panel holds a topic, five series at most; a topic of more is divided by the last part of their
-    names, such as the grid. The measured order stands at the end of each line, with two standard
-    errors; triangles have the claimed slope, or else the expected one. Bounds are dotted, in the
-    colour of their series, where one is stated.
+    A panel holds five series of a topic at most. The measured order stands at the end of each line,
+    with its standard error; triangles have the claimed slope, or else the expected one; bounds are
+    dotted, in the colour of their series.
 
     Examples
     --------

@@ -119,10 +119,7 @@ def fit_scale(axes: Axes, *, log: bool) -> None:
 
 
 def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    r"""Two standard errors to either side; on a logarithmic axis as a factor.
-
-    There it is :math:`v\,e^{\pm 2\sigma/v}`: positive, and as wide upwards as downwards.
-    """
+    r"""Two standard errors to either side; on a logarithmic axis :math:`v\,e^{\pm 2\sigma/v}`."""
     if not log:
         return value - 2 * error, value + 2 * error
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -39,11 +39,10 @@ VERDICTS = {
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:
-    r"""Draw the influence density, each channel's share of the channels' energy, and cross terms.
+    """Draw the influence density, each channel's share of the channels' energy, and cross terms.
 
-    The influence is the sum of the channels' energies and of their cross terms, which are signed:
-    the lowest axes have them over the channels' energies. They are -1 where the channels cancel
-    and 0 where they are orthogonal; the dashed line above is the density without them.
+    Cross terms, over the channels' energies, are -1 where the channels cancel and 0 where they are
+    orthogonal; the dashed line above is the density without them.
     """
     require_kind(result, Explanation, "result", FROM)
     figure = ShownFigure(7, 7)
@@ -75,10 +74,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
 
 
 def hop_energies(result: Explanation, title: str) -> Figure:
-    """Draw the influence energy over positions, and its parts by attention hops.
-
-    Where a part is zero, as that of no hop is wherever no query is, it is not drawn.
-    """
+    """Draw the influence energy over positions, and its parts by attention hops."""
     require_kind(result, Explanation, "result", FROM)
     figure, axes = new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
@@ -118,10 +114,9 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
 def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figure:
     """Draw both sides of every inequality over the larger one, and each one's verdict.
 
-    A row for each inequality, in the colour of its verdict: "held" where premises and all
-    inequalities hold, "failed" where this one does not, "failed elsewhere" where another or a
-    premise does not, "vacuous" where nothing on the other side could have made it hold. An infinite
-    side is drawn at one, and a finite one beside it at zero.
+    It is "held" where premises and all inequalities hold, "failed" where this one does not, "failed
+    elsewhere" where another or a premise does not, "vacuous" where nothing on the other side could
+    have made it hold. An infinite side is drawn at one, and a finite one beside it at zero.
     """
     require_several(certificates, Certificate, "certificates", "Pass those of an Explanation.")
     require_text(title, "title")

@@ -36,10 +36,9 @@ DENSITY = "influence density m(p) (per unit of p)"
 def influence_profile(result: Influence, title: str = "") -> Figure:
     """Draw an influence density with its standard errors, its regions and its indices.
 
-    The band is two standard errors over the data law to either side; where the density spans more
-    than two decades the scale is logarithmic, and the band that of the logarithm. Positions left
-    out are not drawn; the dotted line is the uniform density over the others. A `title` names the
-    model and the loss.
+    The band is two standard errors over the data law to either side; over more than two decades the
+    scale is logarithmic, and the band that of the logarithm. The dotted line is the uniform
+    density.
 
     Examples
     --------
@@ -107,9 +106,6 @@ def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) 
 
 def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     """Draw influence densities under their names on one pair of axes, each with its band.
-
-    On axes of one's own, such as those of ``plt.subplots()``, to compare what was before with what
-    is after.
 
     Examples
     --------

@@ -23,8 +23,7 @@ def self_answered(
 
     An answer, of so many `tokens` at most, ends before one of the model's ``end_ids``; one that did
     not end is marked as `Context.cut`, and one that ends at once raises ValueError. `prompts` are
-    such as `unanswered` makes; contexts that have an answer are left as they are. `progress` wraps
-    their list, for example ``tqdm.tqdm``; `asked` is as in `context_of`.
+    such as `unanswered` makes; `progress` wraps their list; `asked` is as in `context_of`.
 
     Examples
     --------

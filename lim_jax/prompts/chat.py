@@ -81,13 +81,10 @@ def chat_prompt(
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
     template has a place for them, else before the text of the user's last message, which is then
-    the part ``question``. An answer follows at once. Where the last message is the assistant's own,
-    it is left open, and the answer goes on with it.
+    the part ``question``. Where the last message is the assistant's own, it is left open.
 
-    Where the template puts a text is found by laying out the same chat with marks in their places,
-    so that texts may repeat one another or the template's own words, and may lose white space at
-    their ends. No text of a chat is read as a token of control, such as the mark of a turn's end.
-    What the template refuses, leaves out or changes raises ValueError.
+    No text of a chat is read as a token of control, such as the mark of a turn's end. What the
+    template refuses, leaves out or changes raises ValueError, but for white space at a text's ends.
 
     Parameters
     ----------

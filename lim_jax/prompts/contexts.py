@@ -121,8 +121,7 @@ def context_of(
     asked
         A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
     where
-        What errors name: fewer than two tokens, an answer that is missing, a span that is no part
-        of the text, or a text of the user's that is a token of control whatever is done.
+        What errors name.
 
     Examples
     --------

@@ -1,24 +1,9 @@
-r"""A text cut into paragraphs and into sentences: spans in characters, to each character one.
+"""A text cut into paragraphs and into sentences: spans in characters, to each character one.
 
-The rule for sentences, in any language:
-
-1. Every line stands alone, such as a heading, an entry of a list or a line of code, unless it is
-   one of a wrapped paragraph: the next line's first word would not have fitted on it, neither is
-   indented, and neither begins or ends as lists, tables, quotes and code do. Lines between fences
-   (three grave accents) are never joined or cut.
-2. A sentence ends after ``.``, ``!``, ``?`` or ``…``, one or several, with the quotes, brackets and
-   footnotes that close after them, where white space follows. It goes on where the next letter is
-   small: “Why?” she asked.
-3. After ``。``, ``！``, ``？``, ``।``, ``؟`` and their like it ends without white space too.
-4. One full stop does not end it after a line's own mark (``1.``), after an abbreviation that a
-   name follows (``Dr.``), before a number after one that a number follows (``No. 5``), and after
-   ``e.g.`` and its like. After an initial or letters with stops (``J.``, ``U.S.``) it ends only
-   before words that often begin a sentence: “in the U.S. The” has an end, “the U.S. Army” none.
-
-White space is of the sentence before it, a line's indentation of the one after it. What this gets
-wrong: sentences that begin with a small letter, and ordinals of other languages (am 5. Mai).
-Packages know more abbreviations; those at hand want a language first, download data, or are no
-longer kept.
+In any language a line stands alone unless it is one of a wrapped paragraph or of code. A sentence
+ends after its mark and what closes after it, before white space; not before a small letter, nor
+after a line's own mark, an abbreviation or an initial that goes on. It gets wrong sentences that
+begin with a small letter, and ordinals of other languages (am 5. Mai).
 """
 
 import re

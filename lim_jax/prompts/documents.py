@@ -40,10 +40,8 @@ class RenderedPrompt(NamedTuple):
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The same documents, at least one and each with a text, each with a name of its own.
 
-    That is its title, or its number from 1 where it has none. Where several would be called alike,
-    or one as a part that is no document (`RESERVED_NAMES`, a role and a number), the number
-    follows, so that no two are counted as one. Names stay with the documents, in whichever order
-    they are laid out afterwards.
+    That is its title, or its number from 1. Where several would be called alike, or one as a part
+    that is no document (`RESERVED_NAMES`, a role and a number), the number follows.
 
     Examples
     --------

@@ -77,12 +77,10 @@ def read_prompts(
 
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
-    """Read JSON lines; or a list of the same objects, of a file whose name ends in ``.json``.
+    """Read JSON lines, as docs/commands.md has them; or a list of such objects in a ``.json`` file.
 
-    A line has a ``text``; or a ``prompt``; or ``documents`` and a ``question``; or ``messages`` and
-    maybe ``documents`` and ``tools``; all but a text maybe an ``answer`` and a ``foil``, text and
-    prompt ``spans``, and any an ``id`` of its own (docs/commands.md). Text and prompt are read with
-    tokens of control such as ``<|im_end|>`` where they spell them, all else as text alone.
+    Text and prompt are read with tokens of control such as ``<|im_end|>`` where they spell them,
+    all else as text alone.
     """
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]

@@ -1,9 +1,7 @@
 """A program that lays chats out by a stranger's template, run as a file in a process of its own.
 
-Jinja's sandbox lets a template run no code of its own, but not end: a loop in a loop, or a string
-times a large number, is allowed, and no thread can be stopped. So the limits are a process's own,
-which the system ends: of a second of its time for each chat, and of memory. Alone it starts in a
-tenth of a second, for it imports nothing of this library.
+Jinja's sandbox runs no code of the template's own, but a loop in it need not end, and no thread can
+be stopped: time and memory are limited as a process's. It imports nothing of this library.
 """
 
 import json

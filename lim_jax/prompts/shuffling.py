@@ -23,10 +23,7 @@ class ShuffledContexts(NamedTuple):
     contexts: tuple[Context, ...]  # one for each order
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
-        r"""The share of each order's influence Z that the document at each place holds.
-
-        Of the energies :math:`\|P_0(p_i)\|^2` of each order's context, a number for each token.
-        """
+        """The share of the influence Z that the document at each place holds, in each order."""
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
         fits = shapes == [(context.length,) for context in self.contexts]
@@ -48,12 +45,10 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     r"""Orders of documents in which each has each place equally often, as far as may be.
 
     The first k orders of k documents are the cyclic shifts of a random permutation: order o has
-    document :math:`\pi((p + o) \bmod k)` at place p. They are a Latin square, in which every
-    document has every place once, so that documents average out of a place and places out of a
-    document. Further orders are those of another permutation. With fewer than k each order still
-    has all documents, and two are enough to tell places from documents if these add up; the
-    permutation is random, so that what does not add up is wrong by chance and not by design. `seed`
-    is a whole number from 0, or several.
+    document :math:`\pi((p + o) \bmod k)` at place p, a Latin square, in which documents average out
+    of a place and places out of a document. Further orders are those of another permutation. With
+    fewer than k, two tell places from documents if these add up; what does not is wrong by chance
+    and not by design. `seed` is a whole number from 0, or several.
 
     Examples
     --------
@@ -76,8 +71,8 @@ def shuffled(
 ) -> ShuffledContexts:
     """The contexts of a line's documents in several orders, such as `cyclic_orders` finds.
 
-    `line` is of `read_lines`, with as many documents, and an answer where one is asked; the others
-    are as in `context_of_line`. A context that leaves a document out raises ValueError.
+    `line` has as many documents, and an answer where one is asked. A context that leaves a document
+    out raises ValueError.
 
     Examples
     --------

@@ -1,7 +1,6 @@
 """One page of HTML that shows what a network uses of its contexts, token by token.
 
-The page is one file: it asks nothing of a server, and forbids itself by its own policy to load
-anything. Charts are drawn by Vega, whose script is in the file and makes 0.9 MB of it.
+It is one file that loads nothing; Vega, which draws its charts, makes 0.9 MB of it.
 """
 
 import base64
@@ -42,31 +41,25 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     """Write a page on a network's contexts: findings, named parts, text, profile, certificates.
 
     Every token is shaded by the influence density of its own context, on one scale for all, and
-    tells of itself under the pointer or the keyboard's focus. The profile is the influence; the
-    other charts are means over the accounts. Shares are of the parts' energies, which need not sum
-    to that of the whole. Needs the extra ``report``.
+    tells of itself under the pointer or the keyboard's focus. Needs the extra ``report``.
 
     Parameters
     ----------
     path
-        The file, which is overwritten; its folder must be there.
+        The file, which is overwritten.
     contents
         Three. The influence over contexts, such as `Explanation.influence` or that of
         `models.influence_of_ids`. The accounts of the contexts to be shown, of one network and
-        depth, the first of those measured, by `explanations.account_of_context`. And for each of
-        them the text of each id of its window (`models.texts_of_ids`): L of the context, and the
-        one after it.
+        depth, by `explanations.account_of_context`. And for each of them the text of each id of
+        its window (`models.texts_of_ids`).
     options
-        By name. The ``title`` of the page: what was asked. The ``answer`` to that; empty where
-        there is no single one. Its ``findings``, the first sentences; by default what is said of
-        the records and of positions. What else there is ``about`` it, by name, such as the model
-        and the loss. The ``certificates`` and the influence ``without_queries``, as in an
-        `Explanation`. The ``names`` of the accounts' contexts, such as their questions; by default
-        their numbers. How many contexts were ``measured``; by default as many as the influence
-        counts, which counts several orders of one line once. For each of the accounts the ``spans``
-        of its named parts, such as documents: each has a ``name`` and its ``places``. The
-        ``records``: what parts of each name hold over all contexts. A table ``by_place`` of shares
-        by document and place: its rows, the first of which names the columns.
+        By name. The ``title`` of the page, and the ``answer`` to it, if any; the first sentences,
+        ``findings``, by default of records and positions; what else there is ``about`` it, by
+        name. The ``certificates`` and the influence ``without_queries``, as in an `Explanation`.
+        The ``names`` of the contexts, and how many were ``measured``; the ``spans`` of their named
+        parts, each with a ``name`` and its ``places``; the ``records``, what parts of each name
+        hold over all contexts. A table ``by_place`` of shares by document and place, whose first
+        row names the columns.
     """
     page, path = page_of(*contents, **options), as_path(path)
     path.write_text(page, encoding="utf-8")

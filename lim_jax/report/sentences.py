@@ -27,8 +27,7 @@ CHANNELS_SAY = (
 def finding(influence: Influence, rest: Influence | None = None) -> str:
     """How much the middle matters beside the ends, with its error, and what that decides.
 
-    With `rest`, the influence without the tokens that the loss asks from, it is this that is told
-    of.
+    With `rest`, the influence without the tokens that the loss asks from, it is told of this.
     """
     if rest is not None:
         said = finding(rest)

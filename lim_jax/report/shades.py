@@ -1,7 +1,4 @@
-"""Ten shades from least to most, on light and on dark, and the ink that is readable on each.
-
-Lightness goes one way through each scale, so that order is seen without telling hues apart.
-"""
+"""Ten shades from least to most, on light and on dark, and the ink that is readable on each."""
 
 from typing import NamedTuple
 
@@ -30,10 +27,7 @@ class Shading(NamedTuple):
 
 
 def shading(values: np.ndarray) -> Shading:
-    """Shade from zero to the greatest value; in decades where values span more than two.
-
-    At most four decades below the greatest are told apart.
-    """
+    """Shade from zero to the greatest value; in at most four decades where there are over two."""
     values = np.asarray(values, float)
     positive = values[values > 0]
     top = float(positive.max()) if positive.size else 1.0

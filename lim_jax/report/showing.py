@@ -73,10 +73,8 @@ def show(
         Of each context where the loss asks; None for every place.
     spans
         Of each context its named parts, such as documents: each has a ``name`` and its ``places``.
-    title
-        Of the page.
-    delta
-        The width of each boundary region.
+    title, delta
+        Of the page; and the width of each boundary region.
     """
     require_page_packages()
     weights = query_weights

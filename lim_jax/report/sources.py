@@ -1,8 +1,4 @@
-"""One page on an answer: a click on a part of it shades the documents by what that came from.
-
-The page is one small file, which asks nothing of a server. Shades are of 127 steps of each sign,
-for each part of the answer by itself; the scores of sentences stand in the file as numbers.
-"""
+"""One page on an answer: a click on a part of it shades the documents by what that came from."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -43,9 +39,8 @@ class _Shown(NamedTuple):
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
     """The page of an answer whose parts have scores, by the method mask-gradient or mask-path.
 
-    A notebook shows it, and ``.save("answer.html")`` writes it. `about` are facts by name, such as
-    the model. Needs jinja2, of the extra ``report``; an answer by another method has no such scores
-    (ValueError).
+    A notebook shows it, and ``.save("answer.html")`` writes it. `about` are facts by name. Needs
+    the extra ``report``; an answer by another method has no such scores (ValueError).
     """
     scores = answered.by_part
     if scores is None:

@@ -1,9 +1,4 @@
-"""Results in one file: arrays in NumPy's format, and the rest as JSON text beside them.
-
-The header is the format and its version, and the result as a tree in which arrays are named; each
-is an entry of the archive, named by its place, such as ``energy``. As netCDF, for other tools
-still, take ``to_xarray(result).to_netcdf(path)``.
-"""
+"""Results in one file: arrays in NumPy's format, and the rest as JSON text that names them."""
 
 import math
 from collections.abc import Mapping
@@ -57,11 +52,11 @@ def kind_of(result: Any) -> str:
 def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` reads back, every number exactly.
 
-    A file of that name, by custom ``*.npz``, is replaced at once: it is never half of one. Its
-    folder is made where it is missing. A result is an influence, channels, an explanation,
-    certificates, rates and studies of limits, a training path (whose parameters are arrays in
-    dictionaries and lists), a comparison, measured contexts; or a list or a dictionary of them, and
-    of arrays and numbers, none traced.
+    A file of that name, by custom ``*.npz``, is replaced at once. A result is an influence,
+    channels, an explanation, certificates, rates and studies of limits, a training path (whose
+    parameters are arrays in dictionaries and lists), a comparison, measured contexts; or a list or
+    a dictionary of them, and of arrays and numbers, none traced. For other tools take
+    ``to_xarray(result).to_netcdf(path)``.
 
     Examples
     --------
@@ -82,8 +77,8 @@ def save(result: Any, path: AnyPath) -> None:
 def load(path: AnyPath) -> Any:
     """Read what `save` wrote: the same result, its arrays exact and in their precision.
 
-    A file that is damaged, of another version, no result of ours, or of finer numbers than JAX is
-    set to raises ValueError.
+    ValueError is raised for a file that is damaged, no result of ours, or of finer numbers than JAX
+    is set to.
     """
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")

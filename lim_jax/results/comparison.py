@@ -1,19 +1,4 @@
-r"""What changed from one influence to another, with its standard error.
-
-Two networks, or one before and after training, on the same examples: what the examples do to both
-cancels in the difference, and its error is often far below that of either. The difference is taken
-example by example where both influences keep these (`keep_examples`), else as if they were
-independent. With some examples in both and others in one alone,
-
-.. math:: \sigma^2 = \sum_{(a, b)} \Bigl(\frac{d_{2,b}}{\sqrt{n_2(n_2 - 1)}}
-          - \frac{d_{1,a}}{\sqrt{n_1(n_1 - 1)}}\Bigr)^2
-          + \sum_{a\text{ alone}} \frac{d_{1,a}^2}{n_1(n_1 - 1)}
-          + \sum_{b\text{ alone}} \frac{d_{2,b}^2}{n_2(n_2 - 1)}
-
-with the deviations d of the examples from either's mean: the variance of a difference of two means
-that have some of their examples in common. With all in pairs it is that of the differences, with
-none the sum of both.
-"""
+"""What changed from one influence to another, with its standard error."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -63,15 +48,21 @@ class Comparison(NamedTuple):
 def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) -> Comparison:
     r"""Subtract the first influence from the second, with standard errors.
 
-    Errors are linearised, as those of `density.Influence`: with the derivative :math:`T'` of a
-    result in the mean energies, example e deviates by :math:`d_e = T'[E_e - \bar E]`, and the
-    scatter of these gives the error, in pairs where examples are in both. Where energies are not
-    kept in both, the two errors add in squares.
+    With the derivative :math:`T'` of a result in the mean energies, example e deviates by
+    :math:`d_e = T'[E_e - \bar E]`. With some examples in both and others in one alone, the error is
+
+    .. math:: \sigma^2 = \sum_{(a, b)} \Bigl(\frac{d_{2,b}}{\sqrt{n_2(n_2 - 1)}}
+              - \frac{d_{1,a}}{\sqrt{n_1(n_1 - 1)}}\Bigr)^2
+              + \sum_{a\text{ alone}} \frac{d_{1,a}^2}{n_1(n_1 - 1)}
+              + \sum_{b\text{ alone}} \frac{d_{2,b}^2}{n_2(n_2 - 1)}
+
+    What the examples do to both cancels in pairs. Where energies are not kept in both
+    (`keep_examples`), the two errors add in squares.
 
     Parameters
     ----------
     first, second
-        Over the same regions; for pairs, with `keep_examples`.
+        Over the same regions.
     pairs
         Which examples are the same: rows of their numbers in the first and in the second, known
         before tracing. By default all in their order, where there are as many of both, else none.

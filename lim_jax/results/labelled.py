@@ -1,9 +1,4 @@
-r"""Results as labelled arrays: xarray data sets, and pandas tables through them.
-
-An axis of positions has the coordinates ``position`` (p), ``token`` (counted from zero), ``weight``
-(:math:`\Delta p`) and, where it is given, ``text``. Numbers are NumPy's, on the host. Needs the
-extra ``xarray``.
-"""
+"""Results as labelled arrays: xarray data sets, and pandas tables through them."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -30,20 +25,20 @@ def to_xarray(
     model: str = "",
     loss: str = "",
 ) -> Any:
-    """Label a result: a data set of named axes, coordinates, units and attributes.
+    r"""Label a result: a data set of named axes, coordinates, units and attributes.
 
-    Needs the package xarray, of the extra ``xarray``; ``.to_netcdf(path)`` writes it.
+    Needs the extra ``xarray``. An axis of positions has the coordinates ``position`` (p), ``token``
+    (from zero), ``weight`` (:math:`\Delta p`) and, where it is given, ``text``.
 
     Parameters
     ----------
     result
-        An influence, a comparison, channels, an explanation, a training path, rates of limits,
-        scores of parts; certificates, studies or rows of limits, one or a list; or a bare array
-        whose axes are named here, such as that of `adjoint.attention_hops`. Not traced.
+        What `save` takes, scores of parts, or a bare array whose axes are named here, such as that
+        of `adjoint.attention_hops`. Not traced.
     axes
         The names of a bare array's axes: ``"depth hop position component"``.
     grid
-        The positions of channels and arrays, which hold none. Other results have their own.
+        The positions of channels and arrays, which hold none.
     tokens
         The text at each position.
     model, loss
@@ -83,9 +78,9 @@ def to_xarray(
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     """Return a result's values along some axes as a table, a row for each point of these axes.
 
-    It has a column for each of the result's arrays that has these axes and no others, and for the
-    coordinates that are not its index. `by` names the axes: ``"position"``, ``"region"``,
-    ``"example position"``; by default those of what matters most. Options are those of `to_xarray`.
+    A column holds an array that has these axes and no others, or a coordinate. `by` names the axes:
+    ``"position"``, ``"region"``, ``"example position"``; by default those of what matters most.
+    Options are those of `to_xarray`.
 
     Examples
     --------

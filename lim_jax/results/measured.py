@@ -1,9 +1,4 @@
-r"""What was measured of contexts one by one, kept so that it can be compared.
-
-The mean over contexts forgets them; a difference of two means is known best where the same contexts
-stand in both. So the energies of each context are kept, on the cells of its own tokens, with what
-the named records hold of each.
-"""
+"""What was measured of contexts one by one, kept so that it can be compared context by context."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +69,7 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
 
     Both are from the ``contexts.npz`` of ``lim-jax profile``, by `results.load`, of one width of
     boundary regions. Contexts in one result alone count too, with independent errors
-    (`results.compare`). Lengths may differ: all are carried to one grid.
+    (`results.compare`). All lengths are carried to one grid.
 
     Examples
     --------
@@ -142,10 +137,7 @@ def points_in_words(share: float, error: float) -> tuple[str, str]:
 
 
 def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> str:
-    """A standard error as it follows a number: nothing where one context has none.
-
-    An error of zero is said: where all contexts are alike it tells nothing of others.
-    """
+    """A standard error as it follows a number: nothing of one context, zero said in words."""
     if float(error) == 0:
         return " (error 0)"
     return "" if math.isinf(error) else f" ± {words(float(error))}"

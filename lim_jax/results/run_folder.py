@@ -30,8 +30,8 @@ def run_folder(
 ) -> Iterator[Path]:
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
-    A run is its command, its arguments, the files that these name, and the versions. Where the body
-    raises before any file is written, all is left as it was.
+    A run is its command, arguments, the files these name, and the versions. Where the body raises
+    before any file is written, all is left as it was.
     """
     out, record = as_path(out, "out"), _record(command, arguments)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -132,7 +132,7 @@ def _identity(path: Path) -> dict[str, Any]:
 
 
 def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
-    """What tells files apart: names, and what is in them; of large ones when they were changed."""
+    """Of names and contents; of large files of when they were changed."""
     digest = hashlib.sha256()
     for name in names:
         file = folder / name

@@ -1,7 +1,4 @@
-"""Tables and documents as files: every column of them, its unit and what it means.
-
-One name means one thing in all of them; `docs/commands.md` shows the same table.
-"""
+"""Tables and documents as files: every column of them, its unit and what it means."""
 
 import csv
 import json
