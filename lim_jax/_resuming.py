@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,13 +115,18 @@ def each_once(
     return {name: done[name] for name in groups if name in done}
 
 
-def once(path: Path, run: Run, measure: Callable[[], Array | np.ndarray]) -> Array | np.ndarray:
-    """Measure an array and store it, unless a file holds what was measured before."""
+def once(
+    path: Path,
+    run: Run,
+    measure: Callable[[], Result],
+    of_leaves: Callable[[list], Result] = itemgetter(0),
+) -> Result:
+    """Measure something, an array, and store it, unless a file holds its leaves from before."""
     if path.exists():
-        return stored(path, run)[1][0]
-    array = measure()
-    store(path, run, {}, array)
-    return array
+        return of_leaves(stored(path, run)[1])
+    measured = measure()
+    store(path, run, {}, measured)
+    return measured
 
 
 def _journal(path: Path, run: Run) -> dict[str, Any]:

@@ -287,7 +287,13 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"lim-jax {version('lim_jax')}\n"
 
 
-@pytest.mark.parametrize("command", ["profile", "explain", "rates", "reproduce", "counterexamples"])
+def helped(annotation):
+    """What an argument that several commands take says of itself."""
+    told = [one.help for one in getattr(annotation, "__metadata__", ()) if hasattr(one, "help")]
+    return next(filter(None, told), None)
+
+
+@pytest.mark.parametrize("command", [*commands.COMMANDS])
 def test_help_names_every_argument_and_its_meaning(command, capsys):
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
@@ -299,7 +305,11 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         assert f"--{name.replace('_', '-')}" in printed or name == "model"
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
     described = set(re.findall(r"^        (\w+): ", function.__doc__ or "", re.MULTILINE))
-    assert described == set(inspect.signature(function).parameters)
+    arguments = inspect.signature(function).parameters
+    shared = {name: helped(of.annotation) for name, of in arguments.items()}
+    assert described == {name for name, meaning in shared.items() if meaning is None}
+    for meaning in filter(None, shared.values()):
+        assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
 
 
 def test_rates_of_chosen_studies_sizes_and_matrices(tmp_path, capsys):

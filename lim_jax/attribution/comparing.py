@@ -75,13 +75,15 @@ def compare_answers(
     first: Record, second: Record, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
     """Put the scores of each part beside each other, of two answers by one method."""
-    _require_alike(first, second)
+    kinds = [f"by {of['method']}" + ", against a foil" * bool(of["foil"]) for of in (first, second)]
+    require(kinds[0] == kinds[1], "second", got=f"scores {kinds[1]}",
+            expected=f"{kinds[0]}, as the first's",
+            cure="Ask both by one method, and with a foil or without.")  # fmt: skip
     scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
-    expected, cure = "at least one document of the first's", "Documents are compared by name."
-    require(
-        "document" in shared, "second", got="an answer from others", expected=expected, cure=cure
-    )
+    require("document" in shared, "second", got="an answer from others",
+            expected="at least one document of the first's",
+            cure="Documents are compared by name.")  # fmt: skip
     ordered = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == REST, p[1] != "document"))
     parts = []
     for name, kind in ordered:
@@ -111,11 +113,3 @@ def _read(file: Path, name: str) -> Record:
     require(whole, name, got=f"{file}, which is damaged or of another version",
             expected="what lim-jax ask writes", cure="Ask anew with --overwrite.")  # fmt: skip
     return record
-
-
-def _require_alike(first: Record, second: Record) -> None:
-    """Raise ValueError where the scores of one answer are not what those of the other are."""
-    kinds = [f"by {of['method']}" + ", against a foil" * bool(of["foil"]) for of in (first, second)]
-    require(kinds[0] == kinds[1], "second", got=f"scores {kinds[1]}",
-            expected=f"{kinds[0]}, as the first's",
-            cure="Ask both by one method, and with a foil or without.")  # fmt: skip

@@ -1,6 +1,6 @@
 """Networks explained, each under each loss: what is finished is read from its file."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,36 +87,25 @@ def explained_cases(
     """Explanations by network and loss, and cone masses by network, each written when computed."""
 
     def once(name: str, compute: Callable[[], Any]) -> Any:
-        return _once(unfinished / f"{stem(name)}.npz", len(windows), compute)
+        path = unfinished / f"{stem(name)}.npz"
+        if not path.exists():
+            save({"contexts": len(windows), "result": compute()}, path)
+        return load(path)["result"]
 
-    results = {}
-    for name, case in cases.items():
+    def explained(name: str, case: Case) -> explanations.Explanation:
         units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
-        results[name] = once(name, partial(
-            explanations.explain, case.network, windows, case.weights, regions, key=key,
-            depth=depth, loss=case.loss, certificates=certificates,
-            progress=partial(_bar, bar, name, units),
-        ))  # fmt: skip
-    networks = {name.split(",")[0]: case.network for name, case in cases.items()}
+        return explanations.explain(
+            case.network, windows, case.weights, regions, key=key, depth=depth, loss=case.loss,
+            certificates=certificates,
+            progress=lambda numbers: bar(numbers, desc=name, unit=next(units)),
+        )  # fmt: skip
+
+    results = {name: once(name, partial(explained, name, case)) for name, case in cases.items()}
     masses = {}
-    for name, network in networks.items() if certificates == "all" else ():
-        if not reads_by_softmax(network.flow):  # exact masses are of blocks in closed form
-            continue
-        mass = partial(average_cone_mass, network, windows[:MASSES], regions)
-        (masses[name],) = (
-            once(f"cone mass, {name}", mass) for _ in bar([name], desc=f"cone mass of the {name}")
-        )
+    for name, network in {name.split(",")[0]: case.network for name, case in cases.items()}.items():
+        # Exact masses are of blocks in closed form.
+        if certificates == "all" and reads_by_softmax(network.flow):
+            mass = partial(average_cone_mass, network, windows[:MASSES], regions)
+            for _ in bar([name], desc=f"cone mass of the {name}"):
+                masses[name] = once(f"cone mass, {name}", mass)
     return results, masses
-
-
-def _bar(bar: Bar, name: str, units: Iterator[str], numbers: list[int]) -> Iterable[int]:
-    return bar(numbers, desc=name, unit=next(units))
-
-
-def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
-    """A result read from its file, or computed and written there with its number of contexts."""
-    if not path.exists():
-        document = {"contexts": contexts, "result": compute()}
-        path.parent.mkdir(exist_ok=True)
-        save(document, path)
-    return load(path)["result"]

@@ -90,12 +90,9 @@ def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
 
 
 def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
-    pairs = zip(scored.contexts, scored.scored, strict=True)
-    for number, (context, scores) in enumerate(pairs):
-        assert scores.tokens is not None
-        columns = _pieces(context.tokens), context.weights.tolist(), scores.tokens.tolist()
-        for at, (token, *numbers) in enumerate(zip(*columns, strict=True)):
-            yield number, at, *token, *numbers
+    for number, (context, scores) in enumerate(zip(scored.contexts, scored.scored, strict=True)):
+        for row in _by_token(context.tokens, context.weights, scores.tokens):
+            yield number, *row
 
 
 def read_contexts(folder: Path, name: str) -> MeasuredContexts:
@@ -114,10 +111,16 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
 def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
     """A row for each token of each context; its density is that within the context."""
     for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
-        density, length = (energy / (energy.mean() or 1)).tolist(), context.length
-        columns = _pieces(context.tokens), context.weights.tolist(), energy.tolist(), density
-        for at, (token, weight, squared, share) in enumerate(zip(*columns, strict=True)):
-            yield number, at, *token, (at + 1) / length, weight, squared, share
+        positions = np.arange(1, context.length + 1) / context.length
+        columns = positions, context.weights, energy, energy / (energy.mean() or 1)
+        for row in _by_token(context.tokens, *columns):
+            yield number, *row
+
+
+def _by_token(tokens: Sequence[str], *columns: Any) -> Iterator[tuple[Any, ...]]:
+    """The number, the text and the piece of each token, and its entries of columns."""
+    rows = zip(_pieces(tokens), *(column.tolist() for column in columns), strict=True)
+    return ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
 
 
 def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
@@ -164,10 +167,9 @@ def write_answer(answered: Answer, folder: Path) -> None:
     """Write answer.json, scores.csv where tokens have scores, and matrix.csv where parts have."""
     write_json(folder / ANSWER, answered.record())
     if answered.tokens is not None:
-        pieces, weights = _pieces(answered.context.tokens), answered.context.weights.tolist()
-        rows = zip(pieces, weights, answered.tokens.tolist(), strict=True)
-        table = ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
-        write_table(folder / "scores.csv", FILES["scores.csv"], table)
+        context = answered.context
+        rows = _by_token(context.tokens, context.weights, answered.tokens)
+        write_table(folder / "scores.csv", FILES["scores.csv"], rows)
     if answered.by_part is not None:
         write_matrix(answered.by_part, folder / "matrix.csv")
 

@@ -11,7 +11,7 @@ import numpy as np
 from lim_jax import explanations, models
 from lim_jax._checks import require
 from lim_jax._digest import digest
-from lim_jax._resuming import store, stored
+from lim_jax._resuming import once
 from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     Energy,
@@ -33,6 +33,7 @@ from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.measured import MeasuredContexts, pooled_influences
 
 SHOWN = 5  # contexts of a page
+LAYERS = {"desc": "its layers, both ways", "unit": "layer", "leave": False}  # a bar of these
 Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as tqdm takes them
 
 
@@ -79,17 +80,30 @@ def measure(
 ) -> Measured:
     """Measure the influence of every token of contexts on what is asked of them.
 
-    The first `shown` are measured by their accounts where weights are in memory, not twice.
-    Contexts of one of `orders`, lines whose documents are shuffled, are averaged: they are not
-    independent. With a folder `checkpoint` an interrupted run goes on after the last context.
+    Of the first `shown` there are accounts, which hold their energies: where weights are in memory
+    these are not measured twice. Contexts of one of `orders`, lines whose documents are shuffled,
+    are averaged: they are not independent. With a folder `checkpoint` an interrupted run goes on
+    after the last context.
     """
-    in_memory = not network.flow.fetched
+    windows, queries = windows_and_asked(contexts)
+    loss = loss_kind(asked).loss
     accounts = []
-    if shown and in_memory:
-        page = None if checkpoint is None else checkpoint / "page"
-        accounts = accounts_of(network, contexts[:shown], asked, checkpoint=page, bar=bar)
-    energies = [np.asarray(account.energy) for account in accounts]
-    energies += _energies(network, contexts, len(accounts), asked, checkpoint, bar)
+    if shown:
+        page = checkpoint and checkpoint / "page"
+        of_page = network, windows[:shown], queries[:shown]
+        accounts = shown_accounts(*of_page, loss=loss, checkpoint=page, bar=bar)
+    known = 0 if network.flow.fetched else len(accounts)
+    energies = [np.asarray(account.energy) for account in accounts[:known]]
+    if known < len(contexts):
+        energies += models.energies_of_ids(
+            network,
+            windows[known:],
+            ask=queries[known:],
+            loss=loss,
+            checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
+            progress=partial(bar, desc="profile", unit="context"),
+            progress_of_layers=partial(bar, **LAYERS),
+        )
     if orders:
         alone, averaged, shares = averaged_orders(orders, energies)
     else:
@@ -107,49 +121,7 @@ def measure(
     )
 
 
-def _energies(
-    network: CausalLM,
-    contexts: Sequence[Context],
-    known: int,
-    asked: LossName,
-    checkpoint: Path | None,
-    bar: Bar,
-) -> list[Energy]:
-    """The energies of contexts, but for the first, which are known."""
-    windows, queries = windows_and_asked(contexts[known:])
-    if not windows:
-        return []
-    return models.energies_of_ids(
-        network,
-        windows,
-        ask=queries,
-        loss=loss_kind(asked).loss,
-        checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
-        progress=partial(bar, desc="profile", unit="context"),
-        progress_of_layers=partial(bar, desc="its layers, both ways", unit="layer", leave=False),
-    )
-
-
-def accounts_of(
-    network: CausalLM,
-    contexts: Sequence[Context],
-    asked: LossName,
-    *,
-    checkpoint: Path | None = None,
-    bar: Bar = no_bar,
-) -> list[TokenAccount]:
-    """The accounts of contexts, as a page shows them."""
-    return first_accounts(
-        network,
-        [context.window for context in contexts],
-        [context.weights for context in contexts],
-        loss=loss_kind(asked).loss,
-        checkpoint=checkpoint,
-        bar=bar,
-    )
-
-
-def first_accounts(
+def shown_accounts(
     network: CausalLM,
     windows: Windows,
     query_weights: Sequence[Profile],
@@ -159,32 +131,28 @@ def first_accounts(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenAccount]:
-    """The accounts of the first contexts, each kept in a file of the folder `checkpoint`."""
+    """The accounts of the contexts of a page, each kept in a file of the folder `checkpoint`."""
     shown = [jax.device_put(np.asarray(window)) for window in windows[:SHOWN]]
     dtype = network.embedding.dtype
     asked = [jax.device_put(weights.astype(dtype)) for weights in query_weights[:SHOWN]]
-    layers = partial(bar, desc="its layers, both ways", unit="layer", leave=False)
+    layers = partial(bar, **LAYERS)
 
     def account(number: int) -> TokenAccount:
         context = shown[number], asked[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
-    if checkpoint is not None:
-        run = digest((network, shown, asked, depth, loss))
-        account = partial(_read_or_measured, checkpoint, run, account)
-    return [account(number) for number in bar(range(len(shown)), desc="page", unit="context")]
+    numbers = bar(range(len(shown)), desc="page", unit="context")
+    if checkpoint is None:
+        return [account(number) for number in numbers]
+    fingerprint = digest((network, shown, asked, depth, loss))
+    run = {"function": "account_of_context", "account": fingerprint}
 
+    def read(leaves: list) -> TokenAccount:
+        return TokenAccount._make(jax.device_put(leaves))
 
-def _read_or_measured(
-    folder: Path, run: str, measure: Callable[[int], TokenAccount], number: int
-) -> TokenAccount:
-    """An account from its file, or measured and written there."""
-    file, about = folder / f"{number}", {"function": "account_of_context", "account": run}
-    if not file.exists():
-        account = measure(number)
-        store(file, about, {}, account)
-        return account
-    return TokenAccount._make(jax.device_put(stored(file, about)[1]))
+    return [
+        once(checkpoint / f"{number}", run, partial(account, number), read) for number in numbers
+    ]
 
 
 def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:

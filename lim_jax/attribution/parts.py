@@ -1,6 +1,7 @@
 """What named parts of contexts hold of the influence: shares by context, and their averages."""
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -125,41 +126,24 @@ class Record(NamedTuple):
     most: str = ""
 
 
-class _PartTokens(NamedTuple):
-    """Of a part over all contexts: the shares of its tokens by their text, and its own texts."""
-
-    shares: dict[str, float]
-    texts: set[str]
-
-
 def averaged_records(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
 ) -> list[Record]:
     """Average what each part holds; the tokens that hold most are looked for in `contexts`."""
-    tokens = _by_token(contexts, energies)
-    return [_averaged(part, tokens[part.name, part.kind]) for part in shares]
-
-
-def _averaged(part: PartShares, held: _PartTokens) -> Record:
-    """Average over the contexts that have the part."""
-    share, tokens, of_tokens = part.held[~np.isnan(part.held[:, 0])].T
-    mean = sample_mean(jax.device_put(share))
-    value, error = float(mean.value), float(mean.error)
-    numbers = float(tokens.mean()), float(of_tokens.mean()), share.size, len(held.texts)
-    most = most_in_words(held.shares) if any(held.shares.values()) else ""
-    return Record(part.name, part.kind, value, error, *numbers, most)
-
-
-def _by_token(
-    contexts: Sequence[Context], energies: Sequence[Energy]
-) -> dict[tuple[str, str], _PartTokens]:
-    """By part and by token, the shares of all contexts' totals, added up."""
-    parts: dict[tuple[str, str], _PartTokens] = {}
+    of_tokens = defaultdict[tuple[str, str], Counter](Counter)
+    texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
-        shares = energy / (energy.sum() or 1)
-        for key, places in parts_of(context):
-            part = parts.setdefault(key, _PartTokens({}, set()))
-            for token, share in held_by_text(context.tokens, shares, places.tolist()).items():
-                part.shares[token] = part.shares.get(token, 0.0) + share
-            part.texts.add(part_text(context, places))
-    return parts
+        of_all = energy / (energy.sum() or 1)
+        for part, places in parts_of(context):
+            of_tokens[part].update(held_by_text(context.tokens, of_all, places.tolist()))
+            texts[part].add(part_text(context, places))
+    return [_averaged(part, of_tokens[part[:2]], len(texts[part[:2]])) for part in shares]
+
+
+def _averaged(part: PartShares, of_tokens: Counter, texts: int) -> Record:
+    """Average over the contexts that have the part."""
+    share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
+    mean, error = map(float, sample_mean(jax.device_put(share)))
+    sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
+    most = most_in_words(of_tokens) if any(of_tokens.values()) else ""
+    return Record(part.name, part.kind, mean, error, *sizes, most)

@@ -11,11 +11,29 @@ from lim_jax.models.losses import LOSSES, LossName
 # On the command line either is a path.
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
+WEIGHTS = (
+    "A folder of weights as published, a GGUF file, or a public name such as "
+    "HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer."
+)
+Model = Annotated[AnyPath, tyro.conf.arg(metavar="PATH", help=WEIGHTS)]
 KINDS = "; ".join(f"{name}, {kind.words}" for name, kind in LOSSES.items())
-HELP = (
+ASKED = (
     f"What is asked: {KINDS}. The influence on log odds does not fade where the model is sure. "
     "Where a loss asks for an answer, and a line has none, the model's own is asked."
 )
-Asked = Annotated[LossName, tyro.conf.arg(help=HELP)]
+Asked = Annotated[LossName, tyro.conf.arg(help=ASKED)]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
 Method = Annotated[MethodName, tyro.conf.arg(help=f"How parts are scored: {WORDS}.")]
+CACHE = (
+    "Download the model where a public name is not in the cache. Without, a terminal is asked, "
+    "and anything else refused."
+)
+Download = Annotated[bool, tyro.conf.arg(help=CACHE)]
+GIB = (
+    "How many GiB may be used, by default all that is free. A network that needs more is left in "
+    "its files and read a layer at a time."
+)
+Memory = Annotated[float | None, tyro.conf.arg(help=GIB)]
+Out = Annotated[AnyPath, tyro.conf.arg(metavar="PATH", help="The folder to write to.")]
+EMPTY = "Write over what is in the folder. Without, it must be empty, or of this run."
+Overwrite = Annotated[bool, tyro.conf.arg(help=EMPTY)]

@@ -9,7 +9,7 @@ from lim_jax._checks import as_path, require_extra
 from lim_jax._tables import text_table
 from lim_jax.attribution.comparing import Record, compare_answers, read_answers
 from lim_jax.attribution.files import read_contexts, write_compared_answers
-from lim_jax.cli.arguments import Named
+from lim_jax.cli.arguments import Named, Out, Overwrite
 from lim_jax.plots.drawing import save_figure
 from lim_jax.plots.profile import influence_difference
 from lim_jax.report.page import write_comparison
@@ -33,8 +33,8 @@ Told = tuple[list[str], list[list[str]], dict[str, Path]]
 def compare(
     first: tyro.conf.Positional[Named],
     second: tyro.conf.Positional[Named],
-    out: Named = Path("compare"),
-    overwrite: bool = False,
+    out: Out = Path("compare"),
+    overwrite: Overwrite = False,
 ) -> int:
     """Say what changed from one profile or answer to another: two models, two prompts, two orders.
 
@@ -49,8 +49,6 @@ def compare(
     Args:
         first: The folder of a finished lim-jax profile, or of lim-jax ask.
         second: Another, from which the first is subtracted.
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     first, second = as_path(first, "first"), as_path(second, "second")
     arguments = {"first": first, "second": second}

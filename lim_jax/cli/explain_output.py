@@ -10,7 +10,7 @@ from lim_jax import models, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.heads import HeadOfPart, heads_table
-from lim_jax.attribution.measuring import first_accounts
+from lim_jax.attribution.measuring import shown_accounts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import Case, described_contexts
 from lim_jax.explanations import Explanation
@@ -133,7 +133,7 @@ def write_pages(
     rows = list(map(np.asarray, windows))
     for name, case in cases.items():
         result = results[name]
-        accounts = first_accounts(
+        accounts = shown_accounts(
             case.network, rows, list(case.weights),
             depth=result.depth, loss=case.loss,
         )  # fmt: skip

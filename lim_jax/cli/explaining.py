@@ -30,7 +30,7 @@ from lim_jax.attribution.time_budget import (
     duration,
 )
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.arguments import Asked, Named, Unnamed
+from lim_jax.cli.arguments import Asked, Download, Memory, Out, Overwrite, Unnamed
 from lim_jax.cli.explain_output import report_explanations, write_pages
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.explanations.certificates import Judged
@@ -59,10 +59,10 @@ def explain(
     certificates: Judged = "deciding",
     seed: int = 0,
     html: bool = False,
-    download: bool = False,
-    memory: float | None = None,
-    out: Named = Path("explanation"),
-    overwrite: bool = False,
+    download: Download = False,
+    memory: Memory = None,
+    out: Out = Path("explanation"),
+    overwrite: Overwrite = False,
 ) -> int:
     """Say which positions a language model uses, and why: density, channels, hops, certificates.
 
@@ -89,12 +89,6 @@ def explain(
         seed: For the choice of contexts.
         html: Write a page for each network and loss too, such as given_network_answer.html: the
             first five contexts with every token shaded, which takes a longer look at each.
-        download: Download the model where a public name is not in the cache. Without, a terminal
-            is asked, and anything else refused.
-        memory: How many GiB may be used, by default all that is free. A network that needs more is
-            left in its files and read a layer at a time.
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     model, data = _both_or_neither(model, data)
     arguments = {

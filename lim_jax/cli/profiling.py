@@ -10,14 +10,14 @@ from tqdm import tqdm
 from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
-from lim_jax.attribution.measuring import SHOWN, Measured, accounts_of, measure, require_fitting
+from lim_jax.attribution.measuring import SHOWN, Measured, measure, require_fitting
 from lim_jax.attribution.methods import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.signed import SignedProfile, signed_profile
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.arguments import Asked, Method, Named
+from lim_jax.cli.arguments import Asked, Download, Memory, Method, Model, Named, Out, Overwrite
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
@@ -39,7 +39,7 @@ NO_DENSITY = "Densities, indices, figures, orders and pages are of influence alo
 
 
 def profile(
-    model: tyro.conf.Positional[Named],
+    model: tyro.conf.Positional[Model],
     data: Named,
     loss: Asked = "next-token",
     method: Method = "influence",
@@ -50,10 +50,10 @@ def profile(
     answer_tokens: int = 32,
     foil: str = "",
     html: bool = False,
-    download: bool = False,
-    memory: float | None = None,
-    out: Named = Path("profile"),
-    overwrite: bool = False,
+    download: Download = False,
+    memory: Memory = None,
+    out: Out = Path("profile"),
+    overwrite: Overwrite = False,
 ) -> int:
     """Say which positions of your data a model uses: densities with errors, tokens and records.
 
@@ -65,14 +65,10 @@ def profile(
     run again it goes on after the last context that was measured.
 
     Args:
-        model: A folder of weights as published, a GGUF file, or a public name such as
-            HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         data: A text, PDF or .docx; or JSON lines (a file named .jsonl), each with "text"; "prompt";
             "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
             maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
             characters.
-        loss: What is asked.
-        method: How parts are scored.
         delta: The width of each boundary region.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         shuffle: Lay the documents of each line out in so many orders, and say what is due to the
@@ -84,12 +80,6 @@ def profile(
         foil: For --loss contrast, what might have been answered instead, of lines without "foil".
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
-        download: Download the model where a public name is not in the cache. Without, a terminal
-            is asked, and anything else refused.
-        memory: How many GiB may be used, by default all that is free. A network that needs more is
-            left in its files and read a layer at a time.
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     model, data = as_path(model, "model"), as_path(data, "data")
     arguments = {
@@ -222,8 +212,8 @@ def write_profile_page(
     findings: Sequence[str] = (),
 ) -> None:
     """Write profile.html, of the first contexts; without `findings` those of `profile`."""
-    accounts = result.accounts or accounts_of(model.network, result.contexts, loss, bar=tqdm)
-    shown, shuffled = result.contexts[: len(accounts)], result.shuffled
+    accounts, shuffled = result.accounts, result.shuffled
+    shown = result.contexts[: len(accounts)]
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
         [*context.tokens, models.texts_of_ids(context.window, model.tokenizer)[-1]]

@@ -24,7 +24,7 @@ from lim_jax.attribution.methods import METHODS, Scored, scored_by_tokens
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
 from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
 from lim_jax.cli.answers import answer_notes
-from lim_jax.cli.arguments import Method, Named
+from lim_jax.cli.arguments import Download, Memory, Method, Model, Named, Out, Overwrite
 from lim_jax.cli.networks import network_within, open_model, placed_bar
 from lim_jax.cli.profiling import write_profile, write_profile_page
 from lim_jax.models.losses import LossName
@@ -42,7 +42,7 @@ SENTENCE = 16  # tokens of one, so far as it is not known yet
 
 
 def ask(
-    model: tyro.conf.Positional[Named],
+    model: tyro.conf.Positional[Model],
     question: tyro.conf.Positional[str],
     documents: Named,
     method: Method = "mask-gradient",
@@ -55,10 +55,10 @@ def ask(
     max_length: int = 4096,
     delta: float = 0.2,
     html: bool = True,
-    download: bool = False,
-    memory: float | None = None,
-    out: Named = Path("answer"),
-    overwrite: bool = False,
+    download: Download = False,
+    memory: Memory = None,
+    out: Out = Path("answer"),
+    overwrite: Overwrite = False,
 ) -> int:
     """Ask a model a question about documents, and say which of them its answer comes from.
 
@@ -69,8 +69,6 @@ def ask(
     also what profile does of this one context, with its page.
 
     Args:
-        model: A folder of weights as published, a GGUF file, or a public name such as
-            HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer.
         question: As the model is asked.
         documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
             and maybe "title"; or one text.
@@ -87,11 +85,6 @@ def ask(
         delta: The width of each boundary region.
         html: Write the page: of the mask gradient and path answer.html, of influence profile.html,
             with every token shaded, which there is not of a foil; there is none of other methods.
-        download: Download the model where a public name is not in the cache. Without, a terminal
-            is asked, and anything else refused.
-        memory: How many GiB may be used, by default all that is free.
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     model, documents = as_path(model, "model"), as_path(documents, "documents")
     loss: LossName = "contrast" if foil else "margin"

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lim_jax import limits, plots
 from lim_jax._checks import as_path
-from lim_jax.cli.arguments import Named
+from lim_jax.cli.arguments import Out, Overwrite
 from lim_jax.limits.rows import Curve, Row, rates_table
 from lim_jax.plots.drawing import save_figure
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
@@ -26,8 +26,8 @@ def rates(
     only: tuple[str, ...] = (),
     sizes: tuple[int, ...] = (),
     seed: int = 0,
-    out: Named = Path("rates"),
-    overwrite: bool = False,
+    out: Out = Path("rates"),
+    overwrite: Overwrite = False,
 ) -> int:
     """Measure the paper's limits: tokens to Volterra, layers to the depth flow.
 
@@ -44,8 +44,6 @@ def rates(
             extrapolated, rough, controls and shadowing. Without, all are run.
         sizes: Refinements of the studies in --only: at least four numbers of tokens or layers.
         seed: Of the matrices. The orders expected are those seen at 0; others may show them later.
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     arguments = {"quick": quick, "only": only, "sizes": sizes, "seed": seed}
     if finished_before(out, "rates", arguments, overwrite=overwrite):

@@ -9,7 +9,7 @@ import jax
 from tqdm import tqdm
 
 from lim_jax import paper, plots
-from lim_jax.cli.arguments import Named, Unnamed
+from lim_jax.cli.arguments import Out, Overwrite, Unnamed
 from lim_jax.paper.outcomes import Section4, summary
 from lim_jax.paper.printed import Comparison, beyond_the_paper, compare, comparison_table
 from lim_jax.plots.drawing import save_figure
@@ -17,7 +17,7 @@ from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import write_json, write_table
 
 
-def reproduce(out: Named = Path("section4"), overwrite: bool = False) -> int:
+def reproduce(out: Out = Path("section4"), overwrite: Overwrite = False) -> int:
     """Compute section 4 of the paper in float64 and hold it against every figure it prints.
 
     Prints ours beside the paper's figures with the difference, and writes section4.json,
@@ -25,8 +25,6 @@ def reproduce(out: Named = Path("section4"), overwrite: bool = False) -> int:
     exit status is 1 where a figure differs in a printed digit.
 
     Args:
-        out: The folder to write to.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     with run_folder(out, "reproduce", {}, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
@@ -55,14 +53,13 @@ def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> i
     return 1 if missed else 0
 
 
-def counterexamples(out: Unnamed = None, overwrite: bool = False) -> int:
+def counterexamples(out: Unnamed = None, overwrite: Overwrite = False) -> int:
     """Run the paper's four counterexamples to unconditional claims about shape.
 
     Prints each claim, why it is false, and the numbers that show it.
 
     Args:
         out: A folder for counterexamples.json, if the numbers are to be kept.
-        overwrite: Write over what is in the folder. Without, it must be empty, or of this run.
     """
     kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
     with kept as folder:
