@@ -102,25 +102,27 @@ def page_of(
     ]
     charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
+    said = records_finding(records), finding(influence, without_queries)
     return template("page").render(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
-        findings=findings or _findings(influence, without_queries, records),
+        findings=findings or [sentence for sentence in said if sentence],
         records=_record_rows(records),
         by_place=by_place,
         blocks=[*zip(names, blocks, strict=True)],
         names=names,
         rest=IN_NO_PART,
+        # Of one context the findings say already that nothing is decided.
         several=int(influence.count) > 1,
         ways=_ways(accounts),
-        profiles=[(name, _verdict(of), index_words(of)) for name, of in profiles.items()],
+        profiles=[(name, verdict(of), index_words(of)) for name, of in profiles.items()],
         legends={"tokens": _legend(shade)} | legends,
         contexts=contexts,
         channels=CHANNELS,
         hops=HOPS,
         fields=FIELDS,
-        **_judged(certificates),
+        certificates=[certificate_words(certificate) for certificate in certificates],
         charts=charts | maps | _bars(influence, accounts),
         style=style() + (HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
@@ -155,15 +157,6 @@ def _require_fitting(
     )
 
 
-def _judged(certificates: Sequence[Certificate]) -> dict[str, list[dict[str, Any]]]:
-    """Certificates in words, and apart from them those that cannot decide."""
-    judged = [certificate_words(certificate) for certificate in certificates]
-    return {
-        "certificates": [words for words in judged if words["kind"] != "vacuous"],
-        "hopeless": [words for words in judged if words["kind"] == "vacuous"],
-    }
-
-
 def _facts(
     influence: Influence,
     accounts: Sequence[TokenAccount],
@@ -182,17 +175,6 @@ def _facts(
         "left and right": f"the first {boundary} and the last {boundary}",
         **({"measured at": f"the states after layer {depth}"} if depth else {}),
     }
-
-
-def _findings(influence: Influence, rest: Influence | None, records: Sequence[Any]) -> list[str]:
-    """The first sentences: of the named parts, and of positions."""
-    said = records_finding(records), finding(influence, rest)
-    return [sentence for sentence in said if sentence]
-
-
-def _verdict(influence: Influence) -> str:
-    """What the gap says; of one context the page has said already that nothing is decided."""
-    return verdict(influence) if int(influence.count) > 1 else ""
 
 
 def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
