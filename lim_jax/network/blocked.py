@@ -63,7 +63,6 @@ def blocked_attention(
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
     """One head of causal attention, tile by tile; `attention.causal_attention` for long grids."""
-    # Sums are accumulated in float32 at least, whatever the inputs' precision.
     arrays = jax.tree.leaves(per_position(grid))
     return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
 
@@ -253,10 +252,6 @@ def _pulled(points, vectors, tiling):
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
-def _in_wide_tiles(program):
-    return lambda points, vectors, tiling: program(points, vectors, tiling._replace(wide=True))
-
-
 _attention = of_many("attention", _attend)
 _push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
 derived(_attention, _slope)
@@ -264,8 +259,8 @@ for _primitive in (_attention, _push, _pull):
     # Wide for an accelerator and narrow for a CPU, whatever the machine is that traced them.
     set_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
     set_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
-on_platform("cuda", _attention, outputs_or(_in_wide_tiles(_attend)))
-on_platform("cuda", _pull, pulled_or(_in_wide_tiles(_pulled)))
+on_platform("cuda", _attention, outputs_or(_attend))
+on_platform("cuda", _pull, pulled_or(_pulled))
 
 
 def _weights(query, key, key_weights, log_total, place, tiling):

@@ -8,7 +8,7 @@ begins with rows of zeros before it.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from lim_jax._checks import error_if, require
 from lim_jax.grid.cells import CellGrid, Starts
@@ -20,35 +20,25 @@ Taps = Float[Weight, "heads size taps"]
 
 
 def packed_starts(grid: Grid) -> Starts | None:
-    """Where every row's context begins, None if all begin at the first; raise off the token grid.
-
-    A state goes from token to token, and is forgotten where a context begins.
-    """
+    """Where each row's context begins, None if all begin at the first; raise off the token grid."""
     tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
     got, expected = type(grid).__name__, "token_grid: a recurrent layer goes from token to token"
     cure = "Its step, decay and taps are of one token; in the continuum they would be rates."
     require(tokens, "grid", got=got, expected=expected, cure=cure)
     assert isinstance(grid, CellGrid)
-    return None if grid.starts is None else error_if(grid.starts, _sliding(grid.starts), SLIDING)
-
-
-SLIDING = (
-    "starts: expected contexts one after another, got rows of a window. A recurrent layer forgets "
-    "all or nothing: pass segment_starts."
-)
-
-
-def _sliding(starts: Starts) -> Bool[Array, " length"]:
-    rows = jnp.arange(starts.shape[0])
-    return (starts != rows) & (starts != jnp.roll(starts, 1))
+    starts = grid.starts
+    if starts is None:
+        return None
+    sliding = (starts != jnp.arange(grid.size)) & (starts != jnp.roll(starts, 1))
+    message = (
+        "starts: expected contexts one after another, got rows of a window. A recurrent layer "
+        "forgets all or nothing: pass segment_starts."
+    )
+    return error_if(starts, sliding, message)
 
 
 def own_tap(rows: Rows, taps: Taps) -> Rows:
-    """What a token's own row adds.
-
-    >>> own_tap(jnp.ones((1, 2, 1)), jnp.array([[[2.0, 3.0]]])).ravel().tolist()
-    [3.0, 3.0]
-    """
+    """What a token's own row adds."""
     return taps[:, None, :, -1] * rows
 
 
@@ -58,11 +48,7 @@ def earlier_taps(
     starts: Starts | None = None,
     before: Float[Array, "heads earlier size"] | None = None,
 ) -> Rows:
-    """What the rows before each token add; `before` has as many rows as there are such taps.
-
-    >>> earlier_taps(jnp.array([[[1.0], [10.0]]]), jnp.array([[[2.0, 3.0]]])).ravel().tolist()
-    [0.0, 2.0]
-    """
+    """What the rows before each token add; `before` has as many rows as there are such taps."""
     (heads, length, size), earlier = rows.shape, taps.shape[2] - 1
     if before is None:
         before = jnp.zeros((heads, earlier, size), rows.dtype)

@@ -15,9 +15,7 @@ from jaxtyping import Array, Key
 from lim_jax._checks import require_key
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
-from lim_jax.network.attention import causal_attention
-from lim_jax.network.multihead import Attend, CausalAttention
-from lim_jax.network.positions import Rotary
+from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
@@ -30,17 +28,12 @@ OF_HEADS = CausalAttention | RecurrentMixer | ShortConvolution
 class TransformerField(eqx.Module):
     r"""The complete field :math:`\mathscr F = \mathrm{Attn} + \mathrm{FNN}`.
 
-    `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum.
-    Its sublayers have separate norms. The split scheme applies them one after the other. In steps
-    of one, that is a layer of GPT-2 or Llama; `flow.euler` in steps of one is exactly the parallel
-    block of GPT-NeoX, :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`.
-
-    Attributes
-    ----------
-    attention
-        The sublayer that reads the context: `CausalAttention`, a recurrent one, or a sum of both.
-    feed_forward
-        A tokenwise field: `FeedForward`, `GatedFeedForward` or one's own.
+    `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum. In
+    steps of one `flow.split`, which applies its sublayers one after the other, is a layer of GPT-2
+    or Llama, and `flow.euler` the parallel block of GPT-NeoX,
+    :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`. `attention` reads the context:
+    `CausalAttention`, a recurrent sublayer, or a sum of both. `feed_forward` is a tokenwise field:
+    `FeedForward`, `GatedFeedForward` or one's own.
 
     Examples
     --------
@@ -61,27 +54,19 @@ class TransformerField(eqx.Module):
         width: int,
         *,
         heads: int = 1,
-        head_size: int | None = None,
         hidden: int | None = None,
         activation: Callable[[Array], Array] = jax.nn.gelu,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        attend: Attend = causal_attention,
         eta: float = 1e-5,
         key: Key[Array, ""],
+        **of_attention: Any,
     ) -> "TransformerField":
         """A random field: see `CausalAttention.init` and `FeedForward.init`."""
         require_key(key)
-        attention_key, feed_forward_key = jax.random.split(key)
+        attention_key, network_key = jax.random.split(key)
         return cls(
-            CausalAttention.init(
-                width, heads=heads, head_size=head_size, bias=bias, rotary=rotary, attend=attend,
-                eta=eta, key=attention_key,
-            ),
-            FeedForward.init(
-                width, hidden=hidden, activation=activation, eta=eta, key=feed_forward_key
-            ),
-        )  # fmt: skip
+            CausalAttention.init(width, heads=heads, eta=eta, key=attention_key, **of_attention),
+            FeedForward.init(width, hidden=hidden, activation=activation, eta=eta, key=network_key),
+        )
 
     @property
     def sublayers(self) -> tuple[Any, Field]:
@@ -96,16 +81,8 @@ class TransformerField(eqx.Module):
 class SumOfFields(eqx.Module):
     """A sum of any fields: a layer of other sublayers, or a sublayer of several side by side.
 
-    By `flow.split` a layer's `sublayers` follow one another, and each that is such a sum itself is
-    one of them: ``SumOfFields((SumOfFields((attention, recurrent)), feed_forward))`` reads by both
-    at once and then maps every token.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> double, shift = lambda x, context, grid: 2 * x, lambda x, context, grid: context + 1
-    >>> SumOfFields((double, shift))(jnp.ones((1, 1)), jnp.ones((1, 1)), token_grid(1)).tolist()
-    [[4.0]]
+    By `flow.split` ``SumOfFields((SumOfFields((attention, recurrent)), feed_forward))`` reads by
+    both at once and then maps every token.
     """
 
     sublayers: tuple[Field, ...]

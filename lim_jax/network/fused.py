@@ -20,12 +20,12 @@ OLDEST = 8.0  # compute capability
 
 
 def outputs_or(tiles: Program) -> PlatformProgram:
-    """Outputs by the kernel where it may be taken, and log-sum-exps always by tiles."""
+    """Outputs by the kernel where it may be taken, and log-sum-exps always by wide tiles."""
 
     def program(points: Points, vectors: Vectors, tiling: Tiling, _: object) -> Sequence[Array]:
         # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
         # where nobody reads theirs, as at first order.
-        features, log_total = tiles(points, vectors, tiling)
+        features, log_total = tiles(points, vectors, tiling._replace(wide=True))
         if _allowed(points, tiling):
             features = _kernel(*points[:3]).astype(features.dtype)
         return features, log_total
@@ -34,14 +34,14 @@ def outputs_or(tiles: Program) -> PlatformProgram:
 
 
 def pulled_or(tiles: Program) -> PlatformProgram:
-    """Pull covectors of outputs by the kernel where it may be taken, else by tiles."""
+    """Pull covectors of outputs by the kernel where it may be taken, else by wide tiles."""
 
     def program(
         points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
     ) -> Sequence[Array]:
         of_outputs_alone = zero == (False, True)
         if not (of_outputs_alone and _allowed(points, tiling)):
-            return tiles(points, vectors, tiling)
+            return tiles(points, vectors, tiling._replace(wide=True))
         _, pull = jax.vjp(_kernel, *points[:3])
         covectors = jnp.swapaxes(vectors[0], 0, 1).astype(points[2].dtype)
         return [jnp.swapaxes(x, 0, 1) for x in jax.lax.map(pull, covectors)]

@@ -5,13 +5,9 @@ their blocks (`ass:bounded`). Every function takes one field, or one whose array
 axis: then each constant holds for all of these fields and for their convex combinations, such as
 `linear_control` between them, since norms are convex.
 
-States are compared in the grid's :math:`L^2` norm, on tokens, other cells (whose prefix weights are
-not negative) or in the continuum; not on Gauss--Legendre panels, whose prefix weights have signs.
-Below, :math:`h(p) = \|X(p) - Y(p)\|` and :math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average,
-whose norm on :math:`L^2` is at most 2.
-
-What the proof does not treat is refused: every class is exactly the one named here, since a
-subclass may compute anything, and how a head attends and the activation are known by identity.
+States are compared in the grid's :math:`L^2` norm, on cells or in the continuum; not on
+Gauss--Legendre panels, whose prefix weights have signs. Below, :math:`h(p) = \|X(p) - Y(p)\|` and
+:math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average, whose norm on :math:`L^2` is at most 2.
 """
 
 import math
@@ -62,17 +58,15 @@ class AttentionRegularity(NamedTuple):
     score_local, score_past
         :math:`|s_X - s_Y|(p,q)` is at most the first times :math:`h(p)` and the second times
         :math:`h(q)` (`eq:score-l2-difference`).
-    kernel_local, kernel_hardy
+    kernel_local, kernel_hardy, head_local, head_hardy
         :math:`\int_0^p |a_X - a_Y|\,dq` is at most the first times :math:`h(p)` and the second
-        times :math:`(Hh)(p)` (`eq:normalized-kernel-l1-difference`).
-    head_local, head_hardy
-        The same for one head's output (`eq:attention-pointwise-hardy-stability`).
+        times :math:`(Hh)(p)` (`eq:normalized-kernel-l1-difference`), and the same of one head's
+        output (`eq:attention-pointwise-hardy-stability`).
     head
         The head's Lipschitz constant (`eq:global-l2-attention-stability`).
-    lipschitz, bound
-        Those of all heads together, behind :math:`W_O`.
-    control
-        The Lipschitz constant in the parameters, at every state, from their Euclidean norm.
+    lipschitz, bound, control
+        The Lipschitz constant and bound of all heads together, behind :math:`W_O`, and the constant
+        in the parameters, at every state, from their Euclidean norm.
     """
 
     score: Heads
@@ -99,13 +93,7 @@ class FeedForwardRegularity(NamedTuple):
 
 
 class FieldRegularity(NamedTuple):
-    r"""The constants of a complete field.
-
-    Attributes
-    ----------
-    attention, feed_forward
-        Those of its sublayers.
-    """
+    r"""The constants of a complete field, from those of its sublayers."""
 
     attention: AttentionRegularity
     feed_forward: FeedForwardRegularity
@@ -122,11 +110,10 @@ class FieldRegularity(NamedTuple):
 
     @property
     def control(self) -> Scalar:
-        r"""The constant of the local Lipschitz dependence on :math:`\theta`.
+        r"""The Lipschitz constant :math:`C_\theta` in the parameters, in their Euclidean norm.
 
-        :math:`\|\mathscr F_\theta(X) - \mathscr F_{\theta'}(X)\| \le C_\theta\,\|\theta -
-        \theta'\|` at every state, in the Euclidean norm of all parameters
-        (`prop:transformer-lipschitz` supposes it; normalised tokens are bounded, so it holds).
+        At every state: `prop:transformer-lipschitz` supposes one, and as normalised tokens are
+        bounded it holds.
         """
         return jnp.hypot(self.attention.control, self.feed_forward.control)
 
@@ -140,10 +127,8 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     :math:`\ell\|W_Q\|c_k/\sqrt{d_k}` and :math:`\ell\|W_K\|c_q/\sqrt{d_k}`, the kernel's are twice
     these, the second times :math:`e^{2B}` (along the segment between the scores, where the paper
     takes the quotient identity), and a head's are :math:`c_v` times the kernel's, to the second of
-    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second.
-
-    Exponential in the scores' bound: small for small weights, infinite in floating point for
-    large ones. Works under jit, vmap and grad.
+    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second. For large
+    weights the exponential is infinite in floating point.
 
     In the parameters nothing is exponential: a probability moves by at most the largest change of
     a score, so a head by :math:`c_v\,|ds| + |dv|`, where
@@ -151,22 +136,16 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     :math:`|dq| \le C\,|dW_Q| + |db_Q| + \|W_Q\|\,|du|`, and a normalised token by
     :math:`|du| \le \sqrt{d}\,|d\gamma| + |d\beta|`. The blocks are summed by Cauchy's inequality.
 
-    Turning keys and queries (`Rotary` of amplitude one) keeps their norms and so the constants, and
-    groups of keys and values give every head its own.
-
-    Raises
-    ------
-    ValueError
-        Where a class is not exactly `CausalAttention` or `LayerNorm` (without which nothing bounds
-        the scores), or heads attend otherwise than by the library's own sums. Where queries or keys
-        have norms of their own, attention has a window, its positions are no plain `Rotary`, or its
-        scores or outputs are shaped, which these steps do not know.
+    `Rotary` of amplitude one keeps the norms of keys and queries and so the constants. Whatever
+    else these steps do not know raises ValueError: another class than exactly `CausalAttention`
+    with `LayerNorm`, without which nothing bounds the scores, other sums than the library's own,
+    norms of heads, windows, and scores or outputs that are shaped.
 
     Examples
     --------
     >>> attention = CausalAttention.init(4, heads=2, eta=0.1, key=jax.random.key(0))
-    >>> found = attention_regularity(jax.tree.map(lambda leaf: 0.2 * leaf, attention))
-    >>> found.score.shape, float(found.lipschitz) < 1
+    >>> constants = attention_regularity(jax.tree.map(lambda leaf: 0.2 * leaf, attention))
+    >>> constants.score.shape, float(constants.lipschitz) < 1
     ((2,), True)
     """
     _require_plain(attention)
@@ -175,12 +154,9 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     matrices = (attention.query, attention.key, attention.value)
     biases = (attention.query_bias, attention.key_bias, attention.value_bias)
     query, key, value = (by_head(_operator_norms(matrix), heads) for matrix in matrices)
-    sizes = [
-        by_head(_vector_norms(bias, matrix.shape[-3]), heads)
-        for matrix, bias in zip(matrices, biases, strict=True)
-    ]
     queries, keys, values = (
-        matrix * token + bias for matrix, bias in zip((query, key, value), sizes, strict=True)
+        by_head(_operator_norms(matrix) * token + _vector_norms(bias, matrix.shape[-3]), heads)
+        for matrix, bias in zip(matrices, biases, strict=True)
     )
     scale = math.sqrt(size)
     score = queries * keys / scale
@@ -244,12 +220,7 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
 
     :math:`\|W_2\|\,\mathrm{Lip}(\sigma)\,\|W_1\|\,\ell` and
     :math:`\|W_2\|(\|\sigma(0)\mathbf 1\| + \mathrm{Lip}(\sigma)\,r) + \|b_2\|` with
-    :math:`r = \|W_1\|C + \|b_1\|`. :math:`\mathrm{Lip}(\sigma)`, on the whole line, is known in
-    closed form of `jnp.tanh` and of `jax.nn`'s relu, sigmoid, softplus, silu and gelu (also as
-    ``partial(jax.nn.gelu, approximate=False)``), by their identity. Samples of another function's
-    slopes bound nothing.
-
-    Of a gated network nothing bounds the slope so simply.
+    :math:`r = \|W_1\|C + \|b_1\|`. Of a gated network nothing bounds the slope so simply.
     """
     steps = "The proposition's steps are those of two matrices and an activation."
     _require_exactly(network, FeedForward, "network", steps)
@@ -281,19 +252,11 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     r"""Lipschitz constant :math:`C_F` and bound :math:`M_R` of a field, uniform over all states.
 
     `prop:transformer-lipschitz` with its constants, from the norms of the parameters' blocks.
-    Pre-norms make both independent of the states' radius R.
-
-    Parameters
-    ----------
-    field
-        One field, or one whose arrays have a leading axis: the admissible set of `ass:bounded` is
-        then the convex hull.
-
-    Raises
-    ------
-    ValueError
-        Where the field is not exactly a `TransformerField`, or a sublayer one that
-        `attention_regularity` or `feed_forward_regularity` refuses.
+    Pre-norms make both independent of the states' radius R. Of one field, or one whose arrays have
+    a leading axis: the admissible set of `ass:bounded` is then the convex hull. A field that is not
+    exactly a `TransformerField`, and sublayers that these steps do not know, raise ValueError. An
+    activation is known by its identity: `jnp.tanh` and `jax.nn`'s relu, sigmoid, softplus, silu and
+    gelu (also as ``partial(jax.nn.gelu, approximate=False)``).
 
     Examples
     --------
@@ -321,26 +284,12 @@ def trajectory_radius(
 ) -> Float[Array, "*times"]:
     r"""A bound on :math:`\|X_t\|` along depth: :math:`\|X_0\| + t\,\|\zeta\|_\infty M_R`.
 
-    `rem:bounded-state-preln`. It holds for the depth flow and for residual recursions by every
-    step here, since each increment is a mean of bounded ones: on cells, and in the continuum as far
-    as cells resolve it.
-
-    Parameters
-    ----------
-    fields
-        As in `field_regularity`: the layers, or the fields that a `linear_control` joins.
-    x, grid
-        The input :math:`X_0` and its positions.
-    times
-        Depth times t.
-    profile_bound
-        :math:`\|\zeta\|_\infty`.
-
-    Raises
-    ------
-    ValueError
-        Where `field_regularity` refuses the fields, or the grid is one of panels: their prefix
-        weights have signs, so that attention may be larger than every value that it reads.
+    `rem:bounded-state-preln`, from the input x at depth `times` t, with the `profile_bound`
+    :math:`\|\zeta\|_\infty`. The `fields` are the layers, or those that a `linear_control` joins,
+    as in `field_regularity`. It holds for the depth flow and for residual recursions by every step
+    here, since each increment is a mean of bounded ones: on cells, and in the continuum as far as
+    cells resolve it. On panels (ValueError) prefix weights have signs, so that attention may be
+    larger than every value that it reads.
 
     Examples
     --------
