@@ -31,11 +31,9 @@ def attention_weights(
 ) -> Float[Array, "length length"]:
     r"""The causal attention matrix of one head; each row sums to one, or with a sink to less.
 
-    On tokens it is `eq:causal-attention-weights`, the softmax over :math:`j \le i`.
-
-    Row i holds the quadrature weights of the prefix-attention measure :math:`\mu^{p_i}` of
-    `eq:attention-induced-measure`: applied to values it integrates them. On Gauss--Legendre panels
-    entries are signed; on the other grids they are the masses of the cells.
+    On tokens `eq:causal-attention-weights`, the softmax over :math:`j \le i`. Row i holds the
+    quadrature weights of the prefix-attention measure :math:`\mu^{p_i}`
+    (`eq:attention-induced-measure`), which have signs on Gauss--Legendre panels.
 
     Examples
     --------
@@ -71,9 +69,8 @@ def attention_kernel(
 
     :math:`\mathbf 1_{p_j \le p_i}\, e^{s_{ij}} / \int_0^{p_i} e^{s(p_i, r)}\,dr`
     (`eq:continuum-causal-kernel`, of one head `eq:one-head-score-and-kernel`), zero in the future
-    (`eq:causal-support-recalled`). It grows like
-    :math:`1/p` at the left end and has no value at 0; there `CausalAttention.left_trace` is what
-    attention gives.
+    (`eq:causal-support-recalled`). It grows like :math:`1/p` at 0, where
+    `CausalAttention.left_trace` is what attention gives.
 
     Examples
     --------
@@ -92,9 +89,8 @@ def continued_kernel(
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
     """The attention kernel, continued smoothly past the diagonal as far as the grid looks."""
-    # As `attention_kernel` up to the diagonal. On Gauss--Legendre panels prefix weights reach ahead
-    # within a panel; there the formula goes on without its indicator, so that quadratures of
-    # functions of the kernel, such as the cone mass, stay spectral. Zero beyond.
+    # On Gauss--Legendre panels prefix weights reach ahead within a panel: there the formula goes on
+    # without its indicator, so that quadratures of the kernel, such as cone masses, stay spectral.
     scores = _masked(_scores(query, key, shaping), grid)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
@@ -109,11 +105,7 @@ def continued_kernel(
 def score_slopes(
     query: Float[Array, "length size"], key: Float[Array, "length size"], cap: float
 ) -> Float[Array, "length length"]:
-    r"""The slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not.
-
-    >>> score_slopes(jnp.ones((1, 1)), jnp.ones((1, 1)), 2.0).round(4).tolist()  # 1 - tanh(1/2)^2
-    [[0.7864]]
-    """
+    r"""The slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not."""
     return 1 - (_scores(query, key, Shaping(cap)) / cap) ** 2
 
 
@@ -145,8 +137,8 @@ def _prefix_softmax(
     scores: Float[Array, "rows length"], prefix: Float[Array, "rows length"]
 ) -> Float[Array, "rows length"]:
     """Normalise the grid's prefix weights times the exponential of the scores, row by row."""
-    # The weights multiply after the exponential, so that signed ones are allowed too, and positions
-    # without weight are masked before the row maximum is taken.
+    # Weights may have signs, so they multiply after the exponential; positions without any are
+    # masked before the row maximum is taken.
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     mass = prefix * jnp.exp(masked - jnp.max(masked, axis=1, keepdims=True))
     return mass / jnp.sum(mass, axis=1, keepdims=True)
@@ -155,9 +147,8 @@ def _prefix_softmax(
 @_prefix_softmax.defjvp
 def _prefix_softmax_jvp(primals, tangents):
     """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
-    # From A = W e^s / sum W e^s: dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), whatever the weights.
-    # Only A has to be kept, and the rule is linear in ds and made of A alone, so it can be
-    # transposed and differentiated again. Weights of a grid do not move.
+    # dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), of any weights, which do not move: linear in ds and
+    # made of A alone, so it can be transposed and differentiated again.
     weights, (change, _) = _prefix_softmax(*primals), tangents
     mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
     return weights, weights * (change - mean_change)

@@ -68,13 +68,8 @@ class InterpolatedControl(eqx.Module):
 def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     r"""The control that joins the given fields by straight lines in parameter space.
 
-    Parameters
-    ----------
-    fields
-        One field whose arrays have a leading axis: its values at equally spaced depth times
-        from 0 to `horizon`, both included.
-    horizon
-        :math:`T`.
+    `fields` is one field whose arrays have a leading axis: its values at equally spaced depth times
+    from 0 to the `horizon` :math:`T`, both included.
 
     Examples
     --------
@@ -106,18 +101,9 @@ def control_distance(
     .. math:: \|\theta^\varepsilon - \theta\|_{L^1(0,T)} =
               \sum_k \int_{t_k}^{t_{k+1}} \|\theta_k - \theta(t)\|\,dt
 
-    (`eq:control-l1-convergence`), in the Euclidean norm of all parameters. The integrals are by
-    four Gauss nodes a layer, so `control` should be smooth within each layer. Works under jit,
-    vmap, grad and jvp.
-
-    Parameters
-    ----------
-    layers
-        One field whose arrays have a leading layer axis.
-    control
-        :math:`t \mapsto` field, of the same structure.
-    horizon
-        :math:`T`.
+    (`eq:control-l1-convergence`), in the Euclidean norm of all parameters, of `layers`, one field
+    whose arrays have a leading axis, and a `control`, :math:`t \mapsto` field of their structure.
+    The integrals are by four Gauss nodes a layer, so it should be smooth within each.
 
     Examples
     --------
@@ -157,11 +143,9 @@ def control_distance(
 class ContinuousFlow(eqx.Module):
     r"""The depth flow :math:`\partial_t X_t = \zeta(t)\,\mathscr F_{\theta_t}(X_t)` on [0, T].
 
-    `eq:continuous-depth`, solved by diffrax. Calls and trajectories raise where the solver fails,
-    also inside jit, if the state they return is used; `solve` hands out the solver's own status.
-    The solver's options are not arrays: hand a flow to `equinox.filter_jit`, or close over it.
-
-    How it is differentiated is diffrax's `adjoint`:
+    `eq:continuous-depth`, solved by diffrax. Calls and trajectories raise where the solver fails;
+    `solve` hands out its own status. The solver's options are not arrays: hand a flow to
+    `equinox.filter_jit`, or close over it. How it is differentiated is diffrax's `adjoint`:
 
     | adjoint | for |
     |---|---|
@@ -181,21 +165,17 @@ class ContinuousFlow(eqx.Module):
         :math:`T`.
     profile
         :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is checked at 65 times.
-    solver, stepsize_controller, adjoint
+    solver, stepsize_controller, adjoint, max_steps
         diffrax's; by default Tsitouras' method with relative and absolute tolerance 1e-6.
     first_step
         The first step, or the step of a constant controller; None lets the controller choose.
-    max_steps
-        The most steps taken.
 
     Raises
     ------
     ValueError
-        Where the horizon is not positive, the adjoint is refused, the state does not fit, or the
-        profile is negative, infinite or not a number.
+        As `ResidualFlow`, and where the adjoint is refused.
     EquinoxRuntimeError
-        Where the state is not finite, or the solver does not reach T; and of a profile that
-        depends on traced values.
+        Where the state is not finite, or the solver does not reach T.
 
     Examples
     --------
@@ -241,8 +221,8 @@ class ContinuousFlow(eqx.Module):
     def solve(self, x: State, grid: Grid, saveat: diffrax.SaveAt | None = None) -> diffrax.Solution:
         """Solve, and return diffrax's solution with its status `result`, which is yours to check.
 
-        Under ``jit(grad(...))`` a check whose value is unused is dropped: return ``result`` and
-        ``stats`` as auxiliary output and look at them outside.
+        A check whose value is unused is dropped, as under ``jit(grad(...))``: return ``result`` as
+        auxiliary output.
         """
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)
@@ -262,8 +242,7 @@ class ContinuousFlow(eqx.Module):
     ) -> diffrax.Solution:
         """Solve any equation along depth with this flow's solver, controller and adjoint.
 
-        `rate` is called as ``rate(time, value, control)``; depth runs from 0 to T, or `backward`
-        from T to 0. The status is the caller's to check.
+        Of ``rate(time, value, control)``, from 0 to T or `backward`; the status is the caller's.
         """
         dtype = jax.tree.leaves(initial)[0].dtype
         ends = jnp.array([0.0, self.horizon], dtype)

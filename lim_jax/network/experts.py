@@ -44,15 +44,7 @@ class Routing(NamedTuple):
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
     ) -> tuple[Float[Array, "tokens top"], Int[Array, "tokens top"]]:
-        """The weights of the chosen experts, and which they are.
-
-        `preference` is added to the scores where experts are chosen, and weighs nothing.
-
-        >>> logits = jnp.log(jnp.array([[1.0, 1.0, 3.0]]))
-        >>> weights, chosen = Routing(2).weights(logits, None)
-        >>> weights.round(2).tolist(), chosen.tolist()
-        ([[0.75, 0.25]], [[2, 0]])
-        """
+        """The weights of the chosen experts, and which: `preference` weighs in the choice alone."""
         score = jax.nn.softmax if self.scores == "softmax" else jax.nn.sigmoid
         scores = score(logits)
         wanted = scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
@@ -74,10 +66,9 @@ class Routing(NamedTuple):
 
 
 class SparseMixer(NamedTuple):
-    r"""Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others.
+    """Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others.
 
-    Each weighs its share of a softmax over those of its turn whose logits are near the largest:
-    within :math:`2\,\mathrm{jitter}` of it, in the unit of the larger in size.
+    Each weighs its share of a softmax over those of its turn whose logits are near the largest.
     """
 
     jitter: float
@@ -112,12 +103,9 @@ class Gate(NamedTuple):
 
 
 class ClampedGate(NamedTuple):
-    r""":math:`g\,\mathrm{sigmoid}(\alpha g) \odot (u + 1)`, both clamped before: gpt-oss's gate.
+    r""":math:`g\,\mathrm{sigmoid}(\alpha g) \odot (u + 1)`, both clamped before: gpt-oss's gate."""
 
-    :math:`\alpha` is the sharpness; g is at most the limit, u within it on both sides.
-    """
-
-    sharpness: float
+    sharpness: float  # alpha
     limit: float
 
     def __call__(self, gate: Array, up: Array) -> Array:
@@ -127,12 +115,9 @@ class ClampedGate(NamedTuple):
 
 
 class Experts(eqx.Module):
-    r"""Networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`; h is `combine`.
+    r"""Networks side by side, :math:`f_e(z) = W_D^e\,h(W_G^e z, W_U^e z)`; h is `combine`."""
 
-    Without a gate :math:`f_e(z) = W_D^e\,h(W_U^e z)`.
-    """
-
-    gate: Float[Weight, "*layers experts hidden width"] | None
+    gate: Float[Weight, "*layers experts hidden width"] | None  # or h(W_U z)
     up: Float[Weight, "*layers experts hidden width"]
     down: Float[Weight, "*layers experts width hidden"]
     gate_bias: Float[Weight, "*layers experts hidden"] | None = None
@@ -150,16 +135,12 @@ class Experts(eqx.Module):
 
 
 class MixtureOfExperts(eqx.Module):
-    r"""A tokenwise network of experts, of which a router chooses. See the module.
+    """A tokenwise network of experts, of which a router chooses.
 
-    A field whose `context` slot is not read, as `tokenwise.FeedForward`.
-
-    `preference` is as in `Routing.weights`, `shared` a tokenwise field without a norm that every
-    token has besides, times the sigmoid of `shared_gate` of the token; `router_norm` is the
-    router's, if it is not `norm`; `expert_scale` multiplies weights at last; with `weighs_input` an
+    `shared` is a tokenwise field without a norm that every token has besides, times the sigmoid of
+    `shared_gate` of the token; `expert_scale` multiplies weights at last; with `weighs_input` an
     expert's weight multiplies the token that it reads, in place of what it gives. Experts of
-    another width read `inward` of a token, and `outward` maps their sum back. Raise ValueError
-    where a token has no expert or more than there are, or groups do not share the experts.
+    another width read `inward` of a token, and `outward` maps their sum back.
     """
 
     norm: Norm
@@ -171,7 +152,7 @@ class MixtureOfExperts(eqx.Module):
     shared: Field | None = None
     weighs_input: bool = eqx.field(static=True, default=False)
     output_norm: Norm | None = None
-    router_norm: Norm | None = None
+    router_norm: Norm | None = None  # if it is not `norm`
     expert_scale: Float[Weight, "*layers experts"] | None = None
     shared_gate: Float[Weight, "*layers one width"] | None = None
     inward: Float[Weight, "*layers inner width"] | None = None
@@ -231,11 +212,8 @@ class MixtureOfExperts(eqx.Module):
 def _sorted_into_tiles(
     chosen: Int[Array, "tokens top"], experts: int
 ) -> tuple[Int[Array, "tiles tile"], Int[Array, "tiles tile"]]:
-    """Sort pairs of token and expert by expert, and cut into tiles that begin with each expert.
-
-    Return each entry's token and its position among all pairs; where a tile is filled up, the
-    number of tokens and of pairs.
-    """
+    """Sort pairs of token and expert by expert, and cut into tiles that begin with each expert."""
+    # Each entry's token and its position among all pairs; the numbers of both where it only fills.
     count, top = chosen.shape
     pairs = count * top
     tiles = -(-pairs // TILE) + min(experts, pairs)

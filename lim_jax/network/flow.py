@@ -66,12 +66,8 @@ def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
 
     :math:`\tilde x = x + \varepsilon\zeta\,\mathrm{Attn}(x)`, then
     :math:`\tilde x + \varepsilon\zeta\,\mathrm{FNN}(\tilde x)` (`eq:complete-transformer-layer`).
-    It differs from `euler` by :math:`O(\varepsilon^2)` in each step.
-
-    Raises
-    ------
-    ValueError
-        Where the field has no `sublayers`.
+    It differs from `euler` by :math:`O(\varepsilon^2)` in each step. A field without `sublayers`
+    raises ValueError.
     """
     _require_sublayers(field)
     for sublayer in field.sublayers:
@@ -100,12 +96,7 @@ def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State
 def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
     r"""A symmetric layer: the sublayers for half a step, then in reverse order for the other half.
 
-    Each by `heun`, so the step is of order 2 where `split` is of order 1.
-
-    Raises
-    ------
-    ValueError
-        Where the field has no `sublayers`.
+    Each by `heun`, so the step is of order 2 where `split`, whose errors it has, is of order 1.
     """
     _require_sublayers(field)
     require_scalar(increment, "increment")
@@ -145,8 +136,7 @@ class ResidualFlow(eqx.Module):
     r"""A residual network of M layers on the depth interval [0, T].
 
     Call it to get the terminal state :math:`X_M`; `trajectory` gives all states. A `scan` runs
-    over the layers, so compile time does not grow with depth. Works under every nesting of jit,
-    vmap, grad, jvp and vjp, in the state and in the layers' parameters.
+    over the layers, so compile time does not grow with depth.
 
     Attributes
     ----------
@@ -170,10 +160,9 @@ class ResidualFlow(eqx.Module):
     ------
     ValueError
         Where the layers have no common leading axis, the horizon is not positive, `remat` is
-        neither name, or (when called) the state's shape or dtype does not fit the grid or the
-        layers, or the profile is negative, infinite or not a number at a layer.
-    EquinoxRuntimeError
-        The same of a profile that depends on traced values.
+        neither name, or (when called) the state does not fit the grid or the layers, or the profile
+        is negative, infinite or not a number at a layer (if it depends on traced values,
+        EquinoxRuntimeError).
 
     Examples
     --------
@@ -255,10 +244,7 @@ class ResidualFlow(eqx.Module):
         *inputs: PyTree[Shaped[Array, "depth ..."]],
         reverse: bool = False,
     ) -> tuple[PyTree, PyTree]:
-        r"""Scan ``body(carry, layer, *inputs)`` over depth.
-
-        A layer is the pair of its field and its increment :math:`\varepsilon\zeta(t_k)`.
-        """
+        r"""Scan ``body(carry, (field, increment), *inputs)`` over depth, by :math:`\zeta(t_k)`."""
         numbered, call = self._numbered()
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
@@ -272,10 +258,7 @@ class ResidualFlow(eqx.Module):
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """`scan` where each kind of layers has inputs and results of its own, a tuple of them.
-
-        Each is stacked over the layers of its kind.
-        """
+        """`scan` with a tuple of inputs and of results, stacked over the layers of each kind."""
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)

@@ -25,11 +25,7 @@ def _as_tuple(frequencies: Iterable[Number]) -> Frequencies:
 
 
 def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
-    r"""The usual frequencies :math:`b^{-2m/r}` of r rotated features, :math:`0 \le m < r/2`.
-
-    >>> rotary_frequencies(4, base=100.0)
-    (1.0, 0.1)
-    """
+    r"""The usual frequencies :math:`b^{-2m/r}` of r rotated features, :math:`0 \le m < r/2`."""
     size = as_int(size, "size", least=2)
     require_positive(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
     cure = "Features are rotated in pairs: of an odd head rotate all but one."
@@ -49,8 +45,7 @@ def llama3_scaling(
     r"""Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between.
 
     A pair that turns :math:`c = n\omega/2\pi` times within the n `trained` tokens has its frequency
-    times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`;
-    where the two are one, 0 before and 1 from there.
+    times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`.
     """
     require(low <= high, "low", got=f"{low}", expected=f"at most high, {high}", cure=OWN)
     unscaled = np.asarray(frequencies)
@@ -61,13 +56,7 @@ def llama3_scaling(
 
 
 def proportional_frequencies(size: int, base: Number, part: Number) -> Frequencies:
-    r"""The frequencies of a whole head of which a part of the pairs turns, the quick ones.
-
-    :math:`b^{-2m/r}` for :math:`m < \lfloor \text{part}\cdot r/2\rfloor`, zero for the others.
-
-    >>> proportional_frequencies(4, base=100.0, part=0.5)
-    (1.0, 0.0)
-    """
+    r"""Those of the pairs :math:`m < \lfloor\text{part}\cdot r/2\rfloor`, zero for the others."""
     require(part <= 1, "part", got=f"{part}", expected="a share in (0, 1]", cure=OWN)
     all_pairs = np.asarray(rotary_frequencies(size, base))
     return _as_tuple(np.where(np.arange(size // 2) < int(part * size // 2), all_pairs, 0.0))
@@ -106,23 +95,13 @@ def yarn_scaling(
 
 
 def yarn_amplitude(factor: Number, weight: Number = 1) -> float:
-    r""":math:`1 + w\log(f)/10`: by how much YaRN sharpens scores, in queries and in keys.
-
-    >>> yarn_amplitude(1.0), round(yarn_amplitude(40.0), 4)
-    (1.0, 1.3689)
-    """
+    r""":math:`1 + w\log(f)/10`: by how much YaRN sharpens scores, in queries and in keys."""
     require_positive(factor, "factor", expected=POSITIVE, cure=OWN)
     return 1.0 if factor <= 1 else 1 + 0.1 * weight * math.log(factor)
 
 
 class LongFrequencies(eqx.Module):
-    """LongRoPE's frequencies: of contexts of up to `trained` tokens `short`, of others `long`.
-
-    Ding and others (2024). A function of the number of tokens, for `positions.Rotary`.
-
-    >>> LongFrequencies(short=(1.0,), long=(0.5,), trained=8)(9)
-    (0.5,)
-    """
+    """LongRoPE (Ding et al., 2024): of contexts of up to `trained` tokens `short`, else `long`."""
 
     short: Frequencies = eqx.field(static=True)
     long: Frequencies = eqx.field(static=True)
@@ -136,8 +115,7 @@ class LongFrequencies(eqx.Module):
 class DynamicFrequencies(eqx.Module):
     r"""Frequencies whose base grows with a context that is longer than those of training.
 
-    The base is :math:`b\,(fL/n - f + 1)^{r/(r-2)}` for a context of :math:`L > n` tokens, of r
-    rotated features. A function of the number of tokens, for `positions.Rotary`.
+    The base is :math:`b\,(fL/n - f + 1)^{r/(r-2)}` for :math:`L > n` tokens and r features.
     """
 
     size: int = eqx.field(static=True)

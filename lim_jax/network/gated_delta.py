@@ -26,8 +26,7 @@ class GatedDelta(RecurrentMixer):
     r"""The gated delta layer of Qwen3-Next, Qwen 3.5 and Olmo Hybrid.
 
     `write` is a row for each head: :math:`\beta_j = c\,\sigma(\langle w, \mathrm{LN}(c)_j\rangle)`,
-    c the largest, 2 where a state may change its sign along a key. Keys and queries have length
-    one, queries divided by the root of it besides; the rest is as in `RecurrentMixer`.
+    c the largest, 2 where a state may change its sign along a key. The rest is `RecurrentMixer`'s.
     """
 
     write: Float[Weight, "heads width"] = eqx.field(kw_only=True)
@@ -64,10 +63,8 @@ def _unit(vectors: Array) -> Array:
 
 @jax.custom_jvp
 def _inverse(lower: Array) -> Array:
-    """The inverse of the identity plus strictly lower triangular matrices.
-
-    By blocks, in products of matrices: `solve_triangular` took ten times as long on a CPU.
-    """
+    """The inverse of the identity plus strictly lower triangular matrices, by blocks."""
+    # In products of matrices: `solve_triangular` took ten times as long on a CPU.
     size = lower.shape[-1]
     if size <= SMALL:
         identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)

@@ -96,10 +96,7 @@ def _is_known(field: Any) -> bool:
 def prefill(
     flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None
 ) -> tuple[State, Caches]:
-    """Map a context on the token grid to last states, and what layers keep of its first tokens.
-
-    Of `length` tokens, by default all, after which `decode_step` goes on; the flow `has_kv_cache`.
-    """
+    """Map a context to last states, and what layers keep of its first `length` tokens, or all."""
     count = jnp.asarray(grid.size if length is None else length)
 
     def of_field(field: Any, x: State, _: None) -> tuple[State, Any]:
@@ -119,16 +116,7 @@ def prefill(
 def decode_step(
     flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: Caches, grid: CellGrid
 ) -> tuple[Float[Array, "1 width"], Caches]:
-    """Map one token more to its last state, and put what layers keep of it to the others'.
-
-    >>> layers = TransformerField.init(4, heads=2, key=jax.random.key(0))
-    >>> flow = ResidualFlow(jax.tree.map(lambda leaf: leaf[None], layers))
-    >>> grid, x = token_grid(3), jax.random.normal(jax.random.key(1), (3, 4))
-    >>> _, cache = prefill(flow, x.at[2].set(0), grid, jnp.array(2))
-    >>> last, _ = decode_step(flow, x[2:], jnp.array(2), cache, grid)
-    >>> bool(jnp.allclose(last, flow(x, grid)[2:], atol=1e-5))
-    True
-    """
+    """Map one token more to its last state, and put what layers keep of it to the others'."""
     alone = token_grid(1, grid.dtype)
 
     def of_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:

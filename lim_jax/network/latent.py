@@ -18,11 +18,9 @@ class LatentAttention(CausalAttention):
 
     Of z = LN(c)_j the latent vector :math:`\ell_j = \mathrm{LN}_L(W_L z)` gives every head its
     value :math:`W_V^h\ell_j` and the features :math:`W_K^h\ell_j` of its key that are not rotated;
-    those that do, :math:`W_T z`, all heads share. Queries are of z, or of a latent vector of their
-    own. In each vector the rotated features come first.
-
-    `query_down` makes the queries' latent vector of z, and is None for queries of z itself. Biases
-    of queries, keys and values and norms of heads are None; the rest is as in `CausalAttention`.
+    the rotated ones come first, :math:`W_T z`, and all heads share them. Queries are of z, or of
+    its latent vector by `query_down`. Biases of queries, keys and values and norms of heads are
+    None; the rest is as in `CausalAttention`.
     """
 
     query: Float[Weight, "*layers heads size latent"]

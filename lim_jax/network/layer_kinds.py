@@ -23,27 +23,6 @@ class LayersByKind(eqx.Module):
     whose arrays have a leading layer axis, or `weights.FetchedLayers`. `order` is the kind of every
     layer from the first to the last. A kind's branch is compiled once, whatever the depth.
 
-    Raises
-    ------
-    ValueError
-        If `order` names another number of layers of a kind than there are.
-
-    Examples
-    --------
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.flow import ResidualFlow
-    >>> class Scaling(eqx.Module):
-    ...     factor: Array
-    ...     def __call__(self, x, context, grid):
-    ...         return self.factor * x
-    >>> class Adding(eqx.Module):
-    ...     bias: Array
-    ...     def __call__(self, x, context, grid):
-    ...         return self.bias[None, :] + 0 * x
-    >>> kinds = Scaling(jnp.array([1.0, 2.0])), Adding(jnp.ones((1, 1)))
-    >>> flow = ResidualFlow(LayersByKind(kinds, order=(0, 1, 0)), horizon=3.0)
-    >>> flow(jnp.ones((1, 1)), token_grid(1)).tolist()  # 1 + 1, + 1, + 2 * 3
-    [[9.0]]
     """
 
     kinds: tuple[PyTree, ...]

@@ -19,8 +19,7 @@ from lim_jax.weights import Weight
 class Mamba2(RecurrentMixer):
     r"""The Mamba-2 layer of Nemotron, Granite, Bamba and Falcon-H1.
 
-    `skip` is :math:`D`; `rate_limits` are the least and largest :math:`\Delta`; the rest is as in
-    `RecurrentMixer`.
+    `skip` is :math:`D`, `rate_limits` bound :math:`\Delta`; the rest is `RecurrentMixer`'s.
     """
 
     skip: Float[Weight, " heads"] = eqx.field(kw_only=True)

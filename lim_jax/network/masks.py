@@ -27,20 +27,14 @@ class AttentionMask(eqx.Module):
 
     Attributes
     ----------
-    window
-        How many positions of the grid a row sees, the last ones with its own (sliding windows), or
-        None for its whole prefix. It counts positions, so it has no continuum limit.
-    chunk
-        How many positions a chunk of a context has, whose rows see none before their own chunk, or
-        None.
+    window, chunk
+        How many positions of the grid a row sees, the last ones with its own (sliding windows); or
+        how many a chunk has, whose rows see none before it. None for the whole prefix. Both count
+        positions, so they have no continuum limit. ValueError where they are no positive whole
+        numbers known before tracing, or both are given.
     positions
         How queries and keys change with their positions: a `Rotary`, another of `positions`, or
         None.
-
-    Raises
-    ------
-    ValueError
-        Where a window or a chunk is no positive whole number known before tracing, or both are.
 
     Examples
     --------
@@ -97,15 +91,7 @@ class AttentionMask(eqx.Module):
 
 
 class SwitchedMask(eqx.Module):
-    r"""One of several `kinds` of masks, by a number among the parameters, `kind`.
-
-    Of a network's layers there is one number each.
-
-    >>> from lim_jax.grid import token_grid
-    >>> layers = SwitchedMask((AttentionMask(window=2), AttentionMask()), jnp.array([0, 1]))
-    >>> jax.vmap(lambda mask: mask.prefixes(token_grid(4)).starts)(layers).tolist()
-    [[0, 0, 1, 2], [0, 0, 0, 0]]
-    """
+    """One of several `kinds` of masks, by a number for each layer among the parameters, `kind`."""
 
     kinds: tuple[AttentionMask, ...] = eqx.field(static=True)
     kind: Int[Array, "*layers"]
@@ -149,12 +135,7 @@ class SwitchedMask(eqx.Module):
 
 
 def layer_masks(of_layers: list[AttentionMask]) -> Any:
-    """The mask of each of several layers, in order, as `reading.stacked` takes them: one if alike.
-
-    >>> near, far = AttentionMask(window=2), AttentionMask()
-    >>> [layer.kind.item() for layer in layer_masks([near, near, far])]
-    [0, 0, 1]
-    """
+    """The mask of each of several layers, as `reading.stacked` takes them: one if all are alike."""
     kinds = tuple(dict.fromkeys(of_layers))
     if len(kinds) == 1:
         return of_layers

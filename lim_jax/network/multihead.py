@@ -30,44 +30,35 @@ Attend = Callable[..., Array]
 class CausalAttention(eqx.Module):
     r"""Pre-normed causal multi-head attention on any grid.
 
-    A softmax over tokenwise maps: `queries` of the slot `x`, and `sources`, the keys and values of
-    the slot `context`. :math:`q_i = W_Q \mathrm{LN}(x)_i`, :math:`k_j = W_K \mathrm{LN}(c)_j` and
-    :math:`v_j = W_V \mathrm{LN}(c)_j`; on the token grid `eq:masked-mha`, in the continuum
-    `eq:continuum-causal-attention`. Everything else that checkpoints bring is optional: biases,
-    fewer keys than queries, norms of queries and keys, rotary positions.
+    A softmax over tokenwise maps: `queries` :math:`q_i = W_Q \mathrm{LN}(x)_i` of the slot `x`, and
+    `sources`, the keys :math:`k_j = W_K \mathrm{LN}(c)_j` and values
+    :math:`v_j = W_V \mathrm{LN}(c)_j` of the slot `context`; on the token grid `eq:masked-mha`, in
+    the continuum `eq:continuum-causal-attention`. What else checkpoints bring is optional.
 
     Attributes
     ----------
     norm
         A map of one token; `equinox.nn.Identity` for none.
-    query
-        One matrix for each head.
-    key, value
-        One matrix for each group of heads (grouped queries). With H heads in G groups, head h
-        reads group :math:`\lfloor hG/H \rfloor`; without grouping G = H.
-    output
-        :math:`W_O`, cut into one block for each head; the heads' images are added.
+    query, key, value, output
+        One matrix for each head, of keys and values for each group of heads: with H heads in G
+        groups head h reads group :math:`\lfloor hG/H \rfloor`. The images of `output`,
+        :math:`W_O`, are added.
     query_bias, key_bias, value_bias, output_bias
         Added after the respective matrix, or None, each by itself.
-    query_norm, key_norm
-        Maps of one head's query or key, after the bias and before it is rotated, or None; a
+    query_norm, key_norm, value_norm
+        Maps of one head's query, key or value, after the bias and before it is rotated, or None; a
         `norms.AcrossHeads` maps all heads' together.
-    value_norm
-        A map of one head's value after the bias, or None.
     output_norm
         A map of one token that follows the heads' sum and its bias, or None.
     gate
         :math:`W_G`, one block for each head: what head h reads for row i is multiplied by
-        :math:`\sigma(W_G^h \mathrm{LN}(x)_i)`, feature by feature, before :math:`W_O`. None lets
-        all of it through.
+        :math:`\sigma(W_G^h \mathrm{LN}(x)_i)`, feature by feature, before :math:`W_O`; or None.
     mask
         What a row sees, and how queries and keys know their positions (`AttentionMask`), or where
         layers differ a `masks.SwitchedMask`.
-    scale
-        What products of queries and keys are multiplied by, known before tracing; None is for
-        :math:`1/\sqrt{d_k}`.
-    cap
-        What scores are capped at (`shaping`), known before tracing, or None.
+    scale, cap
+        What products of queries and keys are multiplied by, None for :math:`1/\sqrt{d_k}`, and what
+        scores are capped at (`shaping`), or None: known before tracing.
     sinks
         One for each head, which takes attention and gives nothing (`shaping`), or None.
     rope_before_qk_norm
@@ -145,14 +136,8 @@ class CausalAttention(eqx.Module):
     ) -> "CausalAttention":
         r"""Gaussian matrices of variance one over their fan-in; zero biases.
 
-        `head_size` is by default ``width // heads``, and then `heads` must divide `width`; `groups`
-        is by default `heads`.
-
-        Raises
-        ------
-        ValueError
-            Where a size is not a positive whole number, the heads do not divide the width, or the
-            groups do not divide the heads.
+        `head_size` is by default ``width // heads``, and `groups` by default `heads`. Sizes that
+        are no positive whole numbers, or do not divide one another, raise ValueError.
 
         Examples
         --------
@@ -176,8 +161,7 @@ class CausalAttention(eqx.Module):
         zeros, of_groups = jnp.zeros((heads, size)), jnp.zeros((groups, size))
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
-        norm = LayerNorm.init(width, eta)
-        mask = AttentionMask(window=window, positions=rotary)
+        norm, mask = LayerNorm.init(width, eta), AttentionMask(window=window, positions=rotary)
         return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
@@ -276,12 +260,7 @@ class CausalAttention(eqx.Module):
 
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`), gated
         and normed as in every row: the limit from the right, and the rule of the first token. With
-        sinks there is no such rule.
-
-        Raises
-        ------
-        ValueError
-            Where there are sinks.
+        sinks there is none (ValueError).
         """
         cure = "In the continuum a sink takes all attention at the left end."
         require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
@@ -294,11 +273,7 @@ def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
-    """Repeat what a group has for each of its heads.
-
-    >>> by_head(jnp.array([1.0, 2.0]), heads=4).tolist()
-    [1.0, 1.0, 2.0, 2.0]
-    """
+    """Repeat what a group has for each of its heads."""
     groups = grouped.shape[0]
     return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)
 

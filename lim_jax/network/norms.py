@@ -23,18 +23,10 @@ class LayerNorm(eqx.Module):
     .. math:: \mathrm{LN}(z) = \gamma \odot
               \frac{z - \bar z \mathbf 1}{\sqrt{d^{-1}\sum_m (z_m - \bar z)^2 + \eta}} + \beta
 
-    Attributes
-    ----------
-    scale, shift
-        :math:`\gamma` and :math:`\beta`, of shape ``(width,)``.
-    eta
-        :math:`\eta_{LN} > 0`, which removes the singularity at zero variance.
-
-    Raises
-    ------
-    ValueError
-        Where the width is 1 (the result would not depend on z), `eta` is not positive and finite,
-        or what is passed is no token of that width.
+    `scale` and `shift` are :math:`\gamma` and :math:`\beta`, of shape ``(width,)``; `eta`,
+    :math:`\eta_{LN} > 0`, removes the singularity at zero variance. A width of 1, of which the
+    result would not depend on z, an `eta` that is not positive and finite, and a token of another
+    width raise ValueError.
 
     Examples
     --------
@@ -69,8 +61,7 @@ class LayerNorm(eqx.Module):
     def bound(self) -> Float[Array, ""]:
         r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
 
-        :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`): the
-        normalised token has Euclidean norm at most :math:`\sqrt d`.
+        :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`).
 
         Examples
         --------
@@ -86,20 +77,8 @@ class RMSNorm(eqx.Module):
 
     .. math:: \mathrm{RMS}(z) = \gamma \odot \frac{z}{\sqrt{d^{-1}\sum_m z_m^2 + \eta}}
 
-    As `LayerNorm` it is smooth, and bounded by :math:`\sqrt d\,\|\gamma\|_\infty`. Over a head's
-    size it is the norm of queries and keys.
-
-    Attributes
-    ----------
-    scale
-        :math:`\gamma`, of shape ``(width,)``.
-    eta
-        :math:`\eta > 0`, which removes the singularity at 0.
-
-    Raises
-    ------
-    ValueError
-        Where `eta` is not positive and finite, or what is passed is no token of that width.
+    As `LayerNorm`, whose attributes and errors it has, it is smooth, and bounded by
+    :math:`\sqrt d\,\|\gamma\|_\infty`. Over a head's size it is the norm of queries and keys.
 
     Examples
     --------
@@ -128,11 +107,7 @@ class RMSNorm(eqx.Module):
 
 
 class GroupedNorm(eqx.Module):
-    """The root mean square of the vectors of some neighbouring heads together, for each token.
-
-    Of `groups` groups that share the heads: as many as there are heads for a norm of each head by
-    itself, 1 for one of all heads.
-    """
+    """`RMSNorm` of the vectors of neighbouring heads together, in groups of as many heads each."""
 
     scale: Float[Weight, "heads features"]
     groups: int = eqx.field(static=True)
@@ -197,12 +172,7 @@ HeadNorm = Norm | AcrossHeads | EachHead
 def of_heads(
     norm: HeadNorm, vectors: Float[Array, "heads length size"]
 ) -> Float[Array, "heads length size"]:
-    """Normalise every head's vectors: by one norm of a head, by one for each, or all together.
-
-    >>> vectors = jnp.array([[[3.0]], [[1.0]]])  # two heads, one token, one feature
-    >>> of_heads(AcrossHeads(RMSNorm.init(2, eta=4.0)), vectors).round(2).ravel().tolist()
-    [1.0, 0.33]
-    """
+    """Normalise every head's vectors: by one norm of a head, by one for each, or all together."""
     if isinstance(norm, EachHead):
         return jax.vmap(lambda norm, rows: jax.vmap(norm)(rows))(norm.norms, vectors)
     if isinstance(norm, AcrossHeads):

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import described, is_real, require, require_optional, require_positive
 from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid
-from lim_jax.network.frequencies import Frequencies, Number, OfLength
+from lim_jax.network.frequencies import OWN, POSITIVE, Frequencies, Number, OfLength
 
 Rope = Float[Array, "length 2 pairs"]
 Growing = Float[Array, "length 3 pairs"]
@@ -46,9 +46,8 @@ def _known(frequencies: Any) -> Frequencies | OfLength:
 class Rotary(eqx.Module):
     r"""How the features of queries and keys are rotated along the positions.
 
-    Feature m and feature m + r/2 are pair m, of the first r features; the others rest (partial
-    rotary). Angles are made in float64 on the host, whatever the grid's precision, and only their
-    cosines and sines are rounded: at 10,000 tokens a float32 angle is wrong by 1e-3.
+    Features m and m + r/2 are pair m, of the first r features; the others rest (partial rotary).
+    Angles are made in float64 on the host: at 10,000 tokens one of float32 is wrong by 1e-3.
 
     Attributes
     ----------
@@ -56,8 +55,8 @@ class Rotary(eqx.Module):
         One angle a token for each of the r/2 pairs, known before tracing; or a function of the
         number of tokens that gives them. From `frequencies`.
     tokens
-        How many tokens [0, 1] stands for. None is for as many as the grid has positions: a real
-        model, on the token grid of any context's length. A number holds the continuum limit.
+        How many tokens [0, 1] stands for: None for as many as the grid has positions, as in a real
+        model, a number for the continuum limit.
     amplitude
         By how much the rotated features grow, in queries as in keys (`yarn_amplitude`).
     from_zero
@@ -67,9 +66,8 @@ class Rotary(eqx.Module):
     Raises
     ------
     ValueError
-        Where there are no frequencies, one is not finite, `tokens` is neither None nor positive
-        and finite, or `amplitude` is not; where frequencies that depend on a context's length meet
-        a grid of several contexts.
+        Where a number is missing, not finite or (but for frequencies) not positive; where
+        frequencies that depend on a context's length meet a grid of several contexts.
 
     Examples
     --------
@@ -88,8 +86,8 @@ class Rotary(eqx.Module):
 
     def __check_init__(self):
         require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
-        expected, cure = "a positive finite number", "1.0 leaves lengths as they are."
-        require_positive(self.amplitude, "amplitude", expected=expected, cure=cure)
+        cure = "1.0 leaves lengths as they are."
+        require_positive(self.amplitude, "amplitude", expected=POSITIVE, cure=cure)
 
     @property
     def rotary_dim(self) -> int:
@@ -122,7 +120,7 @@ class Rotary(eqx.Module):
         return rope[jnp.arange(grid.size) - starts]
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
-        """Rotate each row by its angles, with products in float32 at least."""
+        """Rotate each row by its angles."""
         wide, pairs = promote(vectors), rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
@@ -151,10 +149,9 @@ class UnitRotary(Rotary):
 
 
 class Tempered(eqx.Module):
-    r"""Queries that grow with their position: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`, i from 1.
+    r"""Queries that grow with their position: :math:`1 + a\log(1 + \lfloor i/f\rfloor)`: Llama 4's.
 
-    Sharper scores far into a context, in layers without other positions: Llama 4's. `scale` and
-    `floor` are a and f, and `tokens` is as of `Rotary`; with `from_zero` i counts from 0.
+    `scale` and `floor` are a and f, `tokens` is as of `Rotary`; i counts from 1, or `from_zero`.
     """
 
     scale: Number = eqx.field(static=True)
@@ -165,8 +162,7 @@ class Tempered(eqx.Module):
 
     def __check_init__(self):
         for name in ("scale", "floor"):  # a configuration's own numbers
-            expected, cure = "a positive finite number", "Take a checkpoint's own numbers."
-            require_positive(getattr(self, name), name, expected=expected, cure=cure)
+            require_positive(getattr(self, name), name, expected=POSITIVE, cure=OWN)
 
     def same_rope(self, first: Number, second: Number) -> bool:
         """Whether factors are alike in contexts of two lengths: they are."""
@@ -213,9 +209,9 @@ class TemperedRotary(Rotary):
 class Alibi(eqx.Module):
     r"""Scores that fall linearly with the distance: :math:`s_{ij} - m_h\,(i - j)` of head h.
 
-    Attention with linear biases (Press, Smith and Lewis, 2022). What depends on the row alone
-    leaves a softmax as it is, so the score gains :math:`m_h\,j`: one more feature, of the key its
-    position, counted from 0, of the query its head's slope. `tokens` is as of `Rotary`.
+    Attention with linear biases (Press, Smith and Lewis, 2022). A softmax does not see what depends
+    on the row alone, so the score gains :math:`m_h\,j`: one more feature, of the key its position,
+    counted from 0, of the query its head's slope. `tokens` is as of `Rotary`.
     """
 
     slopes: Frequencies = eqx.field(static=True)

@@ -4,12 +4,9 @@ r"""A layer whose heads read a state that their prefix wrote, as a field in two 
 
 A causal Volterra operator: `context` holds keys, values, decays, writes and the rows before each
 token's own in the convolutions; `x` holds the query with its own row, and the output gate. So the
-local operator mixes no tokens, and all that a token gives to another goes through the kernel.
-
-Written on the token grid. In the continuum a state obeys
-:math:`\dot S = -\gamma S + \beta k v^\top` with rates :math:`\gamma, \beta` per length of context,
-where a layer has decays and writes per token; and a convolution of some tokens, whose length tends
-to zero, becomes a sum of its taps.
+local operator mixes no tokens, and all that a token gives to another goes through the kernel. On
+the token grid: in the continuum decays and writes per token would be rates,
+:math:`\dot S = -\gamma S + \beta k v^\top`, and a convolution a sum of its taps.
 
 A log weight :math:`u_j` of the grid (`Grid.weighted`) multiplies what token j leaves behind by
 :math:`e^{u_j}`: what it writes into the state, and its rows in the convolutions of later tokens. A
@@ -72,27 +69,12 @@ class Chunk(NamedTuple):
 class RecurrentMixer(eqx.Module):
     r"""Heads that read states: the fields that `GatedDelta` and `Mamba2` have in common.
 
-    Matrices stand as in `multihead.CausalAttention`: for each head or each group of heads, outputs
-    before inputs. Queries, keys and values are rows of matrices, convolved, through `activation`.
-
-    Attributes
-    ----------
-    norm
-        A map of one token; `equinox.nn.Identity` for none.
-    query, key, value
-        Matrices; queries and keys are of groups of heads.
-    rate, rate_bias, log_decay
-        :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)` of each head,
-        and the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints ``dt`` or
-        ``a``, ``dt_bias`` and ``A_log``.
-    gate
-        :math:`W_G`, whose images through `gate_activation` multiply what heads read.
-    output
-        One block for each head.
-    query_taps, key_taps, value_taps
-        Of the convolutions, the own tap last.
-    head_norm
-        A norm of what heads read, after the gates unless `norm_before_gate`; None for none.
+    Matrices stand as in `multihead.CausalAttention`; queries and keys are of groups of heads.
+    Queries, keys and values are rows of matrices, convolved by taps, the own one last, through
+    `activation`. `rate` and `rate_bias` give each head's
+    :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)`, and `log_decay` is
+    the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints ``dt`` or ``a``,
+    ``dt_bias`` and ``A_log``. The gate's images through `gate_activation` multiply what heads read.
     """
 
     norm: Norm
@@ -107,7 +89,7 @@ class RecurrentMixer(eqx.Module):
     query_taps: Float[Weight, "groups size taps"]
     key_taps: Float[Weight, "groups size taps"]
     value_taps: Float[Weight, "heads features taps"]
-    head_norm: GroupedNorm | None = None
+    head_norm: GroupedNorm | None = None  # of what heads read
     query_bias: Float[Weight, "groups size"] | None = None
     key_bias: Float[Weight, "groups size"] | None = None
     value_bias: Float[Weight, "heads features"] | None = None
@@ -170,10 +152,7 @@ class RecurrentMixer(eqx.Module):
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Memory | None = None
     ) -> tuple[Float[Array, "rows width"], Memory]:
-        """Read the rows that follow what `memory` holds, and the memory after `count` of them.
-
-        It is what `__call__` gives, of contexts that come in pieces.
-        """
+        """Read the rows that follow what `memory` holds, and the memory after `count` of them."""
         normed = jax.vmap(self.norm)(x)
         lasts, convolved = [], []
         for number, name in enumerate(("query", "key", "value")):
@@ -250,11 +229,7 @@ class RecurrentMixer(eqx.Module):
         starts: Starts | None,
         state: OfState | None,
     ) -> tuple[Heads, OfState]:
-        """What heads read, and the last row's state; `state` is the one before the first row.
-
-        Chunk by chunk. Only states between chunks are kept for the way back: all else of a chunk is
-        made anew, in half of the memory and on a CPU in less time.
-        """
+        """What heads read, and the last row's state; `state` is the one before the first row."""
         (groups, length), heads = key.shape[:2], len(value)
         size = min(CHUNK, 1 << (length - 1).bit_length())  # a power of two, one for one row
         fill = -length % size
@@ -275,6 +250,7 @@ class RecurrentMixer(eqx.Module):
             first, rows = chunk
             return self.read_chunk(state, _weighed(rows, first, begins))
 
+        # Of a chunk all but its first state is made anew on the way back: half of the memory.
         step = jax.checkpoint(step, prevent_cse=False)
         of_groups = state.reshape(groups, heads // groups, *state.shape[1:])
         after, read = jax.lax.scan(step, of_groups, (numbers, rows))

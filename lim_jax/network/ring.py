@@ -32,18 +32,9 @@ class RingAttention(eqx.Module):
     reverse mode, in forward mode, and forward over reverse as in Algorithm 1; reverse over reverse
     keeps the keys and values that have passed.
 
-    Attributes
-    ----------
-    mesh
-        Of devices.
-    axis
-        The name of its axis over which the context is spread. Other axes may hold examples.
-
-    Raises
-    ------
-    ValueError
-        Where the mesh has no such axis of type Auto, the grid is one of panels, or its positions
-        cannot be shared evenly; where there is a sink.
+    The context is spread over the `axis`, of type Auto, of the `mesh`, whose other axes may hold
+    examples. A grid of panels, or whose positions the devices cannot share evenly, and a sink raise
+    ValueError.
 
     Examples
     --------

@@ -18,14 +18,7 @@ from lim_jax.grid.measure import Grid
 
 
 class Shaping(NamedTuple):
-    """How one head's scores are shaped: by a cap c, known before tracing, and a sink b, or None.
-
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network import attention_weights
-    >>> ones = jnp.ones((2, 1))
-    >>> attention_weights(ones, ones, token_grid(2), Shaping(sink=jnp.array(1.0))).round(3).tolist()
-    [[0.5, 0.0], [0.333, 0.333]]
-    """
+    """How one head's scores are shaped: by a cap c, known before tracing, and a sink b, or None."""
 
     cap: float | None = None
     sink: Float[Array, ""] | None = None

@@ -21,17 +21,13 @@ from lim_jax.weights import Weight
 
 
 class ShortConvolution(eqx.Module):
-    r"""A convolution of a few tokens between two gates, one head of all channels.
-
-    `write`, `read` and `value` are :math:`W_B, W_C, W_V`; `taps` has the own tap last. The gate
-    `read` is of the slot `x`, all rows of the convolution are of `context`.
-    """
+    """A convolution of rows of `context` between two gates, the second of `x`; of one head."""
 
     norm: Norm
-    write: Float[Weight, "channels width"]
-    read: Float[Weight, "channels width"]
-    value: Float[Weight, "channels width"]
-    taps: Float[Weight, "channels taps"]
+    write: Float[Weight, "channels width"]  # W_B
+    read: Float[Weight, "channels width"]  # W_C
+    value: Float[Weight, "channels width"]  # W_V
+    taps: Float[Weight, "channels taps"]  # the own one last
     output: Float[Weight, "width channels"]
     write_bias: Float[Weight, " channels"] | None = None
     read_bias: Float[Weight, " channels"] | None = None

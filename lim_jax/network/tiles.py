@@ -74,12 +74,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
-    """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts.
-
-    >>> from lim_jax.grid import token_grid
-    >>> [tiling(token_grid(length)).tile for length in (100, 150, 256, 4096)]
-    [100, 75, 128, 256]
-    """
+    """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts."""
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
     names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
@@ -122,9 +117,9 @@ class Place(NamedTuple):
 def in_groups(sweep: Sweep) -> Program:
     """Make a program of arrays of positions from one of a group's blocks.
 
-    ``sweep(points, vectors, tiling)`` is called for one group after another: with points
-    ``(group, blocks, tile, *rest)`` and vectors ``(group, blocks, vectors, tile, *rest)``. It gives
-    arrays as the vectors, or where there are none as the points.
+    ``sweep(points, vectors, tiling)`` is called for one group after another, of points
+    ``(group, blocks, tile, *rest)`` and vectors ``(group, blocks, vectors, tile, *rest)``, and
+    gives arrays as the vectors, or where there are none as the points.
     """
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
@@ -148,8 +143,7 @@ def in_groups(sweep: Sweep) -> Program:
 
 
 def _spread() -> bool:
-    """Whether examples may be spread over devices."""
-    # Then neighbours go to different groups, so that every group keeps all devices at work.
+    """Whether devices may share the examples, of which every group has then some of each's."""
     return jax.device_count() > 1
 
 
@@ -199,9 +193,8 @@ def over_tiles(
     """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
 
     ``visit(of_row, of_column, row, column, place)`` gives the first two anew. All arrays lead with
-    axes of the group and of blocks; tiles are remade where they are differentiated. Where devices
-    share the positions, columns and what belongs to them travel round the ring of these, past all
-    rows.
+    axes of the group and of blocks. Where devices share the positions, columns and what belongs to
+    them travel round their ring, past all rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[1]
     of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, beside))

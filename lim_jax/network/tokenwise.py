@@ -24,20 +24,10 @@ GATED_AXES = {"gate": -2, "up": -2, "down": -1, "gate_bias": -1, "up_bias": -1}
 class FeedForward(eqx.Module):
     r"""The tokenwise network :math:`W_2\,\sigma(W_1 \mathrm{LN}(x)_i + b_1) + b_2`.
 
-    `eq:mlp-block`. A field whose `context` slot is not read.
-
-    Attributes
-    ----------
-    norm
-        A map of one token; `equinox.nn.Identity` for none.
-    inner, inner_bias, outer, outer_bias
-        :math:`W_1, b_1, W_2, b_2`; without a bias None.
-    activation
-        :math:`\sigma`, elementwise.
-    output_norm
-        A map of one token that follows the network, or None.
-    activation_numbers
-        Passed to the activation after its argument, if it has learned numbers, or None.
+    `eq:mlp-block`. A field whose `context` slot is not read. `norm` is a map of one token,
+    `equinox.nn.Identity` for none; `inner`, `inner_bias`, `outer` and `outer_bias` are
+    :math:`W_1, b_1, W_2, b_2`, without a bias None; the elementwise `activation` :math:`\sigma` is
+    passed its learned `activation_numbers`, if it has any. `output_norm` follows the network.
     """
 
     norm: Norm
@@ -91,21 +81,9 @@ class FeedForward(eqx.Module):
 class GatedFeedForward(eqx.Module):
     r"""The gated tokenwise network :math:`W_D\,(\sigma(W_G z) \odot W_U z)` at z = LN(x)_i.
 
-    SwiGLU where :math:`\sigma` is `jax.nn.silu`, GeGLU where it is `jax.nn.gelu`. A field whose
-    `context` slot is not read, as `FeedForward`.
-
-    Attributes
-    ----------
-    norm
-        A map of one token; `equinox.nn.Identity` for none.
-    gate, up, down
-        :math:`W_G, W_U, W_D`.
-    gate_bias, up_bias, down_bias
-        Added after the respective matrix, or None, each by itself.
-    activation
-        :math:`\sigma`, elementwise.
-    output_norm
-        A map of one token that follows the network, or None.
+    SwiGLU where the `activation` :math:`\sigma` is `jax.nn.silu`, GeGLU where it is `jax.nn.gelu`.
+    `gate`, `up` and `down` are :math:`W_G, W_U, W_D`, each with a bias or None; the rest is as in
+    `FeedForward`.
     """
 
     norm: Norm
