@@ -56,7 +56,6 @@ def decoded(content: bytes, file: Path, name: str) -> str:
 
 
 def _extracted(file: Path, name: str, package: str) -> str:
-    """The text that pypdf or python-docx finds in a document."""
     require_extra(package, "documents")
     try:
         text = _of_pdf(file) if package == "pypdf" else _of_docx(file)

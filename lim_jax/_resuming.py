@@ -82,7 +82,6 @@ def _document(text: bytes) -> dict[str, Any]:
 
 
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
-    """Raise unless what a file says of itself is of this run."""
     kept = about.get("run")
     got, expected = f"{path}, which is of no run", "what a run stored"
     require(isinstance(kept, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)

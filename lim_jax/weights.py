@@ -136,7 +136,6 @@ class RowSource:
         self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
 
     def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
-        """As of a `LayerSource`."""
         return self.shape, self.dtype
 
     def gather(self, numbers: Int[Array, "..."]) -> np.ndarray:

@@ -65,7 +65,6 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
 def _mean_attention(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length"]:
-    """The heads' mean attention matrix."""
     rope, prefixes = attention.rope(grid), attention.prefixes(grid)
     query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
     of_head = partial(attention_weights, grid=prefixes)

@@ -75,7 +75,6 @@ def shuffled_shares(
 
 
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
-    """Whether the documents of each name are of one text in all lines."""
     texts = {(name, part_text(context, places))
              for context in (line.contexts[0] for line in lines)
              for name, places in places_by_name(context.spans).items()

@@ -141,7 +141,6 @@ def averaged_records(
 
 
 def _averaged(part: PartShares, of_tokens: Counter, texts: int) -> Record:
-    """Average over the contexts that have the part."""
     share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts

@@ -121,5 +121,4 @@ def scores_finding(scored: ScoredContexts) -> str:
 
 
 def _with_error(part: ScoredPart) -> str:
-    """A score with its standard error where there is one."""
     return f"{part.score:+.3f}" + (f" ± {part.error:.3f}" if np.isfinite(part.error) else "")

@@ -88,5 +88,4 @@ def signed_profile(
 
 
 def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
-    """Minus the mask gradient where all positions have weight one."""
     return mask_gradient_at(loss, model, ids, y, parts, 0.0)

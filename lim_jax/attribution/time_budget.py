@@ -123,7 +123,6 @@ def _pass_operations(network: CausalLM, tokens: int) -> int:
 
 
 def _layer_weights(network: CausalLM) -> int:
-    """How many weights all layers have."""
     flow = network.flow
     counts = []
     for layers, kind in zip(kinds_of(flow.layers), flow.kinds, strict=True):

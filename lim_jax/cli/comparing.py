@@ -85,7 +85,6 @@ def _profiles(
 
 
 def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
-    """The same of two answers, which have no figures."""
     compared = compare_answers(answers[0], answers[1], names)
     write_compared_answers(compared, folder)
     questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)

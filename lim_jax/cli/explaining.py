@@ -164,7 +164,6 @@ def _model_and_contexts(
 
 
 def _byte_level(loss: LossName, most: int, keys: jax.Array) -> tuple[LanguageModel, ReadContexts]:
-    """A byte-level network of random weights, and windows of the standard library."""
     cure = "The byte-level network is asked everywhere, and by its last token."
     everywhere = loss == "next-token"
     require(everywhere, "loss", got=f"{loss} without data", expected="next-token", cure=cure)

@@ -129,7 +129,6 @@ def _announce(
     network: CausalLM, contexts: Sequence[Context], method: MethodName, shown: int, words: str,
     more: int,
 ) -> None:  # fmt: skip
-    """Say what will be done, and how long it is likely to take."""
     cost, lengths = cost_of_contexts(contexts, method), [context.length for context in contexts]
     seconds = measuring_seconds(network, lengths, shown, cost=cost.total + more)
     page = ", and signed" * (more > 0) + f", with a page of the first {shown}" * bool(shown)
@@ -170,14 +169,12 @@ def require_foil(foil: str, loss: LossName) -> None:
 
 
 def _findings(result: Measured) -> list[str]:
-    """The sentences with which the terminal and the page begin."""
     shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
     positions = finding(result.influence, result.without_queries)
     return [line for line in (*shuffled, records_finding(result.records), positions) if line]
 
 
 def _words(result: Measured) -> str:
-    """The findings, the parts, then positions."""
     lines = [
         *_findings(result),
         "" if result.shuffled is None else shuffled_table(result.shuffled),

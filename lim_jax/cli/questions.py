@@ -149,7 +149,6 @@ def _scored(
 
 
 def _print(answered: Answer, notes: Sequence[str]) -> None:
-    """The finding first, then the answer with notes on it, and the parts."""
     print(f"{answered.finding}\n{NO_ERROR}\n\nQuestion: {answered.question}")
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
@@ -180,7 +179,6 @@ def _parts(
 def _announce(
     network: models.CausalLM, read: Context | PromptOnly, html: bool, by: str, cost: int
 ) -> None:
-    """Say what will be done, and how long it is likely to take."""
     own, page = isinstance(read, PromptOnly), ", with a page" * html
     seconds = measuring_seconds(network, [read.length], int(html), int(own), cost)
     work = "Answering and measuring" if own else "Measuring"

@@ -59,13 +59,11 @@ def rates(
 
 
 def _status(out: Path) -> int:
-    """The exit status of a run that is finished."""
     rows = json.loads((out / "rates.json").read_text("utf-8"))["rates"]
     return 0 if all(row["agrees"] for row in rows) else 1
 
 
 def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:
-    """Write and draw all, print the table, and give the exit status."""
     costs = {name: [curve._asdict() for curve in of_cost] for name, of_cost in curves.items()}
     write_json(out / "rates.json", {"rates": [row.record() for row in rows], "costs": costs})
     errors = (

@@ -34,7 +34,6 @@ def reproduce(out: Out = Path("section4"), overwrite: Overwrite = False) -> int:
 
 
 def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> int:
-    """Write all, print ours beside the paper's, and give the exit status."""
     write_json(out / "section4.json", numbers)
     for draw in (
         plots.simulation_influence_profiles,

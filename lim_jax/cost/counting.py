@@ -80,7 +80,6 @@ def _shapes(variables: Sequence[Any]) -> list[tuple]:
 
 
 def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
-    """Operations of a program where nothing is known of what it takes."""
     return _count(program, [None] * len(_open(program).invars), iterations)[0]
 
 

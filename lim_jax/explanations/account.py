@@ -237,7 +237,6 @@ def _ended(
     grid: Grid,
     places: Int[Array, " places"] | None,
 ) -> tuple[Scalar, _Sweep]:
-    """The loss, and what goes back from there."""
     loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
     terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
     hops = jnp.zeros((len(HOPS), *last.shape), terminal.dtype)
@@ -268,7 +267,6 @@ def _back(
 def _taken_apart(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
-    """One layer back, by hops, channels and heads."""
     hops, few, stages = pull_back_hops(flow, layer, state, sweep.hops, grid, sweep.few)
     cone = sum(stage.parts.kernel for stage in stages)
     local = sum(stage.parts.local for stage in stages)

@@ -255,7 +255,6 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
 
 @filter_jit
 def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profile:
-    """That of one context, averaged over layers."""
     flow = model.flow
 
     def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
@@ -288,7 +287,6 @@ def _of_context(
 
 
 def _stack(trees: Sequence[Any]) -> Any:
-    """Trees of one shape as one, along a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

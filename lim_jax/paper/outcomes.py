@@ -1,6 +1,6 @@
 """Section 4 of the paper: one function for each table and figure, and all of them at once."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -160,41 +160,30 @@ def _optimised(objective: Objective, learning_rate: float) -> tuple[GateRun, Gat
 
 def summary(results: Section4) -> dict[str, Any]:
     """Lay out all numbers of section 4 as plain floats, unrounded, ready for JSON."""
-    first, third = results.runs["algorithm1"].history, results.runs["algorithm3"].history
-    second = results.runs["algorithm2"].history
-    regions = boundary_regions(GRID, DELTA)
-    probes = results.probes
-    minimiser_rows = {
-        name: _row_summary(row) | {"objective": float(results.objectives[name])}
-        for name, row in results.minimiser.items()
-    }
+    first, second, third = (results.runs[f"algorithm{number}"].history for number in (1, 2, 3))
+    regions, probes = boundary_regions(GRID, DELTA), results.probes
+    extremes, figures = ("mean", "min", "max"), ("bias", "std", "bias_exact", "std_exact")
     return {
         "table": {name: _row_summary(row) for name, row in results.table.items()},
-        "minimiser": minimiser_rows,
+        "minimiser": {
+            name: _row_summary(row) | {"objective": float(results.objectives[name])}
+            for name, row in results.minimiser.items()
+        },
         "observability": {
             "imbalance": {"before": float(third[0]), "after": float(third[-1])},
             "trace_averages": {
-                when: dict(
-                    zip(REGION_NAMES, regional_averages(density, regions).tolist(), strict=True)
-                )
+                when: _floats(REGION_NAMES, regional_averages(density, regions))
                 for when, density in results.trace_densities.items()
             },
             "penalty": float(probes.penalty),
         },
         "condition_number": {
-            region: {"mean": float(mean), "min": float(smallest), "max": float(largest)}
-            for region, mean, smallest, largest in zip(
-                REGION_NAMES, *results.condition_numbers, strict=True
-            )
+            region: _floats(extremes, numbers)
+            for region, *numbers in zip(REGION_NAMES, *results.condition_numbers, strict=True)
         },
         "probe": {
-            str(int(count)): {
-                "bias": float(bias),
-                "std": float(deviation),
-                "bias_exact": float(exact_bias),
-                "std_exact": float(exact_deviation),
-            }
-            for count, bias, deviation, exact_bias, exact_deviation in zip(*probes[1:], strict=True)
+            str(int(count)): _floats(figures, numbers)
+            for count, *numbers in zip(*probes[1:], strict=True)
         },
         "change": {
             "algorithm1_imbalance": float(first[-1] / first[0]),
@@ -204,6 +193,10 @@ def summary(results: Section4) -> dict[str, Any]:
     }
 
 
+def _floats(names: Sequence[str], numbers: Iterable[Any]) -> dict[str, float]:
+    return dict(zip(names, map(float, numbers), strict=True))
+
+
 def _row_summary(row: Row) -> dict[str, float]:
-    numbers = {name: float(value) for name, value in row.indices._asdict().items()}
-    return numbers | {"influence_imbalance": float(row.imbalance), "Z": float(row.Z)}
+    numbers = *row.indices, row.imbalance, row.Z
+    return _floats((*Indices._fields, "influence_imbalance", "Z"), numbers)

@@ -132,7 +132,6 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 
 
 def _indices(result: Influence) -> str:
-    """The indices, each with its standard error where there is one."""
     indices, errors = result.indices(), result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
     words = []
@@ -151,13 +150,9 @@ def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "")
         style["linewidth"] = 0.7  # below that of any document
         # In quotation marks, which "any document" has not; dollars would begin a formula.
         axes.plot(places, row, **style, label=f"“{name}”".replace("$", r"\$"))
-    (value, error), label = map(np.asarray, result.by_place), "any document"
-    if np.isfinite(error).all():
-        axes.fill_between(places, value - 2 * error, value + 2 * error, color="black", alpha=0.15,
-                          linewidth=0)  # fmt: skip
-        label = "any document ± 2 standard errors"
-    axes.plot(places, value, color="black", linewidth=2, label=label)
+    every = {"color": "black", "linewidth": 2}
+    draw_with_errors(axes, places, *result.by_place, "any document", every, log=False)
     axes.set_xticks(places)
-    axes.set_ylim(bottom=min(0.0, float(value.min())))
+    axes.set_ylim(bottom=min(0.0, float(result.by_place.value.min())))
     legend_below(figure)
     return figure

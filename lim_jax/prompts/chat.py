@@ -58,12 +58,9 @@ class _Layout(NamedTuple):
         more = isinstance(value, str) and WORD.fullmatch(value) is None
         return self.put([(value, "")], said=False) if more else value
 
-    def variables(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Of the template, with these texts for the pieces."""
-        return _filled(self.chat, texts)
-
 
 def _filled(value: Any, texts: Sequence[str]) -> Any:
+    """The template's variables, with these texts for the pieces."""
     if isinstance(value, _Text):
         return "".join(texts[number] for number in value.numbers)
     if isinstance(value, Mapping):
@@ -140,7 +137,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
     )  # fmt: skip
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
-        layout.variables(shown)
+        _filled(layout.chat, shown)
         for layout, *both in zip(layouts, texts, marks, strict=True)
         for shown in both
     ]

@@ -86,7 +86,6 @@ def _wrapped(line: str, after: str, width: int) -> bool:
 
 
 def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
-    """Where the sentences of a block end; a line of code is one."""
     for match in () if code else END.finditer(text, start, end):
         before = text[max(start, match.start() - AROUND) : match.start()]
         after = text[match.end() : min(end, match.end() + AROUND)].lstrip()

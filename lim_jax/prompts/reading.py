@@ -106,7 +106,6 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
 
 
 def _of_folder(folder: Path) -> tuple[Document, ...]:
-    """The files of a folder, and of those in it."""
     files = files_within(folder)
     texts = {file: text_of_file(folder / file, "documents") for file in files}
     empty = [file for file, text in texts.items() if not text.strip()]
@@ -188,7 +187,6 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
 
 
 def _line(entry: Any, where: str, foil: str) -> Line:
-    """An object whose entries are what they should be."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
     require(len(kinds) == 1, where, got=_shown(entry), expected=_expected(), cure=CURE)
@@ -304,7 +302,6 @@ def _own_name(name: str, names: set[str]) -> str:
 
 
 def _expected() -> str:
-    """The kinds of a line, in words."""
     kinds = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
     return "one of " + " or ".join(f"{{{kind}}}" for kind in kinds)
 

@@ -194,7 +194,6 @@ def _data(rows: Rows) -> Any:
 
 
 def _drawn(chart: Any) -> Specification:
-    """The specification, in the page's colours and letters."""
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
     lines = {"domainColor": INK, "tickColor": INK, "gridColor": "var(--line)"}
     quiet = {"titleFontWeight": "normal", "grid": False}

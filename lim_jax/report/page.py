@@ -139,7 +139,6 @@ def require_page_packages() -> None:
 def _require_fitting(
     influence: Influence, accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]
 ) -> None:
-    """Raise ValueError for what cannot stand on one page."""
     require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
     cure = "Make them by explanations.account_of_context."
     require_several(accounts, TokenAccount, "accounts", cure)
@@ -163,7 +162,6 @@ def _facts(
     measured: int | None,
     about: Mapping[str, str],
 ) -> dict[str, str]:
-    """What was measured, by name."""
     lengths = sorted({len(account.energy) for account in accounts})
     count = int(influence.count) if measured is None else measured
     depth, shown, delta = accounts[0].depth, len(accounts), float(influence.regions.delta)
@@ -193,7 +191,6 @@ def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _ways(accounts: Sequence[TokenAccount]) -> str:
-    """How influence came to the tokens of all accounts, in a sentence."""
     channels = sum(np.asarray(account.channels, float).mean(axis=1) for account in accounts)
     hops = sum(np.asarray(account.hops, float).mean(axis=1) for account in accounts)
     return parts_finding(channels, hops, accounts[0].depth)

@@ -140,6 +140,5 @@ def _quantised(scores: PartScores, tokens: Sequence[Sequence[int]]) -> dict[str,
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
-    """Numbers of a few digits each, in lists."""
     written = [float(f"{value:.{DIGITS}g}") for value in values.ravel().tolist()]
     return np.array(written).reshape(values.shape).tolist()

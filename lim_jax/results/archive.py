@@ -127,7 +127,6 @@ def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> 
 
 
 def _read(value: Any, arrays: Arrays) -> Any:
-    """The reverse of `_written`."""
     match value:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
@@ -173,7 +172,6 @@ def _on_device(array: np.ndarray) -> jax.Array:
 
 
 def _parts(kind: type) -> tuple[str, ...]:
-    """The names of the fields of a named tuple or a module."""
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
 
 

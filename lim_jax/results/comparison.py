@@ -159,12 +159,10 @@ def _deviations(influence: Influence) -> Results:
 
 
 def _kept(influence: Influence) -> int:
-    """How many examples of an influence are there one by one."""
     return 0 if influence.example_energies is None else len(influence.example_energies)
 
 
 def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:
-    """Pairs that are of the examples there are, none of them twice."""
     rows = isinstance(pairs, np.ndarray) and np.issubdtype(pairs.dtype, np.integer)
     rows = rows and pairs.ndim == 2 and pairs.shape[1] == 2
     inside = rows and bool(((pairs >= 0) & (pairs < [first, second])).all())

@@ -138,7 +138,6 @@ def _part_scores(result: Any) -> Description:
 
 
 def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
-    """Columns without units, all along the same axes."""
     return {name: (axes, values, NONE) for name, values in columns.items()}
 
 

@@ -64,8 +64,6 @@ def run_folder(
 
 
 class _Echo(StringIO):
-    """Keep what is written to a stream."""
-
     def __init__(self, stream: Any):
         super().__init__()
         self._stream = stream
@@ -144,7 +142,6 @@ def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
 
 
 def _require_same(out: Path, record: dict[str, Any]) -> None:
-    """Refuse a folder that holds anything but this run."""
     files = list(out.iterdir())
     if not files:
         return
