@@ -87,12 +87,9 @@ def explained_cases(
     """Explanations by network and loss, and cone masses by network, each written when computed."""
 
     def once(name: str, compute: Callable[[], Any]) -> Any:
-        path = unfinished / f"{stem(name)}.npz"
-        if not path.exists():
-            save({"contexts": len(windows), "result": compute()}, path)
-        return load(path)["result"]
+        return _once(unfinished / f"{stem(name)}.npz", len(windows), compute)
 
-    def explained(name: str, case: Case) -> explanations.Explanation:
+    def explained(name: str, case: Case) -> Any:
         units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
         return explanations.explain(
             case.network, windows, case.weights, regions, key=key, depth=depth, loss=case.loss,
@@ -109,3 +106,10 @@ def explained_cases(
             for _ in bar([name], desc=f"cone mass of the {name}"):
                 masses[name] = once(f"cone mass, {name}", mass)
     return results, masses
+
+
+def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
+    """A result read from its file, or computed and written there with its number of contexts."""
+    if not path.exists():
+        save({"contexts": contexts, "result": compute()}, path)
+    return load(path)["result"]

@@ -68,8 +68,8 @@ def explain(
 
     A model of your own on data of your own; with neither, a demo on a byte-level network before and
     after it is trained on the spot. Says first what it will take. Prints what was found, and writes
-    explanation.json, a CSV for each explanation, and figures as PNG and SVG. Interrupted and run
-    again it goes on from what is finished.
+    explanation.json, a CSV for each explanation, and figures as PNG and SVG. A contrast takes two
+    passes and is not explained. Interrupted and run again it goes on from what is finished.
 
     Args:
         model: A folder of weights as published, a GGUF file, or a public name such as
@@ -77,7 +77,6 @@ def explain(
         data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
             with "text", or with "prompt" and "answer", each a context, whole. Of a line without
             an answer the model's own is explained.
-        loss: What is asked. A contrast is not explained, since it takes two passes.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
             of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
