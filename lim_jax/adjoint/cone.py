@@ -6,7 +6,7 @@ of `tangent`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ from lim_jax.weights import in_memory
 Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
 NAMES = "See cone_mass."
+SQUARES: dict[str, Callable[[Array], Array]] = {  # of the blocks of one column
+    "operator": lambda blocks: jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2,
+    "frobenius": lambda blocks: (blocks**2).sum(axis=(1, 2)),
+}
 
 
 @filter_jit
@@ -66,8 +70,6 @@ def cone_mass(
         The attention sublayer, for example ``field.attention``; or any causal field of two slots,
         whose blocks are then formed, column by column, by as many pushes as there are features. One
         whose columns reach rows before their own raises EquinoxRuntimeError.
-    x, grid
-        The states of one example and their positions.
     norm
         ``"operator"`` (the paper's) or ``"frobenius"``, by which probes estimate it.
     normalisation
@@ -75,16 +77,16 @@ def cone_mass(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> one = jnp.ones((1, 1, 1))
-    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> cone_mass(averaging, jnp.ones((2, 1)), token_grid(2)).tolist()  # sums of Δp/p^2 over p >= q
+    >>> from lim_jax import limits, token_grid
+    >>> mass = cone_mass(limits.averaging_attention(), jnp.ones((2, 1)), token_grid(2))
+    >>> mass.tolist()  # sums of Δp/p^2 over p >= q
     [2.5, 0.5]
     """
-    require_name(norm, ("operator", "frobenius"), "norm", NAMES)
+    require_name(norm, tuple(SQUARES), "norm", NAMES)
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
-    if not (isinstance(attention, CausalAttention) and causal_by_construction(attention)):
-        return _mass_of_field(attention, x, grid, norm, normalisation)
+    if not _has_factors(attention):
+        basis = jnp.eye(x.shape[1], dtype=x.dtype)
+        return _over_columns(attention, x, grid, normalisation, basis, SQUARES[norm])
     factors = kernel_factors(attention, x, grid)
     weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
     if norm == "frobenius":
@@ -112,31 +114,20 @@ def probed_cone_mass(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> one = jnp.ones((1, 1, 1))
-    >>> averaging = CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> probe, x = jnp.ones((1, 1)), jnp.ones((2, 1))
-    >>> probed_cone_mass(averaging, x, token_grid(2), probe).value.tolist()
+    >>> from lim_jax import limits, token_grid
+    >>> averaging, probe = limits.averaging_attention(), jnp.ones((1, 1))
+    >>> probed_cone_mass(averaging, jnp.ones((2, 1)), token_grid(2), probe).value.tolist()
     [2.5, 0.5]
     """
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
-    if isinstance(attention, CausalAttention) and causal_by_construction(attention):
-        factors = kernel_factors(attention, x, grid)
-        push, probes = factors.push_column, probes.astype(factors.states.dtype)
-        weights = _cone_weights(grid, normalisation).astype(factors.kernel.dtype)
-    else:
-        push, weights = _columns_of(attention, x, grid, normalisation)
 
-    def sampled(j: Array) -> tuple[Float[Array, " probes"], Bool[Array, ""]]:
-        pushed = jax.vmap(lambda probe: push(j, probe))(probes)
-        early = (jnp.arange(grid.size) < j)[None, :, None]
-        ahead = beyond_rounding(jnp.where(early, pushed, 0), pushed)
-        return (pushed**2).sum(axis=2) @ weights[:, j], ahead
+    def squares(pushed: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
+        return (pushed**2).sum(axis=1)
 
-    samples, ahead = jax.lax.map(sampled, jnp.arange(grid.size))
-    return sample_mean(_of_the_future(samples, ahead, attention, grid).T)
+    samples = _over_columns(attention, x, grid, normalisation, probes, squares)
+    return sample_mean(samples.T)
 
 
 @filter_jit
@@ -181,13 +172,9 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
     are streamed, so that what is formed at once is (length) x (depth, length) for one q.
 
-    Parameters
-    ----------
-    sites
-        `attention_sites` of every example, by `vmap`: the arrays have a leading axis of examples,
-        the attention and the increments too.
-    grid
-        The positions: any but Gauss--Legendre panels, whose weights have signs (ValueError).
+    `sites` are `attention_sites` of every example, by `vmap`: the arrays have a leading axis of
+    examples, the attention and the increments too. On Gauss--Legendre panels, whose weights have
+    signs, it raises ValueError.
     """
     got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are non-negative"
     cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
@@ -232,49 +219,47 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
     return weights[:, None] * prefix / weights[None, :]
 
 
-def _columns_of(
-    field: Field, x: State, grid: Grid, normalisation: Normalisation
-) -> tuple[Callable[[Array, Array], State], Float[Array, "length length"]]:
-    r"""Return ``push(j, vector)``, :math:`\hat K_{ij}\,v` over i; and W of :math:`\hat K = WK`."""
-    require_callable(field, "attention", "field(x, context, grid)")
-
-    def push(j: Array, vector: Float[Array, " width"]) -> State:
-        along = jnp.zeros_like(x).at[j].set(vector.astype(x.dtype))
-        return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
-
-    weights, prefix = promote((_cone_weights(grid, normalisation), grid.prefix_weights()))
-    return push, jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
+def _has_factors(attention: Field) -> TypeGuard[CausalAttention]:
+    return isinstance(attention, CausalAttention) and causal_by_construction(attention)
 
 
-def _of_the_future(
-    masses: Float[Array, "length *rest"], ahead: Bool[Array, " length"], field: Field, grid: Grid
+def _over_columns(
+    field: Field,
+    x: State,
+    grid: Grid,
+    normalisation: Normalisation,
+    vectors: Float[Array, "vectors width"],
+    squares: Callable[[Float[Array, "length width vectors"]], Float[Array, "length *rest"]],
 ) -> Float[Array, "length *rest"]:
-    """Raise where a column reaches earlier rows; on panels all do, within a panel."""
+    """Integrate the squares of what each position's column of blocks makes of some vectors."""
+    require_on_grid(x, grid, "x", "length width")
+    weights = _cone_weights(grid, normalisation)
+    if _has_factors(field):
+        factors = kernel_factors(field, x, grid)
+        push, vectors = factors.push_column, vectors.astype(factors.states.dtype)
+        weights = weights.astype(factors.kernel.dtype)
+    else:
+        require_callable(field, "attention", "field(x, context, grid)")
+        weights, prefix = promote((weights, grid.prefix_weights()))
+        # The derivative has the Jacobian's blocks, which are K times the prefix weights.
+        weights = jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
+
+        def push(j: Array, tangent: Float[Array, " width"]) -> State:
+            along = jnp.zeros_like(x).at[j].set(tangent.astype(x.dtype))
+            return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
+
+    @jax.checkpoint
+    def of_column(column: tuple[Array, Array]) -> tuple[Array, Bool[Array, ""]]:
+        j, weights = column
+        pushed = jax.vmap(push, (None, 0), 2)(j, vectors)
+        early = (jnp.arange(grid.size) < j)[:, None, None]
+        return weights @ squares(pushed), beyond_rounding(jnp.where(early, pushed, 0), pushed)
+
+    masses, ahead = jax.lax.map(of_column, (jnp.arange(grid.size), weights.T))
     if causal_by_construction(field) or not isinstance(grid, CellGrid):
-        return masses
+        return masses  # on panels all columns reach earlier rows, within a panel
     message = (
         "field: got one that looks ahead, expected a causal one: a cone mass is of what "
         "follows each position. Let rows read their prefix alone."
     )
     return error_if(masses, jnp.any(ahead), message)
-
-
-def _mass_of_field(
-    field: Field, x: State, grid: Grid, norm: Norm, normalisation: Normalisation
-) -> Float[Array, " length"]:
-    """Compute `cone_mass` from the blocks of any field, column by column."""
-    require_on_grid(x, grid, "x", "length width")
-    push, weights = _columns_of(field, x, grid, normalisation)
-
-    @jax.checkpoint
-    def mass(column: tuple[Array, Array]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-        j, weights = column
-        blocks = jax.vmap(push, (None, 0), 2)(j, jnp.eye(x.shape[1], dtype=x.dtype))
-        early = (jnp.arange(grid.size) < j)[:, None, None]
-        ahead = beyond_rounding(jnp.where(early, blocks, 0), blocks)
-        if norm == "frobenius":
-            return weights @ (blocks**2).sum(axis=(1, 2)), ahead
-        return weights @ jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2, ahead
-
-    masses, ahead = jax.lax.map(mass, (jnp.arange(grid.size), weights.T))
-    return _of_the_future(masses, ahead, field, grid)
