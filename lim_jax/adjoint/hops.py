@@ -23,7 +23,7 @@ from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.stages import SparseRows, Stage, linearised_stages
-from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, terminal_adjoint
+from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.adjoint.tangent import Parts
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow, require_flow
@@ -44,41 +44,23 @@ def attention_hops(
     Row 0 is zero at every token whose own terminal covector is zero. What is kept is one array of
     (depth + 1, `highest` + 1, length, width); row 0 of the first axis is the input's.
 
-    Parameters
-    ----------
-    flow
-        The depth flow; its step is `euler` or `split`.
-    terminal_loss, example, grid
-        As in `sweep.adjoint_trajectory`.
-    highest
-        From how many hops on they are taken together, at least 1.
-
-    Raises
-    ------
-    ValueError
-        Where the step is another one, the example is no pair ``(x, y)``, x does not fit, or
-        `highest` is no positive whole number known before tracing.
+    Arguments and errors are those of `adjoint_trajectory`, with the step `euler` or `split`, and
+    `highest`, a positive whole number known before tracing.
 
     Examples
     --------
     Two layers of causal averaging, and a loss that asks from the last of two tokens.
 
-    >>> import equinox as eqx
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.multihead import CausalAttention
-    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
-    >>> x, grid = jnp.ones((2, 1)), token_grid(2)
+    >>> from lim_jax import limits, token_grid
+    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), token_grid(2)
     >>> hops = attention_hops(flow, lambda state, y: state[y, 0] / 2, (x, 1), grid, 2)
     >>> hops[0, :, :, 0].tolist()
     [[0.0, 1.0], [1.0, 1.0], [0.75, 0.25]]
     """
-    require_flow(flow)
-    x, y = require_loss(terminal_loss, example)
-    highest = as_int(highest, "highest")
-    states = flow.trajectory(x, grid).states
-    terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
-    hops = jnp.zeros((highest + 1, *x.shape), terminal.dtype).at[0].set(terminal)
+    (_, states), _, gradient = run_forward(flow, terminal_loss, example, grid)
+    hops = jnp.zeros((as_int(highest, "highest") + 1, *gradient.shape), gradient.dtype)
+    hops = hops.at[0].set(gradient / grid.weights[:, None])
 
     def backward(hops, layer, state):
         hops, _, _ = pull_back_hops(flow, layer, state, hops, grid)
@@ -133,29 +115,15 @@ def one_hop_by_head(
     heads are carried by themselves, so it costs as many pullbacks as there are heads and pairs of
     layers.
 
-    Parameters
-    ----------
-    flow
-        Its layers are `TransformerField` or `CausalAttention`; its step is `euler` or `split`.
-    terminal_loss, example, grid
-        As in `attention_hops`.
-    depth
-        k: the parts are those of :math:`P_k^{(1)}`, of the layers from k on.
-
-    Raises
-    ------
-    ValueError
-        Where the layers have no attention, the step is another one, or `depth` is no whole number,
-        known before tracing, of a layer.
+    The parts are those of :math:`P_k^{(1)}`, of the layers from the `depth` k on, a whole number
+    known before tracing. The other arguments and errors are those of `attention_hops`; the layers
+    have attention.
 
     Examples
     --------
-    >>> import equinox as eqx
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.multihead import CausalAttention
-    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((2, 1, 1, 1))), horizon=2.0)
-    >>> x, grid = jnp.ones((2, 1)), token_grid(2)
+    >>> from lim_jax import limits, token_grid
+    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), token_grid(2)
     >>> asked = lambda state, y: state[y, 0] / 2
     >>> one_hop_by_head(flow, asked, (x, 1), grid)[:, 0, :, 0].tolist()
     [[0.5, 0.5], [0.5, 0.5]]

@@ -22,13 +22,13 @@ from lim_jax._checks import as_int, error_if
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, attention_kinds, map_sites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages, with_rows
-from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
+from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.network.field import heads_of
-from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
 
@@ -41,14 +41,8 @@ PAIRS = tuple(combinations(range(3), 2))
 class Channels(NamedTuple):
     r"""A flow, its adjoint along depth, and what each layer's channels add to the adjoint.
 
-    Attributes
-    ----------
-    loss
-        The terminal loss.
-    times, states, covectors
-        As in `AdjointTrajectory`.
-    cone_by_depth, local_by_depth
-        What layer k adds: together :math:`P_k - P_{k+1}`.
+    An `AdjointTrajectory`, and `cone_by_depth` and `local_by_depth`, what layer k adds: together
+    :math:`P_k - P_{k+1}`.
     """
 
     loss: Scalar
@@ -87,18 +81,8 @@ class Channels(NamedTuple):
         r"""The three channels at depth k, in the order of `CHANNELS`; their sum is :math:`P_k`.
 
         :math:`P_T`, which is the residual channel at every depth, and what the kernels and the
-        local operators of the layers :math:`l \ge k` add to it: densities. At the number of layers
-        nothing is added.
-
-        Parameters
-        ----------
-        depth
-            k, from 0 to the number of layers.
-
-        Raises
-        ------
-        ValueError
-            Where `depth` is no such whole number known before tracing.
+        local operators of the layers :math:`l \ge k` add to it: densities. k is a whole number from
+        0 to the number of layers, known before tracing (ValueError).
         """
         layers = self.cone_by_depth.shape[0]
         expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
@@ -120,20 +104,9 @@ def channels(
     covector (`pull_back_stages`). Along a continuous flow, `continuous_adjoint` gives the
     same channels.
 
-    Parameters
-    ----------
-    flow
-        The depth flow; its step is `euler` or `split`.
-    terminal_loss, example, grid
-        As in `sweep.adjoint_trajectory`.
-
-    Raises
-    ------
-    ValueError
-        Where the step is another one, the example is no pair ``(x, y)``, or x does not fit.
-    EquinoxRuntimeError
-        Where a layer's field is not causal, as far as `looks_ahead` sees: then what comes through
-        its context is no cone (`rem:attention-measure-scope`). The library's own are.
+    Arguments are those of `adjoint_trajectory`, with the step `euler` or `split` (ValueError). A
+    field that is not causal, as far as `looks_ahead` sees, raises EquinoxRuntimeError: what comes
+    through its context is no cone (`rem:attention-measure-scope`). The library's own are.
 
     Examples
     --------
@@ -146,10 +119,7 @@ def channels(
     >>> bool(jnp.allclose(parts.vectors.sum(axis=0), parts.covectors[0], atol=1e-5))
     True
     """
-    require_flow(flow)
-    x, y = require_loss(terminal_loss, example)
-    times, states = flow.trajectory(x, grid)
-    loss, gradient = jax.value_and_grad(terminal_loss)(states[-1], y)
+    (times, states), loss, gradient = run_forward(flow, terminal_loss, example, grid)
     terminal = gradient / grid.weights[:, None]
     unknown = not all(map(causal_by_construction, flow.kinds))
 
@@ -189,14 +159,8 @@ def relative_energies(
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
     r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
 
-    Zero for heads that a layer has fewer than the one that has most.
-
-    Parameters
-    ----------
-    sites
-        From `sites.attention_sites`, at the states and covectors of `channels`.
-    grid
-        The positions.
+    Of the `attention_sites` at the states and covectors of `channels`. Zero for heads that a layer
+    has fewer than the one that has most.
     """
     require_sites(sites, grid)
     most = max(map(heads_of, attention_kinds(sites.attention)))
@@ -211,13 +175,10 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
 
 
 class RegionalChannels(NamedTuple):
-    r"""Products of the channels over regions, from which the criteria on energies are computed.
+    r"""The channels' `products` over regions, from which the criteria on energies are computed.
 
-    Attributes
-    ----------
-    products
-        :math:`|B|^{-1}\langle\Pi_B P_\alpha, \Pi_B P_\beta\rangle` for every example, region
-        (left, middle, right) and pair of channels.
+    :math:`|B|^{-1}\langle\Pi_B P_\alpha, \Pi_B P_\beta\rangle` for every example, region (left,
+    middle, right) and pair of channels.
     """
 
     products: Float[Array, "examples 3 3 3"]
@@ -284,13 +245,8 @@ def regional_channels(
 ) -> RegionalChannels:
     r"""Pair the channels of a batch over E_L, E_M and E_R.
 
-    Parameters
-    ----------
-    vectors
-        `Channels.vectors` of every example, by `vmap`; or the residual, cone and local parts of a
-        `ContinuousAdjoint`, stacked.
-    regions
-        From `boundary_regions`.
+    `Channels.vectors` of every example, by `vmap`; or the residual, cone and local parts of a
+    `ContinuousAdjoint`, stacked.
 
     Examples
     --------
@@ -313,12 +269,9 @@ def regional_channels(
 class BoundaryStrengths(NamedTuple):
     r"""The strengths of the boundary channels, integrals rather than averages.
 
-    Attributes
-    ----------
-    primacy
-        :math:`\mathsf P_L = \int_0^\delta \mathbb E\|P_{\rm cone}\|^2` (`eq:primacy-strength`).
-    recency
-        :math:`\mathsf P_R = \int_{1-\delta}^1 \mathbb E\|P_{\rm res}\|^2` (`eq:recency-strength`).
+    `primacy` is :math:`\mathsf P_L = \int_0^\delta \mathbb E\|P_{\rm cone}\|^2`
+    (`eq:primacy-strength`), `recency` :math:`\mathsf P_R = \int_{1-\delta}^1 \mathbb E
+    \|P_{\rm res}\|^2` (`eq:recency-strength`).
     """
 
     primacy: Scalar

@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float
 from lim_jax._checks import ARRAYS, as_int, described, require
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.sites import attention_of, most_heads, require_attention
-from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
+from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, require_grid
@@ -65,7 +65,6 @@ class MaskGradient(NamedTuple):
 class MaskPath(NamedTuple):
     r"""A loss at the two ends of a path, and the integral of the mask gradient along it.
 
-    `loss` is of the whole context, `loss_without` where the chosen positions weigh next to nothing.
     `by_head` is what each chosen position gave: a density, zero at the others. `remainder`,
     ``loss - loss_without`` less the integral of `total`, is the quadrature's error in the sum of
     all positions. If it is not small beside what is read from `total`, take more nodes.
@@ -94,41 +93,24 @@ def mask_gradient(
     The derivative of any other function of a grid is JAX's:
     ``jax.grad(lambda u: loss(flow(x, grid.weighted(u)), y))(u)``.
 
-    Parameters
-    ----------
-    flow
-        Its layers are `TransformerField` or another that has heads, in steps of any kind. Heads
-        that a layer has fewer than the one that has most have zeros.
-    terminal_loss, example
-        As in `sweep.adjoint_trajectory`.
-    grid
-        The positions of x. Euclidean derivatives :math:`g_j` are ``grid.weights`` times the result;
-        a part's is their sum over its positions.
-
-    Raises
-    ------
-    ValueError
-        Where the layers have no attention of this library, the example is no pair ``(x, y)``, or x
-        does not fit the grid.
+    Arguments and errors are those of `adjoint_trajectory`; layers have attention of this library,
+    in steps of any kind, and heads that a layer has fewer than the one that has most have zeros.
+    Euclidean derivatives :math:`g_j` are ``grid.weights`` times the result; a part's is their sum
+    over its positions.
 
     Examples
     --------
     Two tokens attend evenly, and the second reads the mean of 1 and 3; a loss asks for it.
 
-    >>> import equinox as eqx
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.multihead import CausalAttention
-    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((1, 1, 1, 1))))
-    >>> x, grid = jnp.array([[1.0], [3.0]]), token_grid(2)
+    >>> from lim_jax import limits, token_grid
+    >>> layer = jax.tree.map(lambda leaf: leaf[None], limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), token_grid(2)
     >>> gradient = mask_gradient(flow, lambda state, y: state[y, 0], (x, 1), grid)
     >>> (grid.weights * gradient.total).tolist()  # A (v - o) = (1 - 2)/2 and (3 - 2)/2
     [-0.5, 0.5]
     """
     heads = _heads(flow)
-    x, y = require_loss(terminal_loss, example)
-    states = flow.trajectory(x, grid).states
-    loss, terminal = jax.value_and_grad(terminal_loss)(states[-1], y)
+    (_, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
     log_weights = jnp.broadcast_to(_log_weights(grid), (heads, grid.size))
 
     def backward(gradient, layer, state):
@@ -164,34 +146,17 @@ def mask_path(
     Leave the first position out of `chosen`: many heads rest on it, and where it is taken away too
     the integrand swings.
 
-    Parameters
-    ----------
-    flow, terminal_loss, example
-        As in `mask_gradient`.
-    grid
-        As in `mask_gradient`; its log weights are added. With its parts, by
-        ``grid.weighted(jnp.zeros(grid.size), parts)``, each part goes on reading itself.
-    chosen
-        Whether each position comes in; the others weigh the same all along.
-    nodes
-        The number of gradients.
-    least
-        :math:`w_0`, between 0 and 1.
-
-    Raises
-    ------
-    ValueError
-        As in `mask_gradient`; where `chosen` is no array of booleans, one for each position,
-        `nodes` no positive whole number, or `least` not between 0 and 1.
+    Arguments and errors are those of `mask_gradient`; `chosen`, booleans, says which positions come
+    in, while the others weigh the same all along, and `least` is :math:`w_0`, between 0 and 1. The
+    grid's log weights are added. With its parts, by
+    ``grid.weighted(jnp.zeros(grid.size), parts)``, each part goes on reading itself.
 
     Examples
     --------
-    >>> import equinox as eqx
-    >>> from lim_jax.grid import token_grid
-    >>> from lim_jax.network.multihead import CausalAttention
-    >>> averaging = lambda one: CausalAttention(lambda z: z, 0 * one, 0 * one, one, one)
-    >>> flow = ResidualFlow(eqx.filter_vmap(averaging)(jnp.ones((1, 1, 1, 1))))
-    >>> x, grid, chosen = jnp.array([[1.0], [3.0]]), token_grid(2), jnp.array([True, False])
+    >>> from lim_jax import limits, token_grid
+    >>> layer = jax.tree.map(lambda leaf: leaf[None], limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), token_grid(2)
+    >>> chosen = jnp.array([True, False])
     >>> path = mask_path(flow, lambda state, y: state[y, 0], (x, 1), grid, chosen)
     >>> float(path.loss), round(float(path.loss_without), 2)  # 3 and the mean of 1 and 3, or of 3
     (5.0, 6.0)
@@ -229,11 +194,7 @@ def mask_path(
 
 
 def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
-    """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient.
-
-    >>> path_rule(2, 1e-3).sum(axis=1).round(6).tolist()  # two times the middle, and the whole way
-    [-6.907755, 6.907755]
-    """
+    """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient."""
     (points, shares), first = np.polynomial.legendre.leggauss(nodes), math.log(least)
     return np.stack([first * (1 - points) / 2, -first * shares / 2])
 

@@ -19,7 +19,7 @@ from lim_jax._checks import as_int, require_floats, require_key, require_kind
 from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
-from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, terminal_adjoint
+from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.grid.measure import Grid
 from lim_jax.network.continuous import ContinuousFlow, require_continuous
 from lim_jax.network.flow import ResidualFlow, euler, require_flow
@@ -51,14 +51,12 @@ def interaction_orders(
     >>> orders.ravel().tolist()  # (1 + 1/2)^2
     [1.0, 1.0, 0.25]
     """
-    require_flow(flow)
-    x, y = require_loss(terminal_loss, example)
+    (_, states), _, gradient = run_forward(flow, terminal_loss, example, grid)
     known = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
     highest = as_int(highest, "highest", least=0, most=flow.depth, expected=known)
-    states = flow.trajectory(x, grid).states
-    terminal = terminal_adjoint(terminal_loss, (states[-1], y), grid)
-    orders = jnp.zeros((highest + 1, *x.shape), x.dtype).at[0].set(terminal)
     weights = grid.weights[:, None]
+    orders = jnp.zeros((highest + 1, *gradient.shape), gradient.dtype)
+    orders = orders.at[0].set(gradient / weights)
 
     def backward(orders, layer, state):
         _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import require_callable, require_example
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.flow import ResidualFlow, Trajectory, require_flow
 from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
@@ -43,6 +43,16 @@ def require_loss(terminal_loss: Any, example: Any) -> Example:
     require_callable(terminal_loss, "terminal_loss", SIGNATURE)
     require_example(example)
     return example
+
+
+def run_forward(
+    flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
+) -> tuple[Trajectory, Scalar, State]:
+    """The states along depth, the loss of the last, and its gradient there."""
+    require_flow(flow)
+    x, y = require_loss(terminal_loss, example)
+    times, states = flow.trajectory(x, grid)
+    return Trajectory(times, states), *jax.value_and_grad(terminal_loss)(states[-1], y)
 
 
 def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) -> State:
@@ -81,19 +91,10 @@ def adjoint_trajectory(
     \epsilon\xi) = \langle P_0, \xi\rangle` (`eq:first-variation`), and
     :math:`\langle P_k, U_k\rangle` is the same at every depth along a tangent U.
 
-    Parameters
-    ----------
-    flow
-        The depth flow.
-    terminal_loss
-        ``terminal_loss(state, y) -> scalar``, for example a cross-entropy of a readout. A method of
-        a Module, such as ``model.terminal_loss``, or a function with a name is compiled once, and
-        other labels of the same shapes compile nothing; a new lambda is compiled anew.
-    example
-        One example, a pair ``(x, y)``: its input :math:`X_0`, on the grid, and its labels, any
-        pytree; None for a loss that looks at none.
-    grid
-        The positions of x.
+    The ``terminal_loss(state, y) -> scalar`` is for example a cross-entropy of a readout. A method
+    of a Module, or a function with a name, is compiled once for all labels of the same shapes; a
+    new lambda is compiled anew. The example is a pair ``(x, y)``: its input :math:`X_0`, on the
+    grid, and its labels, any pytree, or None.
 
     Examples
     --------
@@ -106,10 +107,7 @@ def adjoint_trajectory(
     >>> adjoint.covectors.shape
     (3, 3, 2)
     """
-    require_flow(flow)
-    x, y = require_loss(terminal_loss, example)
-    times, states = flow.trajectory(x, grid)
-    loss, terminal = jax.value_and_grad(terminal_loss)(states[-1], y)
+    (times, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
 
     def backward(gradient, layer, state):
         _, transposed = jax.vjp(lambda state: flow.transition(layer, state, grid), state)
