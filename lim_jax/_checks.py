@@ -75,12 +75,6 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 
     An axis has the size that `sizes` gives its name, else any but zero, the same wherever its name
     stands; further axes are allowed where the last name begins with a star.
-
-    Examples
-    --------
-    >>> require_floats(jnp.ones((3, 2)), "x", "length width", length=4)
-    Traceback (most recent call last):
-    Refusal: x: got shape (3, 2), expected (4, width). Pass one row for each position.
     """
     require_floating(array, name, cure or "Pass an array of floats.")
     names = [axis for axis in axes.split() if axis[0] != "*"]

@@ -29,16 +29,7 @@ UNDIFFERENTIABLE = re.compile(
 
 @contextmanager
 def in_our_words() -> Iterator[None]:
-    """Raise refusals without what wraps them, and say the cure where JAX has no derivative.
-
-    Examples
-    --------
-    >>> import jax
-    >>> with in_our_words():
-    ...     jax.grad(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: 2 * x, x))(0.5)
-    Traceback (most recent call last):
-    Refusal: derivative: got "Reverse-mode differentiation does not work for lax.while_loop ...
-    """
+    """Raise refusals without what wraps them, and say the cure where JAX has no derivative."""
     try:
         yield
     except (eqx.EquinoxRuntimeError, eqx.EquinoxTracetimeError) as error:
@@ -64,15 +55,6 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     compilation cache, and on an accelerator it waits for the host. So what we compile ourselves
     returns whether a check failed, and the host raises. Within another's trace checks raise from
     within the program.
-
-    Examples
-    --------
-    >>> from lim_jax._checks import error_if
-    >>> def positive(x):
-    ...     return error_if(x, x <= 0, "x: expected a positive number, got another.")
-    >>> filter_jit(positive)(jax.numpy.array(-1.0))
-    Traceback (most recent call last):
-    EquinoxRuntimeError: x: expected a positive number, got another.
     """
     traced = eqx.filter_jit(function)
 

@@ -58,7 +58,10 @@ def decoded(content: bytes, file: Path, name: str) -> str:
 def _extracted(file: Path, name: str, package: str) -> str:
     require_extra(package, "documents")
     try:
-        text = _of_pdf(file) if package == "pypdf" else _of_docx(file)
+        if package == "pypdf":
+            text = "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
+        else:
+            text = _of_docx(file)
     except Exception as error:  # whatever the package meets in what is broken or locked
         raise Refusal(
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
@@ -68,10 +71,6 @@ def _extracted(file: Path, name: str, package: str) -> str:
             expected="a document of text, not of pictures of it",
             cure="Pass it through a program that recognises text, or take it away.")  # fmt: skip
     return text
-
-
-def _of_pdf(file: Path) -> str:
-    return "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
 
 
 def _of_docx(file: Path) -> str:

@@ -31,18 +31,10 @@ Refusal.__module__ = MissingPackage.__module__ = "builtins"
 
 
 def refusal(error: Exception) -> str | None:
-    r"""The words of an error of ours; None of others.
+    """The words of an error of ours; None of others.
 
-    What `jax.jit` raises is no `Refusal`: it is known by the form of its words, which Equinox and
-    XLA wrap in words of their own.
-
-    Examples
-    --------
-    >>> refusal(Refusal("delta: got 0.6, expected less than one half. Take 0.2."))
-    'delta: got 0.6, expected less than one half. Take 0.2.'
-    >>> refusal(ValueError("zip() argument 2 is longer than argument 1"))
-    >>> refusal(RuntimeError("INTERNAL: ... _EquinoxRuntimeError: x: expected ones.\n\n\n---"))
-    'x: expected ones.'
+    What `jax.jit` raises is known by the form of its words, which Equinox and XLA wrap in their
+    own.
     """
     if isinstance(error, Refusal | MissingPackage):
         return str(error)

@@ -12,8 +12,9 @@ from reference.networks import random_labels, random_states
 
 import lim_jax as lim
 from lim_jax import _errors, training
-from lim_jax._checks import error_if
-from lim_jax._errors import filter_jit
+from lim_jax._checks import error_if, require_floats
+from lim_jax._errors import filter_jit, in_our_words
+from lim_jax._refusal import Refusal, refusal
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.paper.simulation import gate_gramians
@@ -252,3 +253,16 @@ def test_the_first_use_of_the_library_may_be_within_a_trace(monkeypatch):
     assert first(array(2.0)) == 2
     with pytest.raises((RuntimeError, ValueError), match="x: expected more, got less."):
         jax.block_until_ready(first(array(-2.0)))
+
+
+def test_errors_of_ours_are_told_from_others_by_their_words():
+    """And those of JAX that say what has no derivative are said in ours."""
+    wrapped = "INTERNAL: ... _EquinoxRuntimeError: x: expected ones.\n\n\n---"
+    assert refusal(RuntimeError(wrapped)) == "x: expected ones."
+    assert refusal(ValueError("zip() argument 2 is longer than argument 1")) is None
+    words = r"x: got shape \(3, 2\), expected \(4, width\). Pass one row for each position."
+    with pytest.raises(Refusal, match=words):
+        require_floats(np.ones((3, 2)), "x", "length width", length=4)
+    said = "derivative: got .Reverse-mode differentiation does not work for lax.while_loop"
+    with pytest.raises(Refusal, match=said), in_our_words():
+        jax.grad(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: 2 * x, x))(0.5)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from lim_jax.attribution.tokens import held_by_text, most_in_words
 from lim_jax.probes import sample_mean
 from lim_jax.prompts.contexts import Context, places_by_name
-from lim_jax.prompts.documents import MESSAGES, QUESTION, RESERVED_NAMES
+from lim_jax.prompts.documents import QUESTION, is_reserved
 from lim_jax.results.measured import MeasuredContexts
 
 Energy = Float[np.ndarray, " _"]
@@ -56,7 +56,7 @@ def part_scores(
 
 def is_document(name: str, kind: str) -> bool:
     """Whether a part is a document or a span of the user's, not the question or a message."""
-    return kind == "part" and name not in RESERVED_NAMES and not MESSAGES.fullmatch(name)
+    return kind == "part" and not is_reserved(name)
 
 
 def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:

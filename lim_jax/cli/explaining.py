@@ -99,8 +99,7 @@ def explain(
         return 0
     keys = jax.random.split(jax.random.key(seed), 4)
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
-        boundary_regions(token_grid(max_length), delta)  # before the first long computation
-        _require_explained(loss, html)
+        _require_options(arguments)
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         if model is None:
@@ -110,12 +109,13 @@ def explain(
             held = partial(network_within, memory=memory, unfinished=unfinished)
             asked, read = _model_and_contexts(opened, data, loss, max_length, most, keys[2], held)
         start = asked.network
-        _require_enough(read, contexts)
+        require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
+                expected=f"at most {len(read.windows)}, those of the data",
+                cure="Give more data, or leave --contexts out.")  # fmt: skip
         as_int(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
-        networks, losses = {"given": start}, None
-        if model is None:
-            networks, losses = _trained(start, keys[1], unfinished)
+        demo = _trained(start, keys[1], unfinished) if model is None else None
+        networks, losses = demo or ({"given": start}, None)
         cases = cases_of(networks, read, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
         known = contexts or recorded_contexts(unfinished)
@@ -134,10 +134,12 @@ def explain(
     return 0
 
 
-def _require_explained(loss: LossName, html: bool) -> None:
-    if html:
+def _require_options(arguments: dict[str, Any]) -> None:
+    """Raise before a long computation at options that could not be followed."""
+    boundary_regions(token_grid(arguments["max_length"]), arguments["delta"])
+    if arguments["html"]:
         require_page_packages()
-    cure = "An explanation takes one pass apart, and this loss has others."
+    loss, cure = arguments["loss"], "An explanation takes one pass apart, and this loss has others."
     require(loss_kind(loss).one_pass, "loss", got=loss, expected="a loss of one pass", cure=cure)
 
 
@@ -191,12 +193,6 @@ def _trained(
         start, text, BYTES, STEPS, key=key, progress=progress, checkpoint=unfinished / "training"
     )
     return {"seeded": start, "trained": trained}, losses
-
-
-def _require_enough(read: ReadContexts, contexts: int | None) -> None:
-    require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
-            expected=f"at most {len(read.windows)}, those of the data",
-            cure="Give more data, or leave --contexts out.")  # fmt: skip
 
 
 def announced(

@@ -144,27 +144,18 @@ def _require_options(arguments: dict[str, Any]) -> None:
     as_int(arguments["max_length"], "max_length")
     as_int(arguments["answer_tokens"], "answer_tokens")
     as_int(arguments["shuffle"], "shuffle", least=0)
-    require_page(arguments["html"], arguments["loss"])
-    for name in ("html", "shuffle", "signed"):
-        given = arguments[name] and arguments["method"] != "influence"
-        got = f"--{name} with --method {arguments['method']}"
-        require(not given, name, got=got, expected="--method influence", cure=NO_DENSITY)
-    require_foil(arguments["foil"], arguments["loss"])
-
-
-def require_page(html: bool, loss: LossName) -> None:
-    """Raise before a long computation whose page could not be written."""
-    if html:
+    loss, method, foil = (arguments[name] for name in ("loss", "method", "foil"))
+    kind = loss_kind(loss)
+    if arguments["html"]:
         require_page_packages()
         cure = "A page takes one pass apart, and this loss has others: pass --no-html."
-        require(loss_kind(loss).one_pass, "html", got=f"a page of --loss {loss}",
+        require(kind.one_pass, "html", got=f"a page of --loss {loss}",
                 expected="a loss of one pass", cure=cure)  # fmt: skip
-
-
-def require_foil(foil: str, loss: LossName) -> None:
-    """Raise ValueError for a foil that the loss does not read."""
+    for name in ("html", "shuffle", "signed"):
+        given, got = arguments[name] and method != "influence", f"--{name} with --method {method}"
+        require(not given, name, got=got, expected="--method influence", cure=NO_DENSITY)
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
-    require(not foil or loss_kind(loss).needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
+    require(not foil or kind.needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
             expected=takes, cure="No other loss reads a foil.")  # fmt: skip
 
 

@@ -289,6 +289,9 @@ def _passed(
     return moved, jnp.zeros(most_heads(flow), sweep.covector.dtype)
 
 
+_embedded = filter_jit(CausalLM.embed)
+
+
 def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],
@@ -303,11 +306,6 @@ def parts_of_ids(
     few = FEW * asked.targets.shape[0] <= ids.shape[0]
     places = asked.places if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)
-
-
-@filter_jit
-def _embedded(model: CausalLM, ids: Int[Array, " length"]) -> State:
-    return model.embed(ids)
 
 
 def squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:

@@ -225,6 +225,9 @@ def explain(
     return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
 
 
+_residual_energies = filter_jit(readout_residual_energies)
+
+
 def _of_queries(
     model: CausalLM,
     windows: Windows,
@@ -239,7 +242,7 @@ def _of_queries(
         return ()
     weights = jax.device_put(rows[0].astype(model.embedding.dtype))
     targets = jnp.stack([jnp.asarray(window[1:]) for window in windows])
-    energies = _residual_energies(model, adjoints.last, targets, regions)
+    energies = _residual_energies(model.readout, adjoints.last, targets, regions)
     return (right_biased_queries(weights, energies, adjoints.vectors[:, 0], regions),)
 
 
@@ -288,16 +291,6 @@ def _of_context(
 
 def _stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-@filter_jit
-def _residual_energies(
-    model: CausalLM,
-    last: Float[Array, "examples length width"],
-    targets: Int[Array, "examples length"],
-    regions: Regions,
-) -> Profile:
-    return readout_residual_energies(model.readout, last, targets, regions)
 
 
 @filter_jit

@@ -1,6 +1,8 @@
 """The figures that section 4 of the paper prints, beside ours."""
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 from lim_jax._tables import text_table
@@ -54,18 +56,15 @@ class Comparison(NamedTuple):
 
 def compare(numbers: dict[str, Any]) -> list[Comparison]:
     """Hold `summary`'s numbers against every figure that the paper prints in section 4."""
-    return [_compared(numbers, path, printed) for path, printed in printed_figures()]
-
-
-def _compared(numbers: dict[str, Any], path: tuple[str, ...], printed: str) -> Comparison:
-    value: Any = numbers
-    for key in path:
-        value = value[key]
-    digits = len(printed.rstrip("%").partition(".")[2])
-    percent = printed.endswith("%")
-    theirs = float(printed.rstrip("%")) / (100 if percent else 1)
-    rounded = f"{value:.{digits}{'%' if percent else 'f'}}"
-    return Comparison(" ".join(path), printed, value, value - theirs, rounded == printed)
+    comparisons = []
+    for path, printed in printed_figures():
+        value: Any = reduce(getitem, path, numbers)
+        digits, percent = len(printed.rstrip("%").partition(".")[2]), printed.endswith("%")
+        theirs = float(printed.rstrip("%")) / (100 if percent else 1)
+        agrees = f"{value:.{digits}{'%' if percent else 'f'}}" == printed
+        name = " ".join(path)
+        comparisons.append(Comparison(name, printed, value, value - theirs, agrees))
+    return comparisons
 
 
 def printed_figures() -> Iterator[tuple[tuple[str, ...], str]]:

@@ -56,7 +56,9 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
                 expected="texts, of which that of the document is not empty",
                 cure="Leave a document without a text out.")  # fmt: skip
     names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
-    while shared := {name for name, count in Counter(names).items() if count > 1 or _ours(name)}:
+    while shared := {
+        name for name, count in Counter(names).items() if count > 1 or is_reserved(name)
+    }:
         names = [
             f"{name} (document {number})" if name in shared else name
             for number, name in enumerate(names, 1)
@@ -64,8 +66,8 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
 
 
-def _ours(name: str) -> bool:
-    """Whether it is the name of a part that is no document."""
+def is_reserved(name: str) -> bool:
+    """Whether a part of this name is no document, but the question, a message or the answer."""
     return name in RESERVED_NAMES or MESSAGES.fullmatch(name) is not None
 
 

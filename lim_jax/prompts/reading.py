@@ -189,7 +189,10 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
 def _line(entry: Any, where: str, foil: str) -> Line:
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
-    require(len(kinds) == 1, where, got=_shown(entry), expected=_expected(), cure=CURE)
+    shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
+    require(len(kinds) == 1, where, got=_shown(entry),
+            expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
+            cure=CURE)  # fmt: skip
     (kind,) = kinds
     known = (*kind, *KINDS[kind], "id")
     others = ", ".join(f'"{key}"' for key in entry if key not in known)
@@ -203,7 +206,9 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     require(asks, where, got=f"{question = }", expected="a text that is not empty",
             cure="Write what is asked.")  # fmt: skip
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    messages = entry.get("messages", ())
+    messages, tools = entry.get("messages", ()), entry.get("tools", [])
+    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
+            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     if "messages" in entry:
         with _told_of(where):
             require_messages(messages)
@@ -221,7 +226,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         foil,
         "text" not in entry,
         _id(entry, where),
-        _tools(entry, where),
+        tuple(tools),
     )
 
 
@@ -244,13 +249,6 @@ def _require_own_ids(lines: Sequence[Line]) -> None:
         require(not line.id or other == line.where, line.where,
                 got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
                 expected="one of its own", cure="Number the lines.")  # fmt: skip
-
-
-def _tools(entry: dict[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
-    tools = entry.get("tools", [])
-    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
-            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
-    return tuple(tools)
 
 
 @contextmanager
@@ -299,11 +297,6 @@ def _own_name(name: str, names: set[str]) -> str:
     while name in names:
         name += " (span)"
     return name
-
-
-def _expected() -> str:
-    kinds = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
-    return "one of " + " or ".join(f"{{{kind}}}" for kind in kinds)
 
 
 def _shown(entry: Any) -> str:

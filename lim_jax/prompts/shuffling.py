@@ -30,15 +30,12 @@ class ShuffledContexts(NamedTuple):
         require(fits, "energies", got=f"those of {len(shapes)} contexts",
                 expected=f"of {len(self.contexts)}, a number for each token",
                 cure="Measure the windows of contexts.")  # fmt: skip
-        return np.array([
-            [_share(np.asarray(energy, float), context, self.names[document]) for document in order]
-            for energy, context, order in zip(energies, self.contexts, self.orders, strict=True)
-        ])  # fmt: skip
-
-
-def _share(energy: np.ndarray, context: Context, name: str) -> float:
-    places = places_by_name(context.spans)[name]
-    return float(energy[places].sum() / (energy.sum() or 1))
+        rows = []
+        for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
+            energy, places = np.asarray(energy, float), places_by_name(context.spans)
+            names = [self.names[document] for document in order]
+            rows.append([energy[places[name]].sum() / (energy.sum() or 1) for name in names])
+        return np.array(rows)
 
 
 def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) -> Orders:

@@ -131,8 +131,11 @@ def _read(value: Any, arrays: Arrays) -> Any:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
         case {"kind": kind, "parts": parts}:
-            parts = {name: _read(part, arrays) for name, part in parts.items()}
-            return _kind_named(kind)(**parts)
+            require(kind in KINDS, "path", got=f"a result of the kind {kind!r}",
+                    expected=f"one of {', '.join(KINDS)}",
+                    cure="Read it with the lim_jax that wrote it.")  # fmt: skip
+            made = getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
+            return made(**{name: _read(part, arrays) for name, part in parts.items()})
         case {"dict": entries}:
             return {name: _read(entry, arrays) for name, entry in entries.items()}
         case {"list": entries}:
@@ -151,13 +154,6 @@ def _read(value: Any, arrays: Arrays) -> Any:
         case dict() | list():
             raise ValueError("what no result is written as")
     return value
-
-
-def _kind_named(kind: str) -> type:
-    require(kind in KINDS, "path", got=f"a result of the kind {kind!r}",
-            expected=f"one of {', '.join(KINDS)}",
-            cure="Read it with the lim_jax that wrote it.")  # fmt: skip
-    return getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
 
 
 def _on_device(array: np.ndarray) -> jax.Array:
