@@ -102,18 +102,16 @@ def page_of(
     ]
     charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
-    said = records_finding(records), finding(influence, without_queries)
     return template("page").render(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
-        findings=findings or [sentence for sentence in said if sentence],
+        findings=findings or (records_finding(records), finding(influence, without_queries)),
         records=_record_rows(records),
         by_place=by_place,
         blocks=[*zip(names, blocks, strict=True)],
         names=names,
         rest=IN_NO_PART,
-        # Of one context the findings say already that nothing is decided.
         several=int(influence.count) > 1,
         ways=_ways(accounts),
         profiles=[(name, verdict(of), index_words(of)) for name, of in profiles.items()],
