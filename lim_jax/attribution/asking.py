@@ -55,37 +55,18 @@ class AnswerPart(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, and what each part of the context gave it; a notebook shows it as a table.
-
-    Attributes
-    ----------
-    question, text, foil
-        As asked, and as the model, or you, answered; the foil is empty where none was asked.
-    cut
-        Whether the model's own answer did not end within its tokens.
-    method
-        One of `METHODS`.
-    parts
-        Documents, those of the largest scores first, then other parts, and the rest.
-    context
-        What the model read.
-    tokens
-        The score of each token, None where the method scores parts alone.
-    given
-        What all documents together gave: the log odds with them less those with next to nothing
-        of them. None of methods that do not say.
-    by_part
-        Scores of parts of the answer by parts of documents, None of methods that have none.
-    """
+    """An answer, and what each part of the context gave it; a notebook shows it as a table."""
 
     question: str
-    text: str
-    foil: str
-    cut: bool
-    method: str
-    parts: tuple[AnswerPart, ...]
-    context: Context
-    tokens: Float[np.ndarray, " length"] | None
+    text: str  # as the model, or you, answered
+    foil: str  # empty where none was asked
+    cut: bool  # whether the model's own answer did not end within its tokens
+    method: str  # one of `METHODS`
+    parts: tuple[AnswerPart, ...]  # documents by their scores, then other parts, and the rest
+    context: Context  # what the model read
+    tokens: Float[np.ndarray, " length"] | None  # the scores; None of methods of parts alone
+    # The log odds with all documents less those with next to nothing of them; None of methods that
+    # do not say. And scores of parts of the answer by parts of documents, where there are such.
     given: float | None = None
     by_part: PartScores | None = None
 

@@ -149,17 +149,12 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     low, high = np.log(axes.get_ylim())
     lines = max(end.text.count("\n") + 1 for end in ends)
     apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
-    heights: list[float] = []
-    ordered = sorted(ends, key=lambda end: end.y)
-    for end in ordered:
-        wanted = (np.log(end.y) - low) / (high - low)
-        heights.append(max([wanted, *(height + apart for height in heights[-1:])]))
-    # What was pushed above the axes moves down again, and pushes others down.
-    ceiling = 1.0
-    for index in reversed(range(len(heights))):
-        heights[index] = min(heights[index], ceiling)
-        ceiling = heights[index] - apart
-    for end, height in zip(ordered, heights, strict=True):
+    ordered, steps = sorted(ends, key=lambda end: end.y), apart * np.arange(len(ends))
+    wanted = (np.log([end.y for end in ordered]) - low) / (high - low)
+    # Each is pushed above the one before it; and down again where it would leave the axes.
+    heights = np.maximum.accumulate(wanted - steps) + steps
+    heights = np.minimum(heights, 1 - steps[::-1])
+    for end, height in zip(ordered, heights.tolist(), strict=True):
         axes.annotate(
             end.text,
             xy=(end.x, end.y),
