@@ -58,19 +58,12 @@ def attention_studies(
 
     Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
     are measured, and neither hold nor are broken. Bounds and claimed orders are stated on tokens,
-    for `smooth` states and keys that know no positions, and None elsewhere.
+    for states that are continuously differentiable (`smooth`), the theorem's premise, and keys that
+    know no positions, and None elsewhere; states that are not resolved as such raise ValueError.
 
-    Parameters
-    ----------
-    attention, states
-        The sublayer and the field X(p).
-    sizes, make_grid
-        The refinements and the grid of each; some token is in the left region.
-    references
-        Two grids for the continuum; their panels must separate the jumps of `states`.
-    smooth
-        Whether the states are continuously differentiable, the theorem's premise: without it
-        nothing is claimed, and states that are not resolved as such raise ValueError.
+    `states` are a field X(p), and `sizes` the refinements, of which ``make_grid(size)`` has some
+    token in the left region. `references` are two grids for the continuum, whose panels must
+    separate the jumps of `states`.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.attention import MakeGrid, PositionField, References
-from lim_jax.limits.refinement import Study, refine
+from lim_jax.limits.refinement import Study, refine, refine_against
 from lim_jax.network.multihead import CausalAttention
 
 FOUR_PANELS = (gauss_grid(32, panels=4), gauss_grid(40, panels=4))
@@ -37,15 +37,15 @@ def cone_mass_study(
     at = jnp.asarray(np.array(positions))
 
     @jax.jit
-    def deviations() -> list[Array]:
+    def relative() -> list[Array]:
         grids = *map(make_grid, sizes), *references
-        *masses, expected = (
+        masses = [
             grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
-        )
-        return [jnp.abs(mass / expected - 1).max() for mass in masses]
+        ]
+        return [mass / masses[-1] for mass in masses]
 
-    *gaps, own = map(float, deviations())
-    return refine("eq:cone-mass", None, sizes, gaps, own)
+    *masses, check, exact = relative()
+    return refine_against("eq:cone-mass", sizes, masses, (check, exact))
 
 
 def printed_cone_mass_study(

@@ -28,9 +28,9 @@ from lim_jax.network.slots import State
 class DepthProfile(NamedTuple):
     r"""A depth profile with a stated bound and a stated slope (`ass:depth-profile`).
 
-    It is called like its function :math:`\zeta`: every flow accepts it as `profile`. `bound` and
-    `lipschitz` are :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more.
-    Samples cannot prove the two numbers, but `require_stated` raises where they refute them.
+    It is called like its function :math:`\zeta`. `bound` and `lipschitz` are
+    :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more: samples cannot
+    prove the two numbers, but `require_stated` raises where they refute them.
 
     Examples
     --------
@@ -103,8 +103,7 @@ class DepthConstants(NamedTuple):
 
         :math:`e_{k+1} \le (1 + C\varepsilon)\,e_k + \|d_k\| + \tau_k`
         (`eq:convergent-control-error-recursion-pre`), by `layer_factor` and `layer_defect` with
-        the controls' distance in each layer. Never above `on_layers` times the bracket, by
-        Gronwall's inequality.
+        the controls' distance in each layer.
         """
         errors = [0.0]
         for distance in distances:
@@ -138,10 +137,10 @@ def proved_constants(
     r"""Return constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
     They come from `field_regularity` on the convex hull of the stacked layers of every depth, and
-    of the knots of a `linear_control` (None if there is no limit). None if nothing proves them:
+    of the knots of a `linear_control` (None if there is no limit). None if nothing proves them: of
     another control, or one whose knots end before T, the horizon; a field that `field_regularity`
-    refuses, or layers of several kinds; a profile that is neither one nor a `DepthProfile`;
-    Gauss--Legendre panels, or prefixes that do not begin at 0.
+    refuses; a profile that is neither one nor a `DepthProfile`; and prefixes other than a cell
+    grid's from 0.
 
     Examples
     --------
@@ -302,9 +301,8 @@ def time_slopes(
     r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
 
     `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
-    at most the largest slope there times their distance, at this state. `time_slope_bounds` are for
-    all states of a bounded set, as is the paper's :math:`C_G`. Profile and control must be
-    differentiable in time, such as a `linear_control`.
+    at most the largest slope there times their distance, at this state; `time_slope_bounds` are for
+    all states, as is the paper's :math:`C_G`. Profile and control are differentiable in time.
 
     Examples
     --------

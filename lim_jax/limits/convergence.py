@@ -38,7 +38,7 @@ from lim_jax.limits.fields import (
     smooth_states,
 )
 from lim_jax.limits.layers import LAYER_ROWS, depth_costs
-from lim_jax.limits.refinement import Study, refine, richardson
+from lim_jax.limits.refinement import Study, refine_against, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
@@ -74,20 +74,15 @@ def measure(
     quick
         Four refinements instead of five or six, tokens and the graded grid only, fewer readouts,
         and neither the rough fields, the perturbed controls, nor the comparisons.
-    only
-        Names of `groups`: these studies only, without the comparisons.
-    sizes
-        The refinements of the studies in `only`, numbers of tokens or of layers: four at least,
-        each larger than the one before.
+    only, sizes
+        Names of `groups`: these studies only, without the comparisons; and their refinements,
+        numbers of tokens or of layers: four at least, each larger than the one before.
     seed
-        The seed of the matrices; the table's orders belong to seed 0. The limits have the same
-        orders at other matrices, but more refinements may be needed to see them.
-    checkpoint
-        A file that is read if it exists and written after each group of studies: an interrupted run
-        continues after the last of them, to the same numbers. One of other studies raises
-        ValueError.
-    progress
-        Wraps the list of the groups' names, for example ``tqdm.tqdm``.
+        Of the matrices; the table's orders belong to seed 0. At others more refinements may be
+        needed to see them.
+    checkpoint, progress
+        A file that is read if it exists and written after each group of studies, from which an
+        interrupted run continues, to the same numbers; and what wraps the list of their names.
     """
     as_int(seed, "seed", least=0)
     every = groups(quick, seed)
@@ -211,15 +206,8 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         x = smooth_states(grid.nodes)
         return grid.interpolate(_one_layer(seed)(x, x, grid), jnp.ones(1))[0]
 
-    check, exact = map(at_the_end, SMOOTH)
-    extrapolated = richardson(last_value)
-    study = refine(
-        "eq:attention-continuum-pointwise-error",
-        None,
-        sizes,
-        [jnp.abs(extrapolated(size) - exact).max() for size in sizes],
-        float(jnp.abs(check - exact).max()),
-    )
+    source, values = "eq:attention-continuum-pointwise-error", map(richardson(last_value), sizes)
+    study = refine_against(source, sizes, values, map(at_the_end, SMOOTH))
     reason = "two sizes cancel the first-order term"
     yield Row("attention, last position, Richardson", study, 2, reason)
 
@@ -393,21 +381,13 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     def averages(grid: Grid) -> Array:
         return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
 
-    exact = averages(in_position.SINGULAR_AT_ZERO[1])
-
-    def curve(name: str, grids: Mapping[float, Any], values: Callable[[Any], Array]) -> Curve:
-        errors = (float(jnp.abs(values(grid) - exact).max()) for grid in grids.values())
-        return Curve(name, tuple(grids), tuple(errors))
-
-    curves = [
-        curve(name, {float(size): make_grid(size) for size in sizes}, averages)
+    curves: dict[str, dict[float, Array]] = {
+        name: {size: averages(make_grid(size)) for size in sizes}
         for name, make_grid in GRIDS.items()
-    ]
+    }
     extrapolated = richardson(lambda size: averages(token_grid(size)))
-    halved = {1.5 * size: size // 2 for size in sizes}
-    panels = {8.0 * n: gauss_grid(8, panels=n) for n in (4, 8, 12, 16, 20)}
-    return [
-        *curves,
-        curve("Richardson on tokens", halved, extrapolated),
-        curve("Gauss-Legendre panels", panels, averages),
-    ]
+    curves["Richardson on tokens"] = {1.5 * size: extrapolated(size // 2) for size in sizes}
+    panels = {8.0 * n: averages(gauss_grid(8, panels=n)) for n in (4, 8, 12, 16, 20)}
+    curves["Gauss-Legendre panels"] = panels
+    exact = averages(in_position.SINGULAR_AT_ZERO[1])
+    return [Curve.against(exact, name, values) for name, values in curves.items()]

@@ -68,15 +68,11 @@ def trajectory_studies(
     ----------
     control, schemes
         :math:`t \mapsto` field, and how it becomes layers.
-    x, grid
-        The input and its positions.
-    depths, horizon
-        Numbers of layers, and :math:`T`.
     profile
         :math:`\zeta`: one, or a `DepthProfile`; for another function nothing is claimed.
     references
-        Two depth flows: the second is the limit, the first gives its error. By default those of
-        `reference_flows`.
+        Two depth flows to the `horizon` :math:`T`, by default `reference_flows`: the second is the
+        limit, the first gives its error.
     lipschitz
         Whether fields are Lipschitz in states and parameters and the control is in time, and a step
         from elsewhere is Euler's up to :math:`O(\varepsilon^2)`.
@@ -320,19 +316,10 @@ def shadowing_study(
     \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with `proved_constants` of all layers, or else
     ``sampled`` on the coarsest recursion.
 
-    Parameters
-    ----------
-    make_layers
-        From the depth to its stacked layers, bounded but otherwise free.
-    step
-        As in `flow.ResidualFlow`.
-    references
-        Two functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that
-        the layers drive: the second is the limit, the first gives its error. By default 8 and 6
-        steps of `rk4` for each layer, over the time :math:`\int\zeta` of the layer by Gauss' rule.
-    lipschitz
-        Whether all layers are Lipschitz in states, by one constant, and a step from elsewhere is
-        Euler's up to :math:`O(\varepsilon^2)`.
+    ``make_layers(depth)`` gives stacked layers, bounded but otherwise free. `references` are two
+    functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that the
+    layers drive: the second is the limit, the first gives its error. By default 8 and 6 steps of
+    `rk4` for each layer, over the time :math:`\int\zeta` of the layer by Gauss' rule.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)

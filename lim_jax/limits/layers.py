@@ -15,7 +15,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits.depth_adjoints import input_adjoint_depth_studies
 from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
-from lim_jax.limits.refinement import Study, refine, richardson
+from lim_jax.limits.refinement import Study, refine_against, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.limits.schemes import Scheme, perturbation, reference_flows
 from lim_jax.network.continuous import ContinuousFlow, linear_control
@@ -89,12 +89,9 @@ def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
     def terminal(depth: int) -> State:
         return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
 
-    flows = reference_flows(_control(seed))
-    check, exact = (eqx.filter_jit(flow)(x, _GRID) for flow in flows)
-    extrapolated = richardson(terminal)
-    errors = [jnp.abs(extrapolated(depth) - exact).max() for depth in depths]
-    own = float(jnp.abs(check - exact).max())
-    return refine("eq:resnet-ode-convergent-control-bound", None, depths, errors, own)
+    limits = (eqx.filter_jit(flow)(x, _GRID) for flow in reference_flows(_control(seed)))
+    source = "eq:resnet-ode-convergent-control-bound"
+    return refine_against(source, depths, map(richardson(terminal), depths), limits)
 
 
 def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
@@ -107,10 +104,7 @@ def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
         "one spike of fixed size": lambda depth: 1.0 * (np.arange(depth) == depth // 2),
         "alternating, size sqrt(eps)": lambda depth: depth**-0.5 * (-1.0) ** np.arange(depth),
     }
-    schemes = {
-        name: Scheme(perturbation=perturbation(direction, of_depth))
-        for name, of_depth in sizes.items()
-    }
+    schemes = {name: Scheme(perturbation=perturbation(direction, sizes[name])) for name in sizes}
     x = smooth_states(_GRID.nodes)
     studies = in_depth.trajectory_studies(_control(seed), x, _GRID, depths, schemes)
     reason = "an alternating change averages out: L^1 convergence is sufficient, not necessary"
@@ -133,13 +127,9 @@ def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
+    schemes, example = {"Euler": Scheme(euler), "split": Scheme(split)}, smooth_states(_GRID.nodes)
     studies = input_adjoint_depth_studies(
-        _control(seed),
-        TERMINAL_LOSS,
-        (smooth_states(_GRID.nodes), _GRID),
-        _GRID,
-        depths,
-        schemes={"Euler": Scheme(euler), "split": Scheme(split)},
+        _control(seed), TERMINAL_LOSS, (example, _GRID), _GRID, depths, schemes=schemes
     )
     for name, study in studies.items():
         yield Row(f"in depth, {name}", study, 1)
@@ -166,17 +156,17 @@ def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
         flow = Scheme(step).recursion(lambda time: field, depth, 1.0)
         return eqx.filter_jit(flow)(x, _GRID)
 
-    def curve(name: str, cost: int, values: Callable[[int], State]) -> Curve:
-        errors = (float(jnp.abs(values(depth) - exact).max()) for depth in depths)
-        return Curve(name, tuple(float(cost * depth) for depth in depths), tuple(errors))
-
+    methods = {
+        "Euler": (1, partial(terminal, euler)),
+        "split": (1, partial(terminal, split)),
+        "Richardson on Euler": (3, richardson(partial(terminal, euler))),
+        "Heun": (2, partial(terminal, heun)),
+        "Strang": (4, partial(terminal, strang)),
+        "Runge-Kutta 4": (4, partial(terminal, rk4)),
+    }
     curves = [
-        curve("Euler", 1, partial(terminal, euler)),
-        curve("split", 1, partial(terminal, split)),
-        curve("Richardson on Euler", 3, richardson(partial(terminal, euler))),
-        curve("Heun", 2, partial(terminal, heun)),
-        curve("Strang", 4, partial(terminal, strang)),
-        curve("Runge-Kutta 4", 4, partial(terminal, rk4)),
+        Curve.against(exact, name, {cost * depth: values(depth) for depth in depths})
+        for name, (cost, values) in methods.items()
     ]
     return [*curves, _adaptive_curve(field, x, exact)]
 

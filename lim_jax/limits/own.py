@@ -49,17 +49,10 @@ LEAST = 4  # a slope through fewer points says nothing
 class Quantity(NamedTuple):
     """A quantity of a network's result that a study measures, and its expected order.
 
-    Attributes
-    ----------
-    value
-        ``value(result, grid)``: from the network's result on the grid to an array, of one shape on
-        every grid, or with a row for each position, which is compared at those of each refinement.
-    order, bound
-        The expected order of its error, and a bound on it, a function of the refinement; or None.
-    norm
-        ``norm(gap, grid)``: the size of an error, a NumPy array. `largest`, `mean_square`, or any.
-    source
-        Where order and bound are from, for the table.
+    ``value(result, grid)`` is an array, of one shape on every grid, or with a row for each
+    position, which is compared at those of each refinement. `order` and `bound` are the expected
+    order of its error and a bound on it, a function of the refinement, and `source` says where they
+    are from. ``norm(gap, grid)`` is the size of an error: `largest`, `mean_square`, or any.
     """
 
     value: Measure
@@ -131,15 +124,12 @@ def convergence_study(
         One without a limit, as with a window or with `Rotary` without `tokens`, raises ValueError.
     states
         The input as a field X(p), so that every grid samples the same one.
-    grids
-        Four grids or more, of increasing size; or one fixed grid, if depth is refined.
+    grids, depths
+        Four grids or more, of increasing size, or one fixed grid, if depth is refined; and as many
+        numbers of layers, which a control becomes by the `scheme`, Euler's by default.
     quantities
         By name, a `Quantity` or a function ``value(result, grid)``, of floats whose error is
         positive and finite. Names that agree up to a comma share a panel in figures.
-    depths
-        As many numbers of layers, increasing.
-    scheme
-        How a control becomes layers; by default `Scheme()`, which is Euler's.
     references
         By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
         singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its

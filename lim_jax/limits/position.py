@@ -48,10 +48,9 @@ def loss_study(
     g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
     which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
 
-    Logits and labels are fields of position; `sizes`, `make_grid` and `references` are those of
-    `attention_studies`. `lipschitz` states that logits and labels, and with them g or
-    :math:`\chi g`, are Lipschitz: without this premise nothing is claimed, and where 25,600 points
-    do not resolve it, a ValueError is raised.
+    Logits and labels are fields of position; the others are those of `attention_studies`.
+    `lipschitz` states that they, and with them g or :math:`\chi g`, are Lipschitz: without this
+    premise nothing is claimed, and where 25,600 points do not resolve it, it raises ValueError.
 
     Examples
     --------
@@ -111,18 +110,15 @@ def terminal_adjoint_study(
     fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
     `rem:linear-readout-consistency`): order 1 if the readout's adjoint is consistent
     (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight, w / (2 *
-    size))``, tends to the tokenwise readout of the same weight: at order 1 if its edges reflect, at
-    order ½ if rows or columns lose mass at the ends.
+    size))``, tends to the tokenwise readout: at order ½ if rows or columns lose mass at its ends.
 
-    Order and bound are claimed if :math:`P_T` is `lipschitz` and the readout is `limit` itself at
-    every size, a `LinearReadout` or a `TokenwiseReadout`. The bound :math:`\mathrm{Lip}(P_T)/L`,
-    which `eq:linear-readout-first-order-bound` implies for linear readouts, is measured with the
-    steepest secant between 2,001 points. With a `query_density` the adjoint is
-    `eq:continuum-ar-terminal-adjoint`, for which the paper states no order; the bound holds.
-
-    `readout` gives that of so many tokens, `limit` is the tokenwise one of the continuum. The
-    others are those of `loss_study`, with states in place of logits: `lipschitz` is of logits,
-    labels and the readout's derivative, and with them of :math:`P_T`.
+    `readout` gives that of so many tokens, `limit` is the tokenwise one of the continuum. Order and
+    bound are claimed if :math:`P_T` is `lipschitz`, by logits, labels and the readout's derivative,
+    and the readout is `limit` itself at every size, a `LinearReadout` or a `TokenwiseReadout`. The
+    bound :math:`\mathrm{Lip}(P_T)/L`, which `eq:linear-readout-first-order-bound` implies for
+    linear readouts, is measured with the steepest secant between 2,001 points. With a
+    `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
+    order; the bound holds. The others are those of `loss_study`, with states in place of logits.
     """
     chi, (check, reference) = query_density, references
     fine = np.linspace(0.0, 1.0, 2001)
@@ -172,13 +168,11 @@ def readout_consistency_study(
 
     :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which by
     `eq:readout-adjoint-consistency` is at most :math:`C_R/L` for every Lipschitz :math:`\Delta`: a
-    smaller order at one of them refutes it. For a `lipschitz` :math:`\Delta` and a `LinearReadout`
-    that is `limit` itself at every size, the study has the order of
-    `rem:linear-readout-consistency` and the bound :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L`
-    (`eq:linear-readout-first-order-bound`), with the steepest secant between 2,001 points.
-
-    `residuals` are :math:`\Delta`, a field of position with the logits' width, which `lipschitz` is
-    of. The others are those of `terminal_adjoint_study`; `limit` may be any readout on panels.
+    smaller order at one of them refutes it. For `residuals` :math:`\Delta`, a field of position
+    with the logits' width, that are `lipschitz`, and a `LinearReadout` that is `limit` itself at
+    every size, the study has the order of `rem:linear-readout-consistency` and the bound
+    :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L` (`eq:linear-readout-first-order-bound`), with the
+    steepest secant between 2,001 points. The others are those of `terminal_adjoint_study`.
 
     Examples
     --------

@@ -117,6 +117,18 @@ def refine(
     )
 
 
+def refine_against(
+    source: str,
+    refinements: Sequence[float | int],
+    values: Iterable[Array],
+    references: Iterable[Array],
+) -> Study:
+    """A study of the largest distances from the second reference; the first tells its error."""
+    check, exact = map(np.asarray, references)
+    *errors, own = (float(np.abs(np.asarray(each) - exact).max()) for each in (*values, check))
+    return refine(source, None, refinements, errors, own)
+
+
 def richardson(
     values: Callable[[int], Float[Array, "*shape"]], order: int = 1
 ) -> Callable[[int], Float[Array, "*shape"]]:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jaxtyping import Array
+
 from lim_jax._tables import text_table
 from lim_jax.limits.refinement import Study
 
@@ -43,6 +46,12 @@ class Curve(NamedTuple):
     name: str
     costs: tuple[float, ...]
     errors: tuple[float, ...]
+
+    @classmethod
+    def against(cls, exact: Array, name: str, values: Mapping[float, Array]) -> "Curve":
+        """The largest distances of values, by their costs, from the exact one."""
+        errors = (float(jnp.abs(value - exact).max()) for value in values.values())
+        return cls(name, tuple(map(float, values)), tuple(errors))
 
 
 def rates_table(rows: Sequence[Row]) -> str:
