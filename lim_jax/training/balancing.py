@@ -57,20 +57,17 @@ class Penalty(eqx.Module):
     .. math:: e_r = \frac1{|W_r|}\sum_i W_{ri}\,I(p_i),\quad w_r = \frac{|W_r|}{\sum_s|W_s|},\quad
               m_r = \frac{e_r}{\sum_s w_s e_s},\quad \Phi_\nu = \frac12\sum_r w_r(m_r-\nu_r)^2
 
-    With ``Regions.weights`` these are the averages that LIM compares. The unpooled penalty looks at
-    every position, so that under a last-token loss, which puts nearly all influence on that token,
-    it looks at little else (``notebooks/remedies.py``).
-
-    What makes the penalty differentiable beyond one length, and what `penalty_premises` reports of
-    a batch, is in `prop:influence-l2-differentiability`.
+    With ``Regions.weights`` these are the averages that LIM compares. The unpooled penalty looks,
+    under a last-token loss, at little else than that token (``notebooks/remedies.py``). What makes
+    it differentiable beyond one length is in `prop:influence-l2-differentiability`, and reported of
+    a batch by `penalty_premises`.
 
     Attributes
     ----------
     target
         :math:`\nu`, of integral one: a number for each position, or for each pool; 1 is uniform.
-        With a leading axis of examples it is a density for each: then the density is each example's
-        own, and the penalty the mean of their discrepancies. So one asks a network to look *where
-        the evidence is*.
+        With a leading axis of examples the density is each example's own, and the penalty the mean
+        of their discrepancies. So one asks a network to look *where the evidence is*.
     discrepancy
         `squared_discrepancy`, the formula above, `cross_entropy_discrepancy`, or a function
         ``discrepancy(density, target, weights)`` of your own.
@@ -78,8 +75,7 @@ class Penalty(eqx.Module):
         `balanced_density`, or an `Estimator` of your own.
     pools
         :math:`W_{ri}`, the weights of the integral over each pool, as ``Regions.weights`` and rows
-        of `grid.interval_weights` are: nowhere negative, no row of zeros. A position in no pool
-        does not count. None for every position by itself.
+        of `grid.interval_weights`: nowhere negative, no row of zeros. None for every position.
     epsilon
         :math:`\epsilon_{inf}`, against a vanishing total; 0 for
         `eq:influence-discrepancy-functional` itself.
@@ -208,30 +204,18 @@ def risk_and_penalty(
     r"""The values and the gradients of Algorithm 1's risk and penalty, apart, from one pass.
 
     :math:`\nabla R + \beta\nabla\Phi` is the gradient of `balanced_objective`, which takes the same
-    pass and costs as much. Apart, one can clip the penalty's gradient alone
-    (``optax.clip_by_global_norm``), or scale it to the norm of the risk's.
+    pass. Apart, one can clip the penalty's gradient alone (``optax.clip_by_global_norm``), or scale
+    it to the norm of the risk's. Returned are the values :math:`(R, \Phi_\nu)`, the gradients in
+    the parameters' floating-point arrays, with None in place of other leaves, and the average for
+    the next step.
 
-    With `previous` the average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of the energies (of other
-    estimators, of their statistic) takes the place of :math:`\hat I` before it is normalised: over
-    some :math:`1/(1-\mu)` steps it is as good as so many batches, so that the ratio's bias falls by
-    that factor. Only this step's share has a gradient, so :math:`\beta` is in effect
-    :math:`(1-\mu)` times as strong.
-
-    Parameters
-    ----------
-    loss, params, batch, grid, penalty
-        As in `influence_penalty`.
-    previous
-        The average that the step before returned, a number for each position or pool; at the first
-        None, or with memory 0 anything of its shape.
-    memory
-        :math:`\mu` in [0, 1).
-
-    Returns
-    -------
-    tuple
-        The values :math:`(R, \Phi_\nu)`; the gradients in the parameters' floating-point arrays,
-        with None in place of other leaves; and the average for the next step.
+    With `previous`, what the step before returned, and the `memory` :math:`\mu` in [0, 1) the
+    average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of the energies (of other estimators, of their
+    statistic) takes the place of :math:`\hat I` before it is normalised: over some
+    :math:`1/(1-\mu)` steps it is as good as so many batches, so that the ratio's bias falls by that
+    factor. Only this step's share has a gradient, so :math:`\beta` is in effect :math:`(1-\mu)`
+    times as strong. At the first step `previous` is None, or with memory 0 anything of its shape.
+    The other arguments are those of `influence_penalty`.
 
     Examples
     --------

@@ -69,9 +69,8 @@ def cross_entropy_discrepancy(
 
     Of a target :math:`\nu \ge 0` that has all its mass in one place it is minus the logarithm of
     that place's share of the influence, up to a constant. The squared one asks for the target's
-    *values*, at every place alike, and pulls no harder than by their difference; this one asks only
-    for places where the target has mass, by a gradient that goes as one over their density. The
-    floor, a millionth of an even density, keeps a share of zero finite.
+    *values*, at every place alike; this one only for places where the target has mass, by a
+    gradient that goes as one over their density. The floor keeps a share of zero finite.
 
     Examples
     --------

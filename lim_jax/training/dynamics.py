@@ -190,17 +190,10 @@ def gradient_flow(
     the last of them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()``
     and `first_step` it is gradient descent at that rate. Not for use inside `jax.jit`.
 
-    Parameters
-    ----------
-    loss, params, batch, grid
-        As in `influence`.
-    times
-        Increasing training times to save at; the first is where `params` stand.
-    solver, stepsize_controller, first_step
-        diffrax's; by default Tsitouras' method with tolerances 1e-6. A solver that does not reach a
-        saved time raises EquinoxRuntimeError.
-    checkpoint, progress
-        As in `training.resumable`.
+    The first of the increasing training `times` to save at is where `params` stand. The first
+    arguments are those of `influence`, the last those of `training.resumable`, and between them
+    diffrax's, by default Tsitouras' method with tolerances 1e-6. A solver that does not reach a
+    saved time raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -221,13 +214,8 @@ def gradient_flow(
     rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
     require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
     require_optional(first_step, "first_step", "None lets the controller choose.")
-    flow = _GradientFlow(
-        loss,
-        static,
-        diffrax.Tsit5() if solver is None else solver,
-        diffrax.PIDController(1e-6, 1e-6) if stepsize_controller is None else stepsize_controller,
-        first_step,
-    )
+    controller = stepsize_controller or diffrax.PIDController(1e-6, 1e-6)
+    flow = _GradientFlow(loss, static, solver or diffrax.Tsit5(), controller, first_step)
     saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
 
     def step(state: tuple[PyTree, Scalar], index: int) -> tuple[tuple[PyTree, Scalar], tuple]:
@@ -265,16 +253,9 @@ class _GradientFlow(eqx.Module):
     def advance(self, arrays: PyTree, batch: Batch, start: Scalar, end: Scalar) -> PyTree:
         """Follow the flow from one training time to another."""
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(self.slope),
-            self.solver,
-            t0=start,
-            t1=end,
-            dt0=self.first_step,
-            y0=arrays,
-            args=batch,
-            stepsize_controller=self.stepsize_controller,
-            max_steps=100_000,
-        )
+            diffrax.ODETerm(self.slope), self.solver, t0=start, t1=end, dt0=self.first_step,
+            y0=arrays, args=batch, stepsize_controller=self.stepsize_controller, max_steps=100_000,
+        )  # fmt: skip
         assert solution.ys is not None
         return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
 

@@ -30,11 +30,10 @@ SIZES = "They are the sizes of the places: grid.weights, or those of pools."
 class Estimator:
     """A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
-    In two steps, a *statistic* of the batch that is a mean over examples, and the density that it
-    stands for. `risk_and_penalty` can average the first over several training steps. They are
-    ``statistic(energies, weights, epsilon)``, of energies of shape ``(examples, places)``, and
-    ``density(statistic, weights, epsilon)``, of shape ``(places,)``, which gives its name and
-    documentation.
+    In two steps: ``statistic(energies, weights, epsilon)``, of energies of shape
+    ``(examples, places)``, is a mean over examples, which `risk_and_penalty` can average over
+    training steps, and ``density(statistic, weights, epsilon)``, of shape ``(places,)``, what it
+    stands for. The second gives its name and documentation.
 
     Examples
     --------

@@ -30,29 +30,25 @@ def resumable(
     """Take steps, keep what each records, and go on from a checkpoint where there is one.
 
     A step sees only its state and its index, so a run that was interrupted and is called again with
-    the same arguments gives the same numbers as one that was not; called with more steps, it is
-    that of more steps. Steps are ordinary Python: jit what is inside. Returned are the last state,
-    and the records stacked along a leading axis of steps.
+    the same arguments, or with more steps, gives the same numbers as one that was not. Steps are
+    ordinary Python: jit what is inside. Returned are the last state, and the records stacked along
+    a leading axis of steps.
 
     Parameters
     ----------
-    step
-        ``step(state, index) -> (state, record)``. Randomness belongs to the index, for example
-        ``jax.random.fold_in(key, index)``; arrays of typed keys cannot be stored in the state.
-    state
-        Where to start; a pytree.
-    steps
-        How many steps in all, those before the interruption included.
+    step, state
+        ``step(state, index) -> (state, record)`` and a pytree where to start. Randomness belongs to
+        the index, for example ``jax.random.fold_in(key, index)``; arrays of typed keys cannot be
+        stored in the state.
+    steps, every
+        How many in all, those before the interruption included, and between checkpoints.
     run
-        What the steps compute with beside the state, such as a rate and a text: arrays, values and
-        functions in any pytree. A checkpoint is compared with this and with `state`, static fields
-        included; nothing of `step` is, which may hold what every process has anew.
+        What the steps compute with beside the state, such as a rate and a text, in any pytree. A
+        checkpoint is compared with this and with `state`, static fields included; nothing of `step`
+        is, which may hold what every process has anew.
     checkpoint
         A file to read, if it exists, and to write, always whole: the state and all records so far.
-        Its folder is made where it is missing. One of a longer run, of another one or cut short
-        raises ValueError.
-    every
-        Steps between checkpoints; the last step is always stored.
+        One of a longer run, of another one or cut short raises ValueError.
     progress
         Wraps the range of steps that are left, for example ``tqdm.tqdm``.
 

@@ -7,10 +7,8 @@ A function of input adjoints, differentiated in the parameters, is a mixed deriv
           = D_\vartheta\bigl(D_x \mathrm{loss}\cdot c\bigr)[\eta], \qquad c\ \text{held fixed},
 
 so the gradient of F is one forward derivative, along c in the input, of the plain gradient of the
-loss: forward over reverse gives what a gradient of a gradient gives. `functional_of_adjoints` has
-that rule, in a form that forward mode and further derivatives pass through, so that `jax.grad` of
-an objective takes it by itself; `gradients_apart` hands out the loss's own gradient too, which the
-same pass has computed.
+loss. `functional_of_adjoints` has that rule, in a form that forward mode and further derivatives
+pass through; `gradients_apart` hands out the loss's own gradient too, of the same pass.
 """
 
 from collections.abc import Callable
@@ -60,19 +58,12 @@ def functional_of_adjoints(
     """A function of a batch's losses and input adjoints, to differentiate in the parameters.
 
     Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
-    parameters, the batch and the options, forward, reverse, and nested. The first, in the
-    parameters, is the mixed derivative above, together with that of the losses themselves.
+    parameters, the batch and the options, forward, reverse, and nested.
 
-    Parameters
-    ----------
-    functional
-        A pure function. What it needs and is traced or differentiated comes through `options`, any
-        pytree: it may close over numbers known before tracing only.
-    loss, params, batch, grid
-        As in `influence`; the loss closes over no tracers (ValueError).
-    has_aux
-        Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
-        arrays that is handed out without derivatives.
+    The functional is pure: what it needs and is traced or differentiated comes through `options`,
+    any pytree. With `has_aux`, as of `jax.grad`, it returns a pair, the scalar and a pytree of
+    arrays that is handed out without derivatives. The other arguments are those of `influence`; the
+    loss closes over no tracers (ValueError).
 
     Examples
     --------
@@ -149,7 +140,6 @@ def gradients_apart(
 ) -> tuple:
     """The mean loss and a function of input adjoints, and the gradients of both, from one pass.
 
-    It is the pass that gives the gradient of their sum, to be differentiated further in any mode.
     The arguments are those of `functional_of_adjoints`, whose functional returns the penalty.
     Returned are the values, and the gradients in the floating-point arrays of `params`, with None
     in place of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed

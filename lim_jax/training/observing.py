@@ -115,21 +115,20 @@ def observability_objective(
     ----------
     loss, params, batch, grid
         As in `influence`.
-    observations
-        ``observations(params, x)``, as in `observability_gramians`.
+    observations, step
+        ``observations(params, x)``, and :math:`\varepsilon`, as in `observability_gramians`; layers
+        are subsampled by the second.
     probes
-        From `probes`, drawn anew at each step; common to all positions. Signs rather than Gaussian
-        entries: on section 4's Gramians one of them has a bias of 0.05 % in place of 50 %.
+        Drawn anew at each step, and common to all positions. Signs rather than Gaussian entries: on
+        section 4's Gramians one of them has a bias of 0.05 % in place of 50 %.
     strength
         :math:`\lambda_{obs}`.
-    step
-        As in `observability_gramians`; layers are subsampled by it.
     positions, weights
         The monitored positions, all by default, and what each stands for: the grid's weights, or
         those over the probability with which each position is drawn.
     previous, memory
-        Traces of earlier steps at these positions, and their share in the average with this step's,
-        for temporal averaging. Only this step's share has a gradient.
+        Traces of earlier steps at these positions, and their share in the average with this step's.
+        Only this step's share has a gradient.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
     strength, memory = _options(observations, strength, memory)
@@ -178,12 +177,9 @@ def injected_objective(
 
     As `observability_objective`, with the estimate of `layer_injected_traces`. Its noise :math:`z`
     makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input gradient is the
-    sample :math:`w`, so the penalty is a function of input adjoints and has their rule: its
-    gradient takes a few plain gradients of the observations, which close over no tracers, whatever
-    the length.
-
-    `injected` are independent isotropic entries, best signs, drawn anew at each step, and best
-    independent between examples too: averaging over the batch then averages their noise.
+    sample :math:`w`, so the penalty's gradient takes a few plain gradients of the observations,
+    which close over no tracers, whatever the length. `injected` are independent isotropic entries,
+    best signs, drawn anew at each step, and best independent between examples too.
 
     Examples
     --------

@@ -143,21 +143,11 @@ def response_map(
     `eq:influence-response-map`: the density is that of the loss under even weights, so that w moves
     it through the parameters only. A function of w for `response`.
 
-    Parameters
-    ----------
-    weighted_loss
-        ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
-        `loss.cross_entropy` under these `position_weights`, one for each position.
-    params
-        Where the stage begins; leaves that are not floating-point arrays stay as they are.
-    batch, grid
-        As in `influence`; the batch is the same at every step.
-    optimiser
-        Any of optax, which begins anew. Where a gradient is exactly zero, Adam has no derivative
-        unless it has an ``eps_root``.
-    steps
-        How many; derivatives pass through all of them. Those of ``jax.grad`` keep all their states,
-        those of ``jax.jvp`` none.
+    ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
+    `loss.cross_entropy` under these `position_weights`. The stage begins at `params`, with an
+    optimiser of optax, and takes `steps` on the same batch, through all of which derivatives pass:
+    those of ``jax.grad`` keep all their states, those of ``jax.jvp`` none. Where a gradient is
+    exactly zero, Adam has no derivative unless it has an ``eps_root``.
 
     Examples
     --------
@@ -233,9 +223,7 @@ def response(
 def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profile:
     r"""Weights :math:`w = \tau/\pi` under which the weighted risk is the deployment risk.
 
-    `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`: both are densities of
-    position.
-
+    `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`, of two densities of position.
     Raise EquinoxRuntimeError where positions are deployed that are never trained on.
 
     Examples

@@ -94,14 +94,12 @@ def penalty_premises(
     hold where it is above 4 by two of its standard errors and no example carries half of the sum.
     That is never so of fewer than 25 examples, and Gaussian ones take some 1,000. With 10,000 of
     Pareto tails of 3.5, 3 or 2.5, which have no fourth moment, none of 200 samples passed, and 2 in
-    100 with tails of 4. :math:`Z` is its mean, and holds where that is more than two standard
-    errors above zero. Where a premise does not hold, read the squared penalty at this length and on
-    these data only.
+    100 with tails of 4. :math:`Z` holds where its mean is more than two standard errors above zero.
+    Where a premise does not hold, read the squared penalty at this length and on these data only.
 
     The arguments are those of `influence`, and a `direction` :math:`\eta` such as the gradient of
     the risk. Labels count where they are floating point: their integral over position if they have
-    one value for each, else their sum. It takes a second derivative of every adjoint, and does not
-    work under jit: ask it before a training and after.
+    one value for each, else their sum. It does not work under jit.
 
     Examples
     --------
@@ -147,9 +145,8 @@ def adjoint_growth(
     .. math:: \frac{\|P_0\|^2 + \|D_\vartheta P_0[\eta]\|^2}{1 + \|X_0\|^2 + \|Y\|^2},
               \qquad \|\eta\| = 1
 
-    No :math:`C_{U,T}` is smaller than the largest over examples, parameters and directions, of
-    which these are some. Values that grow with the size of the data, with the context or along
-    training say that there is none. Arguments are those of `penalty_premises`.
+    No :math:`C_{U,T}` is smaller. Values that grow with the size of the data, with the context or
+    along training say that there is none. Arguments are those of `penalty_premises`.
 
     Examples
     --------
