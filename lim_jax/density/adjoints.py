@@ -35,13 +35,11 @@ class LossOfIds(eqx.Module):
     """A loss of token ids: influence is that of their states, and training moves the embedding.
 
     Every function of a loss and a batch takes it, with batches ``(ids, y)``, the ids whole numbers
-    of shape ``(examples, length)``. Adjoints are gradients in the embedded states, which are
-    functions of the parameters: all derivatives in these pass through the embedding. A batch that
-    is embedded outside of the derivative freezes it.
+    of shape ``(examples, length)``. Adjoints are gradients in the embedded states, and derivatives
+    in the parameters pass through the embedding: a batch embedded outside of them freezes it.
 
-    ``embed(params, ids, y) -> x`` is of one example, from ``(length,)`` to ``(length, width)``: of
-    y it may read what an example has beside its ids. ``loss(params, x, y) -> scalar`` is of the
-    states.
+    ``embed(params, ids, y) -> x`` is of one example, from ``(length,)`` to ``(length, width)``, and
+    ``loss(params, x, y) -> scalar`` of the states.
 
     Examples
     --------
@@ -91,8 +89,7 @@ def adjoint_energies(
 ) -> Float[Array, "examples length"]:
     r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
 
-    Parameters, errors and units are those of `influence`. A profile of one example divided by its
-    own integral is another diagnostic than the influence density.
+    Parameters, errors and units are those of `influence`.
 
     Examples
     --------

@@ -32,10 +32,8 @@ def influence(
 ) -> Influence:
     r"""Measure the positional influence density of a loss over a batch of examples.
 
-    `def:influence`, over the empirical law.
-
-    Works for any pure loss: our flows, an Equinox module, a bare function. Differentiable to any
-    order in `params` and in the batch, and closed under jit, vmap, grad and jvp.
+    `def:influence`, over the empirical law, of any pure loss: our flows, an Equinox module, a bare
+    function. Differentiable to any order in `params` and in the batch.
 
     Values are checked by callbacks to the host, which `jax.export` refuses ("serialization of
     host_callbacks"). Started with ``EQX_ON_ERROR=off`` in its environment Python exports this and
@@ -43,16 +41,12 @@ def influence(
 
     Parameters
     ----------
-    loss
+    loss, params
         ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``; or
-        `LossOfIds`, whose batches hold ids in place of x.
-    params
-        Any pytree.
+        `LossOfIds`, whose batches hold ids in place of x; and any pytree.
     batch
         ``(x, y)``: x of shape ``(examples, length, width)``, y any pytree with the same leading
         axis (None for no labels).
-    grid
-        The positions of x.
     regions
         Where to average; by default the boundary regions of the paper's simulations,
         :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
@@ -95,24 +89,21 @@ def influence_stream(
 ) -> Influence:
     """Measure influence over a data set larger than memory: the same result, batch by batch.
 
-    With a checkpoint a stream may be interrupted at any moment, by Ctrl-C or by the end of its
-    process: called again with the same arguments it gives the same numbers, bit for bit, as one
-    that was not. It takes up a longer stream too, where more batches follow the same ones.
+    With a checkpoint a stream may be interrupted at any moment: called again with the same
+    arguments, or with more batches after the same ones, it gives the same numbers, bit for bit, as
+    one that was not.
 
     Parameters
     ----------
     batches
         Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
         last one, are filled up and what fills them is left out again, so that nothing compiles
-        twice; each larger size compiles once. To go on from a checkpoint it must give the same
-        batches again, in the same order: those already counted are drawn and compared, and nothing
-        of them is computed.
-    loss, params, grid, regions, keep_examples
-        As in `influence`. Of a checkpoint all are compared: of a loss its arrays, static fields and
-        code, with what it closes over and finds beside it, not the code of what it imports.
+        twice. To go on from a checkpoint it must give the same batches again, in the same order:
+        those already counted are drawn and compared, and nothing of them is computed.
     checkpoint
         A file to read, if it exists, and to write after each batch, whole or not at all: some
-        :math:`5L` numbers. Its folder is made where it is missing. One of another run raises
+        :math:`5L` numbers. All other arguments, those of `influence`, are compared, of a loss its
+        arrays, static fields and code, not the code of what it imports: another run is a
         ValueError.
     progress
         Wraps the batches, for example ``tqdm.tqdm``.

@@ -91,23 +91,21 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
 class Influence(eqx.Module):
     r"""Adjoint energies over the data law: their mean, and their scatter for standard errors.
 
-    A sufficient statistic: two of them, of two batches, `merge` into that of both. All results are
-    properties. With one example standard errors are infinite; where several are `alike` they are
-    zero but for rounding, and `summary` says so.
+    A sufficient statistic: two of them, of two batches, `merge` into that of both. With one example
+    standard errors are infinite; where several are `alike` they are zero but for rounding, and
+    `summary` says so.
 
-    A last-token loss puts most of its influence on the last token, whatever the others do. Of
-    regions that leave positions out (`grid.Regions.without`) all results are of the rest: `total`
-    is :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
+    Of regions that leave positions out (`grid.Regions.without`), such as the last token, on which a
+    last-token loss puts most influence, all results are of the rest: `total` is
+    :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
     positions kept and is zero on the set X of those left out, and the average over a region is
-    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`. A uniform influence has averages of
-    :math:`1/(1-|X|)`, not one: LIM and the contrast are quotients, in which this cancels.
+    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`: of a uniform influence
+    :math:`1/(1-|X|)`, which cancels in LIM and the contrast.
 
     Attributes
     ----------
-    regions
-        Of `regional_averages` and `indices`, and through them the grid and the positions left out.
-    count
-        The number of examples.
+    regions, count
+        Of `regional_averages` and `indices`; and the number of examples.
     energy
         :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
     energy_scatter, total_scatter
@@ -118,11 +116,10 @@ class Influence(eqx.Module):
         profile: of its squares, of its products with :math:`Z_b`, and of products of its integrals
         over the three regions.
     unit
-        The power of two below the largest energy: squares of what is measured in it neither
-        underflow nor overflow, whatever the loss's scale.
+        The power of two below the largest energy, by which squares neither underflow nor overflow.
     example_energies
-        :math:`\|P_0(p_i)\|^2` of every example, where they were asked for (`keep_examples`), by
-        which two influences of the same examples are compared (`results.compare`); else None.
+        :math:`\|P_0(p_i)\|^2` of every example (`keep_examples`), by which two influences of the
+        same examples are compared (`results.compare`); else None.
     """
 
     regions: Regions

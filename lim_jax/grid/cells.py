@@ -24,10 +24,8 @@ class CellGrid(Grid):
 
     The nodes are :math:`p_i = ((i - a)/L)^g`, the cells :math:`I_i = (((i-1)/L)^g, (i/L)^g]`, and
     the weights :math:`g\,\xi_i^{g-1}/L`. Prefix weights are non-negative: a whole cell for
-    :math:`j < i` and the fraction :math:`1 - a` of the node's own cell.
-
-    L is `cells`, a is `offset` and g is `power`. `starts` says where each row's prefix begins; None
-    for prefixes that all begin at the first position.
+    :math:`j < i` and the fraction :math:`1 - a` of the node's own cell. L is `cells`, a is `offset`
+    and g is `power`. `starts` says where each row's prefix begins, None for the first position.
     """
 
     cells: int = eqx.field(static=True, converter=partial(as_int, name="size", cure=LENGTH))
@@ -44,14 +42,10 @@ class CellGrid(Grid):
     def starting(self, starts: Starts) -> "CellGrid":
         """Begin row i's prefix at ``starts[i]``: :math:`W_{ij}` is zero for j < start_i.
 
-        For packed contexts, which do not see each other, and for padding on the left: pass
-        `segment_starts` of the segments' numbers or of the mask. Starts, whole numbers from 0 to
-        the row's own, may be traced. Nodes, weights and integrals over position stay; prefixes, as
-        in attention, change. Where a window and a packed row both limit a prefix, the later start
-        counts.
+        For packed contexts and padding on the left: pass `segment_starts` of the segments' numbers
+        or of the mask, whole numbers from 0 to the row's own, which may be traced. Where a window
+        and a packed row both limit a prefix, the later start counts.
 
-        Examples
-        --------
         >>> grid = token_grid(4).starting(jnp.array([0, 0, 2, 2]))
         >>> (4 * grid.prefix_weights()).astype(int).tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
@@ -194,8 +188,7 @@ def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 def segment_starts(segments: Int[Array, " length"]) -> Starts:
     """Return where each position's segment begins: for packed contexts, and for padding.
 
-    A segment is a run of equal whole numbers. In an attention mask (0 on padding, 1 on tokens) the
-    padding is a segment of its own, which no token sees.
+    A segment is a run of equal whole numbers, such as the padding in an attention mask.
 
     Examples
     --------

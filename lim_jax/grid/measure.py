@@ -1,12 +1,8 @@
 r"""Position as a grid with a measure: nodes, weights and prefix weights on (0, 1].
 
 A grid replaces :math:`\int_0^1 f` by :math:`\sum_i \Delta p_i f(p_i)` and every prefix integral
-:math:`\int_0^{p_i} f` by :math:`\sum_j W_{ij} f(p_j)`. All that the rest of the library knows of
-position comes through these numbers, so a finite Transformer and its continuum limit are one
-formula on two grids.
-
-Everything here is *density-normalised*: functions of position keep their size as the grid is
-refined.
+:math:`\int_0^{p_i} f` by :math:`\sum_j W_{ij} f(p_j)`, so a finite Transformer and its continuum
+limit are one formula on two grids. Functions of position keep their size as the grid is refined.
 """
 
 from abc import abstractmethod
@@ -31,9 +27,8 @@ REMOVED = -1e4  # what minus infinity is to a score
 class Grid(eqx.Module):
     """Positions in (0, 1] with a measure and its prefix measures.
 
-    A grid is static: it is known before tracing, holds no array leaves (but see `weighted` and
-    `CellGrid.starting`) and can be closed over, passed to a jitted function or vmapped past at no
-    cost. Its arrays have the dtype `dtype`, by default JAX's default float when they are read.
+    A grid is static: it is known before tracing and holds no array leaves, but see `weighted` and
+    `CellGrid.starting`. Its arrays have the dtype `dtype`, by default JAX's default float.
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
@@ -88,19 +83,14 @@ class Grid(eqx.Module):
         r"""Weigh what attention reads at position j by :math:`e^{u_j}`: :math:`W_{ij}\,e^{u_j}`.
 
         An additive attention mask, the same in all layers and heads, in which everything can be
-        differentiated: :math:`u_j` is added to the scores of key j. Minus infinity removes the
-        position; a row that sees removed positions alone reads them as before. A recurrent layer
-        writes :math:`e^{u_j}` times as much of token j. Nodes, weights and integrals over position
-        stay.
+        differentiated: :math:`u_j`, the `log_weights`, is added to the scores of key j. Minus
+        infinity removes the position, plus infinity raises EquinoxRuntimeError; a row that sees
+        removed positions alone reads them as before. A recurrent layer writes :math:`e^{u_j}` times
+        as much of token j. Nodes, weights and integrals over position stay.
 
-        Parameters
-        ----------
-        log_weights
-            :math:`u_j`, zero for what counts as before; plus infinity raises EquinoxRuntimeError.
-        parts
-            The number of each position's part: a row reads its own part as before, and all others
-            by :math:`u`. Those of no part have a negative number, and are read by :math:`u` in
-            every row. The state of a recurrent layer is one for all rows, and knows no parts.
+        With `parts`, the number of each position's part, a row reads its own part as before, and
+        all others, and those of no part, whose number is negative, by :math:`u`. The state of a
+        recurrent layer is one for all rows, and knows no parts.
 
         Examples
         --------

@@ -19,11 +19,10 @@ NODES = "64 nodes on one panel give ten digits for smooth fields."
 class PanelGrid(Grid):
     r"""Gauss--Legendre nodes on panels: the continuum itself, to rounding, for smooth fields.
 
-    On each panel a field is its interpolating polynomial. Prefix weights are the exact integrals
-    of the interpolant: dense, signed, and spectrally accurate. Attention on this grid is therefore
-    the Volterra operator, not a causal matrix: inside a panel a row may weigh nodes ahead of it.
-
-    `breaks` are the panels' ends, from 0 to 1; `order` is the number of nodes on each panel.
+    On each panel, between two `breaks`, a field is its interpolating polynomial through `order`
+    nodes. Prefix weights are the exact integrals of the interpolant: dense, signed, and spectrally
+    accurate. Attention on this grid is therefore the Volterra operator, not a causal matrix: inside
+    a panel a row may weigh nodes ahead of it.
     """
 
     breaks: tuple[float, ...] = eqx.field(static=True)

@@ -22,10 +22,9 @@ Intervals = Sequence[tuple[Exact, Exact]]
 class Regions(eqx.Module):
     r"""The partition :math:`E_L=[0,\delta),\ E_M=[\delta,1-\delta),\ E_R=[1-\delta,1]` on a grid.
 
-    Made by `boundary_regions`. Static, like its grid. Convention ``"overlap"`` shares a cell
-    between regions by its overlap with them (a Gauss--Legendre panel by the integral of its
-    polynomial); ``"points"`` gives each cell to the region that its node lies in. Positions in
-    `left_out` belong to no region; see `without`.
+    Convention ``"overlap"`` shares a cell between regions by its overlap with them (a
+    Gauss--Legendre panel by the integral of its polynomial); ``"points"`` gives each cell to the
+    region that its node lies in. Positions in `left_out` belong to no region; see `without`.
     """
 
     grid: Grid
@@ -56,15 +55,7 @@ class Regions(eqx.Module):
         return self.grid._cast(self._kept(self.grid._weights()))
 
     def without(self, positions: Sequence[int]) -> "Regions":
-        """Leave positions out of all regions: integrals and averages are over the others.
-
-        Examples
-        --------
-        >>> from lim_jax.grid import token_grid
-        >>> regions = boundary_regions(token_grid(10), 0.2).without([9])
-        >>> [round(float(size), 6) for size in regions.weights.sum(axis=1)]
-        [0.2, 0.6, 0.1]
-        """
+        """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
         expected, cure = f"a list of numbers from 0 to {last}", "The last position is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)

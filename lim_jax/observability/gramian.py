@@ -88,17 +88,14 @@ def observability_gramians(
     Parameters
     ----------
     observations
-        From the input to the observations :math:`C_k X_k`, a row for each layer
+        From the input x to the observations :math:`C_k X_k`, a row for each layer
         :math:`k = 0,\dots,M-1`; the terminal state is not among them.
-    x
-        The input at which the observations are linearised.
     step
         :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
         :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
-    mode
-        ``"forward"``, ``"reverse"``, or the one that `cheapest_mode` names.
-    positions
-        The monitored positions, all by default. Forward mode computes no others.
+    mode, positions
+        ``"forward"``, ``"reverse"``, or the one that `cheapest_mode` names; and the monitored
+        positions, all by default. Forward mode computes no others.
 
     Examples
     --------
