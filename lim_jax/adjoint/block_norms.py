@@ -36,13 +36,9 @@ HeadOutputs = Float[Array, "joined rows"]
 
 
 def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length length"]:
-    r"""Compute the squared Frobenius norms of all blocks by products over pairs of heads.
-
-    With :math:`O_{hg} = W_O^{h*}W_O^g` the pair (h, g) adds :math:`A^h_{ij}A^g_{ij}` times
-
-    .. math:: \langle O_{hg}, V^hV^{g*}\rangle + 2\,u^{h*}O_{hg}V^gK^{h*}q^h
-              + u^{h*}O_{hg}u^g\; q^{h*}K^hK^{g*}q^g.
-    """
+    r"""Compute the squared Frobenius norms of all blocks by products over pairs of heads."""
+    # With O_hg = W_O^h* W_O^g the pair (h, g) adds A^h_ij A^g_ij times
+    # <O_hg, V^h V^g*> + 2 u^h* O_hg V^g K^h* q^h + u^h* O_hg u^g q^h* K^h K^g* q^g.
     length = factors.query.shape[1]
     if factors.attention.output_norm is not None or factors.gates is not None:
         # From the blocks, a column at a time: gates and norms differ by row.

@@ -47,15 +47,13 @@ def continuous_adjoint(
     r"""Solve the adjoint equation backward in depth, with the flow's solver and tolerance.
 
     :math:`-\partial_t P_t = \zeta(t)\,D\mathscr F_{\theta_t}(X_t)^* P_t` (`eq:adjoint`), along the
-    dense interpolation of the forward solution. The parts that the kernel and the local operator
-    add are integrated beside P. It agrees with the derivative of the forward solve within the
-    tolerances of both; for exact gradients of a discretisation take `adjoint_trajectory`. To
-    differentiate further, differentiate the flow itself.
+    dense interpolation of the forward solution; what the kernel and the local operator add is
+    integrated beside P. It agrees with the derivative of the forward solve within the tolerances of
+    both. To differentiate further, differentiate the flow itself.
 
-    Arguments and errors are those of `adjoint_trajectory`, with a continuous flow, and the
-    increasing depth `times` at which to save P. A state that is not finite, a solve that fails, and
-    a field that is not causal at either end, as far as `looks_ahead` sees, raise
-    EquinoxRuntimeError.
+    Arguments and errors are those of `adjoint_trajectory`, and the increasing depth `times` at
+    which to save P. A state that is not finite, a solve that fails, and a field that is not causal
+    at either end, as far as `looks_ahead` sees, raise EquinoxRuntimeError.
 
     Examples
     --------

@@ -2,10 +2,7 @@ r"""The paper's criteria of primacy and recency as certificates, computed from d
 
 A certificate says whether a proposition's premises hold, by what margin its inequality is
 satisfied, whether it could have been satisfied at all, and whether the conclusion, measured apart,
-is true. Where a certificate holds its conclusion does, if the bounds that it was given are true:
-the norms behind an amplification of layers are bounds except with a stated probability. Those of a
-continuous flow are samples in depth, and certify nothing.
-
+is true. Where a certificate holds its conclusion does, if the bounds that it was given are true.
 These functions need concrete numbers: call them outside `jax.jit`. NaN and infinity raise.
 """
 
@@ -79,6 +76,8 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     require_concrete("cone", cone)
     bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
+    cancels = f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
+    vacuous = "" if lowest > 0 else f"{cancels}so its lower bound is not positive"
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
@@ -88,13 +87,9 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         ),
         conclusion="the cone energy averages more over the left than over the middle",
         measured=(compare("mean of Q_cone, left > middle", bounds.left, bounds.middle, precision),),
-        vacuous=""
-        if lowest > 0
-        else f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
-        "so its lower bound is not positive",
-        decisive=""
-        if lowest > 0
-        else "of a later depth, or wider or other regions, where no two contributions to the left "
+        vacuous=vacuous,
+        decisive=vacuous
+        and "of a later depth, or wider or other regions, where no two contributions to the left "
         "point apart (κ_L > 0)",
     )
 
@@ -120,8 +115,7 @@ def energy_stability(
     .. math:: |\mathcal A_B(P_0) - \mathcal A_B(P_T)|
               \le \tfrac{1}{|B|}\,\mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr].
 
-    `terminal` and `initial` are :math:`P_T` and :math:`P_0` of every example, densities, and
-    `amplification` c: either bound of `residual.amplification`.
+    Of :math:`P_T` and :math:`P_0` of every example, densities, and the `amplification` c.
 
     Examples
     --------
@@ -170,14 +164,11 @@ def recency_survival(
               \mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr]
 
     implies that the influence is on average larger over E_R than over E_M
-    (`eq:regional-recency-survival-condition`, under `eq:recency-moment-condition`). As
-    :math:`\mathsf R_{\rm res} \le \mathbb E\|P_T\|^2/|E_R|`, it cannot hold where every
-    :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
+    (`eq:regional-recency-survival-condition`, under `eq:recency-moment-condition`, which no sample
+    tests: `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` is well above 1 where it does not
+    refute it). As :math:`\mathsf R_{\rm res} \le \mathbb E\|P_T\|^2/|E_R|`, it cannot hold where
+    every :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
-
-    A sample of finite c has a finite mean whatever the law, so the moment condition is not tested
-    here. `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` is well above 1 where a sample does not
-    refute it.
 
     Arguments are those of `energy_stability`. The `amplification` may also be the `products` of
     `residual.amplification`, whose first is c: a criterion that cannot hold then says at which

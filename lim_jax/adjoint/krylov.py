@@ -45,11 +45,7 @@ def norm_bounds(
     steps: int,
     failure: float,
 ) -> NormBounds:
-    r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` by k = `steps` products with it.
-
-    Stores 2k vectors. Differentiable once, at the maximising vector, held still. `start` is
-    standard normal, `failure` the probability that the upper bound is too small.
-    """
+    r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` in `steps` products, of a normal start."""
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:

@@ -74,8 +74,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
 def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
     """Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
 
-    The tokens within `radius`, a whole number known before tracing, of a query
-    (`eq:local-readout-support`); a readout of one token has radius 0.
+    The tokens within `radius` of a query (`eq:local-readout-support`).
 
     Examples
     --------
@@ -102,9 +101,8 @@ def readout_residual_energies(
     The derivative of the cross-entropy of token i in the state of token i
     (`eq:finite-recency-energy-contrast`), without query weights, of every example's terminal states
     and their labels, rows or class numbers. Labels of another sum than one scale the softmax, as in
-    `loss.logit_residual`. The ``readout(x, grid)`` is tokenwise: a band's covectors mix the
-    queries, and their energies are no product of query weights and :math:`\rho`, so it raises
-    EquinoxRuntimeError, as a class number outside the vocabulary does.
+    `loss.logit_residual`. A ``readout(x, grid)`` that is not tokenwise raises EquinoxRuntimeError,
+    as a class number outside the vocabulary does.
     """
     require_regions(regions)
     require_on_grid(states, regions.grid, "states", "examples length width")

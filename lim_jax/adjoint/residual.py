@@ -83,8 +83,8 @@ def interaction_norms(
     For the one-field recursion the largest over :math:`\varepsilon` is :math:`\Lambda`
     (`eq:adjoint-operator-bound`). Of each layer of a flow of any step there is `attained`, which a
     vector attains, and `upper`, which is too small with the probability `failure`, below 1/2.
-    `steps` is the dimension of each layer's Krylov space, and the `key` is for the random start,
-    one for all layers. Differentiable once (NotImplementedError).
+    `steps` is the dimension of each layer's Krylov space. Differentiable once
+    (NotImplementedError).
 
     Examples
     --------
@@ -147,10 +147,7 @@ class GeneratorNorms(NamedTuple):
 
     @property
     def amplification(self) -> Float[Array, "*examples"]:
-        r"""The paper's :math:`c = e^{T\Lambda} - 1` with the largest norm at `times` for Lambda.
-
-        It is no bound on :math:`\|P_0 - P_T\|`: norms between the times are unknown.
-        """
+        r""":math:`e^{T\Lambda} - 1` of the largest norm: no bound, as norms between are unknown."""
         return jnp.expm1(self.horizon * self.upper.max(axis=-1))
 
 
@@ -215,8 +212,7 @@ class Amplification(NamedTuple):
 def amplification(norms: NormBounds) -> Amplification:
     r"""Bound the change of the terminal covector by the upper bounds on the layers' norms.
 
-    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example; of a continuous
-    flow c is `GeneratorNorms.amplification`.
+    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example.
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
     they fail with at most M times the norms' probability of failure.
 

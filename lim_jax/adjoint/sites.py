@@ -1,8 +1,7 @@
 """The attention of every layer with the state and the covector at which it is linearised.
 
-Beside attention stand recurrent layers, whose heads read a state that their prefix wrote: all that
-is known of both is how their heads read (`stages.pull_back_heads`). Blocks of a kernel in closed
-form, and what is made of them, are attention's alone.
+Of recurrent layers too it is known how their heads read (`stages.pull_back_heads`). Blocks of a
+kernel in closed form, and what is made of them, are attention's alone.
 """
 
 from collections.abc import Callable
@@ -28,13 +27,14 @@ Result = TypeVar("Result")
 class AttentionSites(NamedTuple):
     """Every layer's attention, with a leading layer axis, and where it is linearised."""
 
-    attention: (
-        Any  # with a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`
-    )
+    # With a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`.
+    attention: Any
     increments: Float[Array, " depth"]  # epsilon zeta(t_k)
     step: Float[Array, " depth"]  # epsilon, for each layer
     states: Float[Array, "depth length width"]
-    covectors: Float[Array, "depth length width"]  # P_{k+1}, in the split scheme \tilde P_k
+    covectors: Float[
+        Array, "depth length width"
+    ]  # what the stage pulls back: P_{k+1} behind the later ones
 
 
 def attention_sites(
@@ -45,21 +45,9 @@ def attention_sites(
 ) -> AttentionSites:
     r"""Find every layer's attention, the state that it reads and the covector that it pulls back.
 
-    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`).
-
-    Parameters
-    ----------
-    flow
-        Its layers are `TransformerField` or another that has heads; its step is `euler` or `split`.
-    states, covectors
-        :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory` gives them.
-    grid
-        Their positions.
-
-    Raises
-    ------
-    ValueError
-        Where the layers have no attention, or the step is another one.
+    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`). `states`
+    and `covectors` are :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory`
+    gives them. Layers without heads, and steps other than `euler` and `split`, raise ValueError.
     """
     require_attention(flow)
     for values, name in ((states, "states"), (covectors, "covectors")):
@@ -108,11 +96,8 @@ def require_attention(flow: Any) -> None:
 
 def require_softmax(attention: Any, reason: str) -> None:
     """Raise ValueError unless all of some layers, of whatever kind, are attention by a softmax."""
-    others = [
-        type(kind).__name__
-        for kind in attention_kinds(attention)
-        if not isinstance(kind, CausalAttention)
-    ]
+    kinds = attention_kinds(attention)
+    others = [type(kind).__name__ for kind in kinds if not isinstance(kind, CausalAttention)]
     got, expected = " and ".join(others), "CausalAttention in every layer"
     require(not others, "attention", got=got, expected=expected, cure=reason)
 

@@ -64,12 +64,7 @@ class Stage(NamedTuple):
 def pull_back_stages(
     flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, covector: State, grid: Grid
 ) -> list[Stage]:
-    r"""Carry a covector back through the residual stages of one layer, the last stage first.
-
-    `split` has its sublayers: attention pulls back
-    :math:`\tilde P = (I + \varepsilon\zeta D\mathrm{FNN}(\tilde X)^*)P_{k+1}`, the network
-    :math:`P_{k+1}` itself. The stages add :math:`P_k - P_{k+1}`.
-    """
+    r"""Carry a covector back through the residual stages of one layer, the last stage first."""
     fields, increment = _stages(flow, layer), layer[1]
     states = [x]
     for stage in fields[:-1]:

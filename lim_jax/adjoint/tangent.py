@@ -3,20 +3,16 @@ r"""The linearised field, its local operator and its kernel apart.
 The derivative of a field at x in its first slot is the local operator B (the query path and the
 tokenwise network), that in its second slot the Volterra kernel K, diagonal block included:
 :math:`D\mathscr F(X) = K + B` (`eq:attention-linearization-exact`). Adjoints are taken in the
-grid's pairing, so covectors stay densities.
-
-Blocks of attention's kernel are known in closed form. With :math:`A^h` the attention kernel and
-:math:`k^h`, :math:`v^h`, :math:`o^h`, :math:`q^h` a head's keys, values, outputs and queries,
+grid's pairing, so covectors stay densities. Of attention, with its kernel :math:`A^h` and a head's
+keys :math:`k^h`, values :math:`v^h`, outputs :math:`o^h` and queries :math:`q^h`,
 
 .. math:: K(p, q) = \sum_h A^h(p, q)\, W_O^h \Bigl[Dv^h(q) + \bigl(v^h(q) - o^h(p)\bigr)
           \otimes Dk^h(q)^\top q^h(p) / \sqrt{d_k}\Bigr]
 
 (`eq:attention-nonlocal-kernel`, projected as in `eq:multihead-volterra-derivative`). Gates and a
 norm of the output act on row p alone: the row's gates stand between :math:`W_O^h` and the bracket,
-the norm's derivative at p before the sum, and their own derivatives in x are in B. Without norms
-of keys and positions :math:`Dk^h = W_K^h D\mathrm{LN}` and :math:`Dv^h = W_V^h D\mathrm{LN}`.
-Blocks are densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, that is
-:math:`K/L` on tokens.
+the norm's derivative at p before the sum, and their own derivatives in x are in B. Blocks are
+densities: the Jacobian's block is :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`, :math:`K/L` on tokens.
 """
 
 import math
@@ -112,9 +108,8 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
 def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
     r"""The local operator as one matrix :math:`B_i` for each token.
 
-    `eq:attention-local-operator` and the tokenwise derivatives. B does not mix tokens, so a
-    tangent that is the same at every token reads a column of all blocks at once: exact, for any
-    field, by as many Jacobian-vector products as there are features.
+    `eq:attention-local-operator` and the tokenwise derivatives. B mixes no tokens, so a tangent
+    that is the same at every token reads a column of all blocks at once, exactly.
 
     Examples
     --------
@@ -132,22 +127,10 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
 class KernelFactors(NamedTuple):
     r"""The factors of the blocks :math:`K(p_i, p_j)`, over heads h and positions.
 
-    The derivatives of keys and values are not stored: they are taken at one token at a time.
-
-    Attributes
-    ----------
-    attention, states, rope
-        The sublayer, where it is linearised, and its rotations of the positions.
-    kernel
-        :math:`A^h(p_i, p_j)`, a density in j.
-    query
-        :math:`q^h_i/\sqrt{d_k}`.
-    value, output
-        :math:`v^h_j` and :math:`o^h_i` (`eq:one-head-attention-mean-value`).
-    slope
-        The derivative of capped scores (`score_slopes`), or None.
-    gates
-        The share of each feature that a row lets through, or None.
+    Of attention at `states`: `kernel` is :math:`A^h(p_i, p_j)`, a density in j, `query`
+    :math:`q^h_i/\sqrt{d_k}`, and `value` and `output` are :math:`v^h_j` and :math:`o^h_i`
+    (`eq:one-head-attention-mean-value`). `slope` is the derivative of capped scores
+    (`score_slopes`), or None. Derivatives of keys and values are taken one token at a time.
     """
 
     attention: CausalAttention
@@ -260,10 +243,8 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     `rem:attention-measure-scope` excludes such fields: a statistic of the whole context adds a
     channel that is not Volterra's. The test makes one pull for each of some :math:`\log_2 L` cuts,
     before the second position, before the last, and evenly between: a random covector before the
-    cut must give nothing after it, in either slot. It sees whatever reads as far ahead as cuts are
-    apart, and two or more positions that read one another at the beginning (a prefix of any length)
-    or at the end. It does not see what reads less far ahead between two cuts, and nothing on
-    panels, whose prefix integrals are of an interpolant.
+    cut must give nothing after it, in either slot. It does not see what reads less far ahead
+    between two cuts, and nothing on panels, whose prefix integrals are of an interpolant.
 
     Examples
     --------
