@@ -32,9 +32,7 @@ class AttentionSites(NamedTuple):
     increments: Float[Array, " depth"]  # epsilon zeta(t_k)
     step: Float[Array, " depth"]  # epsilon, for each layer
     states: Float[Array, "depth length width"]
-    covectors: Float[
-        Array, "depth length width"
-    ]  # what the stage pulls back: P_{k+1} behind the later ones
+    covectors: Float[Array, "depth length width"]  # P_{k+1}, carried back by the later stages
 
 
 def attention_sites(
