@@ -1,14 +1,12 @@
 """Key-value retrieval as text: many pairs, and the value of one key is asked for."""
 
-import uuid
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lim_jax._checks import as_int, require, require_kind
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 
-Length = int | Literal["uuid"]
 DIGITS = list("0123456789abcdef")
 
 
@@ -20,35 +18,37 @@ class KeyValues(NamedTuple):
 
 
 def draw_key_values(
-    count: int, seed: int, *, key_length: Length = 4, value_length: Length = 4
+    count: int, seed: int, *, key_length: int = 4, value_length: int = 4
 ) -> KeyValues:
     """Pairs of random hexadecimal digits, no key twice; the one that is asked for is drawn too.
 
-    Many tokenizers read each digit by itself. Those of small models make some 36 tokens of a uuid,
-    as lost-in-the-middle's pairs are of, so that the default is shorter. Lengths are in digits, or
-    ``"uuid"``, of version 4; `seed` is for `numpy.random.default_rng`.
+    Many tokenizers read each digit by itself. Lengths are in digits; `seed` is for
+    `numpy.random.default_rng`.
 
     Examples
     --------
     >>> draw_key_values(2, seed=0)
     KeyValues(pairs=(('da84', '2dae'), ('4010', '89fb')), gold=1)
     """
-    key_length = _known(key_length, "key_length", as_int(count, "count"))
-    value_length = _known(value_length, "value_length")
+    for length, name in ((key_length, "key_length"), (value_length, "value_length")):
+        as_int(length, name, expected="a number of digits")
+    most = len(DIGITS) ** key_length
+    expected = f"at most {most}, the keys of {key_length} digits"
+    fits, got = as_int(count, "count") <= most, f"{count}"
+    require(fits, "count", got=got, expected=expected, cure="Raise key_length.")
     rng = np.random.default_rng(as_int(seed, "seed", least=0))
     keys: dict[str, None] = {}  # in the order drawn
     while len(keys) < count:
-        keys[_drawn(key_length, rng)] = None
-    values = [_drawn(value_length, rng) for _ in range(count)]
+        keys["".join(rng.choice(DIGITS, key_length))] = None
+    values = ["".join(rng.choice(DIGITS, value_length)) for _ in range(count)]
     return KeyValues(tuple(zip(keys, values, strict=True)), int(rng.integers(count)))
 
 
 def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     """Pairs as a JSON object, with the one that is asked for at a place.
 
-    Lost-in-the-middle's task; the words are our own. A record is a pair with its quotation marks.
-    The answer is the value, which the text's last mark opens. `place` is from 0, the other pairs
-    stay in their order; None: where it is.
+    Lost-in-the-middle's task, in words of our own. The answer is the value, which the text's last
+    mark opens. `place` is from 0, the other pairs stay in their order; None: where it is.
 
     Examples
     --------
@@ -78,21 +78,3 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     key, value = data.pairs[data.gold]
     pieces[-1] = (f'}}\n\nThe value of the key "{key}" is "', False)
     return laid_out(pieces, value, [place])
-
-
-def _drawn(length: Length, rng: np.random.Generator) -> str:
-    if length == "uuid":
-        return str(uuid.UUID(bytes=rng.bytes(16), version=4))
-    return "".join(rng.choice(DIGITS, length))
-
-
-def _known(length: Length, name: str, count: int = 1) -> Length:
-    """A length, of which there are so many keys."""
-    if isinstance(length, str) and length == "uuid":
-        return length
-    digits = as_int(length, name, expected='a number of digits, or "uuid"')
-    most = len(DIGITS) ** digits
-    require(count <= most, "count", got=f"{count}",
-            expected=f"at most {most}, the keys of {digits} digits",
-            cure="Raise key_length.")  # fmt: skip
-    return digits

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
@@ -56,30 +55,16 @@ class Example(NamedTuple):
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
-    """A prompt of pieces of text, one after another, each with whether it is a record.
-
-    Examples
-    --------
-    >>> laid_out([("Here: ", False), ("a=1", True), (", ", False), ("b=2", True)], "", [1])
-    Prompt(text='Here: a=1, b=2', answer='', spans=((6, 9), (11, 14)), gold=(1,))
-    """
-    ends = accumulate(len(piece) for piece, _ in pieces)
-    spans = [
-        (end - len(piece), end)
-        for (piece, is_record), end in zip(pieces, ends, strict=True)
-        if is_record
-    ]
-    return Prompt("".join(piece for piece, _ in pieces), answer, tuple(spans), tuple(gold))
+    """A prompt of pieces of text, one after another, each with whether it is a record."""
+    text, spans = "", []
+    for piece, is_record in pieces:
+        spans += [(len(text), len(text) + len(piece))] if is_record else []
+        text += piece
+    return Prompt(text, answer, tuple(spans), tuple(gold))
 
 
 def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
-    """Put one record at a place, and leave the others in their order.
-
-    Examples
-    --------
-    >>> moved("abcd", 0, 2)
-    ('b', 'c', 'a', 'd')
-    """
+    """Put one record at a place, and leave the others in their order."""
     others = [*records[:number], *records[number + 1 :]]
     return (*others[:place], records[number], *others[place:])
 
@@ -88,8 +73,7 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     """The ids of a text, with what each token shows and where it ends.
 
     `tokenizer` is the model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    `marks` says whether it puts its own marks around the text, such as that of its beginning: not
-    where the text spells them itself, as a chat's does.
+    Without `marks` it puts none of its own around the text: a chat's text spells them itself.
 
     Examples
     --------
@@ -126,8 +110,8 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     """The ids of a prompt and its answer, which are read together, and the record of each place.
 
     A token belongs where its last character is: one of a space and a word, to the word's record.
-    What is asked are the answer's tokens, each at the place before it. `prompt` is such as
-    `key_value_prompt` makes, its spans one after another; `tokenizer` as in `encode_text`.
+    What is asked are the answer's tokens, each at the place before it. `tokenizer` is as in
+    `encode_text`.
 
     Examples
     --------
@@ -172,9 +156,8 @@ def record_weights(
 ) -> Float[Array, "records length"]:
     r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
 
-    ``record_weights(...) @ energy`` are the records' parts of the total Z; as pools of a penalty
-    they make it one of records, which leaves out what belongs to none. `records` has the number of
-    the record of each place, -1 for none, `count` how many there are; `cells` are the grid's
+    ``record_weights(...) @ energy`` are the records' parts of the total Z. `records` has the number
+    of the record of each place, -1 for none, `count` how many there are; `cells` are the grid's
     weights.
 
     Examples

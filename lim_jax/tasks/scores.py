@@ -3,13 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import (
-    error_if,
-    error_if_not_finite,
-    require,
-    require_floats,
-    require_indices,
-)
+from lim_jax._checks import error_if, error_if_not_finite, require, require_floats, require_indices
 
 
 def decodes_greedily(
@@ -21,11 +15,10 @@ def decodes_greedily(
 
     .. math:: \arg\max_c z_{ic} = y_i \quad\text{wherever } \alpha_i \ne 0.
 
-    Nothing is decoded: as long as every word so far is the answer's, the network has read what it
-    would have read while decoding, so that both agree up to the first wrong word, and the answer
-    comes out whole exactly where there is none. Of equal logits the first word's counts. No
-    derivative. Row i of `logits` is of the word after place i, which `targets` has, ``window[1:]``
-    (anything where the loss's weight is zero).
+    Nothing is decoded: up to the first wrong word the network has read what it would have read
+    while decoding. Of equal logits the first word's counts. No derivative. Row i of `logits` is of
+    the word after place i, which `targets` has, ``window[1:]`` (anything where the loss's weight is
+    zero).
 
     Examples
     --------
@@ -37,13 +30,10 @@ def decodes_greedily(
     length, vocabulary = logits.shape
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
+    expected, cure = f"{length}, one for each row of logits", "Of a window take window[1:]."
     require(
-        targets.shape == (length,),
-        "targets",
-        got=f"{targets.shape[0]}",
-        expected=f"{length}, one for each row of logits",
-        cure="Of a window take window[1:].",
-    )
+        targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure
+    )  # fmt: skip
     asked = error_if_not_finite(weights, "weights") != 0
     message = "weights: got none but zero, expected some that ask for an answer. Ask its places."
     asked = error_if(asked, ~asked.any(), message)
