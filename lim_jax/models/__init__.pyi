@@ -8,6 +8,7 @@ from . import families as families
 from . import foils as foils
 from . import gemma_family as gemma_family
 from . import gguf_architectures as gguf_architectures
+from . import gguf_checkpoint as gguf_checkpoint
 from . import gguf_file as gguf_file
 from . import gguf_header as gguf_header
 from . import gguf_options as gguf_options

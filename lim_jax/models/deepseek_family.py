@@ -1,16 +1,16 @@
 """DeepSeek and those with its experts, beside shared ones, or with its latent attention."""
 
-from collections.abc import Callable
 from typing import Any
 
 from lim_jax.models import experts, parts
-from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind, rotary_masks
+from lim_jax.models.llama_family import llama_like, masks_by_kind, rotary_masks
 from lim_jax.models.options import (
     Configuration,
     Options,
     alike,
     get_choice,
     get_int,
+    get_int_or,
     get_positive,
     refuse_options,
     require_config,
@@ -24,7 +24,7 @@ from lim_jax.models.rope_config import (
     rope_options,
     yarn_weights,
 )
-from lim_jax.network.experts import MixtureOfExperts, Routing
+from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
 
 DENSE, SPARSE = "dense", "sparse"
@@ -124,7 +124,7 @@ def dots1(config: Configuration) -> Recipe:
     )
     return llama_like(
         config, sizes, masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual)),
-        biases=biases_of(config), head_norm=parts.shared_head_norm, network=network,
+        head_norm=parts.shared_head_norm, network=network,
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def _beside_shared(
     shared: int | None = 1,
     routing: Routing | None = None,
     **sigmoids: Any,
-) -> Callable[..., MixtureOfExperts]:
+) -> experts.Mixture:
     """Read experts beside shared ones in all layers but some, given the options' defaults."""
     refuse_options(config, moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
     preference = "gate.e_score_correction_bias" if routing is None else None
@@ -169,12 +169,11 @@ def _beside_shared(
     kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
     holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
     require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
-    return experts.moe_mlp(experts.Mixture(
-        count, hidden, routing, experts.by_expert("gate_proj", "up_proj", "down_proj"),
-        preference=preference,
+    return experts.Mixture(
+        count, hidden, routing, experts.PROJECTIONS, preference=preference,
         shared=("shared_experts", hidden * get_int(config, "n_shared_experts", shared)),
         dense_layers=frozenset(k for k, kind in enumerate(kinds) if kind == DENSE),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _by_sigmoids(
@@ -188,10 +187,7 @@ def _by_sigmoids(
     """Read DeepSeek V3's routing, given the defaults of its options."""
     refuse_options(config, topk_method="noaux_tc")
     get_choice(config, "scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
-    stated = [
-        default if config.get(name) is None else get_int(config, name)
-        for name, default in zip(("n_group", "topk_group"), groups, strict=True)
-    ]
+    stated = get_int_or(config, "n_group", groups[0]), get_int_or(config, "topk_group", groups[1])
     return Routing(
         get_int(config, "num_experts_per_tok", top), "sigmoid",
         bool(config.get("norm_topk_prob", normalised)),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from lim_jax.models.options import Options, get_int, require_config
+from lim_jax.models.options import Options, get_int, get_int_or, require_config
 from lim_jax.models.parts import (
     Arrays,
     deinterleaved,
@@ -15,7 +15,7 @@ from lim_jax.models.parts import (
     read_norm,
     rms_norm,
 )
-from lim_jax.models.reading import Reader, split_heads
+from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing, SparseMixer
 from lim_jax.network.latent import LatentAttention
@@ -28,7 +28,11 @@ LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other nor
 
 
 class Mixture(NamedTuple):
-    """A family's experts, and the names of their tensors in the tokenwise network."""
+    """A family's experts, and the names of their tensors: a reader for `recipe.Recipe.network`.
+
+    One scan serves all layers: a dense layer is a mixture whose experts are zero, beside a shared
+    network; networks narrower than others are filled up with zeros, which add nothing.
+    """
 
     num_experts: int
     intermediate_size: int  # of each expert
@@ -48,56 +52,36 @@ class Mixture(NamedTuple):
     dense_layers: frozenset[int] = frozenset()  # those with a gated network in place of experts
     dense_intermediate_size: int | None = None  # of that network, if it is not the recipe's
 
-
-class MixtureReader(NamedTuple):
-    """A reader of a layer's experts, and what is read."""
-
-    mixture: Mixture
-    read: Callable[..., MixtureOfExperts]
-
-    def __call__(self, *given: Any) -> MixtureOfExperts:
-        """Read the experts of a layer."""
-        return self.read(*given)
-
-
-def moe_mlp(mixture: Mixture) -> MixtureReader:
-    """Return a reader of a layer's experts, for `recipe.Recipe.network`."""
-    # One scan serves all layers: a dense layer is a mixture whose experts are zero, beside a shared
-    # network; networks narrower than others are filled up with zeros, which add nothing.
-
-    def network(
-        read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+    def __call__(
+        self, read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
     ) -> MixtureOfExperts:
-        dense = int(at.rpartition(".")[2]) in mixture.dense_layers
+        """Read the experts of a layer."""
+        dense = int(at.rpartition(".")[2]) in self.dense_layers
         at = f"{at}.{recipe.names.network}" if recipe.names.network else at
-        width, count = recipe.sizes.width, mixture.num_experts
+        width, count = recipe.sizes.width, self.num_experts
         parts = {}
         if dense:
-            router, arrays = read.zeros(count, width), _zeros(read, mixture, recipe)
+            router, arrays = read.zeros(count, width), _zeros(read, self, recipe)
         else:
-            router = read(f"{at}.{mixture.router}.weight", count, width)
-            arrays = mixture.read(read, at, mixture, recipe)
-        if mixture.router_bias:
-            parts["router_bias"] = read(f"{at}.{mixture.router}.bias", count)
-        if mixture.preference is not None:
-            name, shape = f"{at}.{mixture.preference}", (*mixture.preference_axes, count)
-            preference = read.zeros(count) if dense else read(name, *shape).reshape(count)
-            parts["preference"] = preference
-        if mixture.shared_gate is not None:
-            name = f"{at}.{mixture.shared_gate}.weight"
+            router = read(f"{at}.{self.router}.weight", count, width)
+            arrays = self.read(read, at, self, recipe)
+        if self.router_bias:
+            parts["router_bias"] = read(f"{at}.{self.router}.bias", count)
+        if self.preference is not None:
+            name, shape = f"{at}.{self.preference}", (*self.preference_axes, count)
+            parts["preference"] = read.zeros(count) if dense else read(name, *shape).reshape(count)
+        if self.shared_gate is not None:
+            name = f"{at}.{self.shared_gate}.weight"
             parts["shared_gate"] = read.zeros(1, width) if dense else read(name, 1, width)
-        if mixture.latent is not None:
-            inward, outward, inner = mixture.latent
+        if self.latent is not None:
+            inward, outward, inner = self.latent
             parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
             parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
-        experts = Experts(**arrays, combine=mixture.combine or Gate(recipe.activation))
         return MixtureOfExperts(
-            norm, router, experts, mixture.routing, **parts,
-            shared=_shared(read, at, mixture, recipe, dense),
-            weighs_input=mixture.weighs_input, output_norm=output_norm,
+            norm, router, Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
+            self.routing, **parts, shared=_shared(read, at, self, recipe, dense),
+            weighs_input=self.weighs_input, output_norm=output_norm,
         )  # fmt: skip
-
-    return MixtureReader(mixture, network)
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -128,12 +112,17 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
     return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
 
 
-def by_expert(gate: str | None, up: str, down: str) -> Callable[..., Arrays]:
-    """Return a reader of matrices of these names for each expert, by its number."""
+class ByExpert(NamedTuple):
+    """Reads matrices of these names for each expert, by its number."""
 
-    def read_all(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    gate: str | None
+    up: str
+    down: str
+
+    def __call__(self, read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+        """Read all experts of a layer."""
         arrays = {name: zeros.copy() for name, zeros in _zeros(read, mixture, recipe).items()}
-        for name, stored in (("gate", gate), ("up", up), ("down", down)):
+        for name, stored in self._asdict().items():
             if stored is None:
                 arrays[name] = None
                 continue
@@ -141,63 +130,55 @@ def by_expert(gate: str | None, up: str, down: str) -> Callable[..., Arrays]:
                 rows[...] = read(f"{at}.experts.{expert}.{stored}.weight", *rows.shape)
         return arrays
 
-    return read_all
 
+class Stacked(NamedTuple):
+    """Reads two tensors of all experts: of gates, then ups, and of downs.
 
-def fused_gate_up(up: str, down: str) -> Callable[..., Arrays]:
-    """Return a reader of two tensors of all experts; the first has gates, then ups."""
+    Transposed ones are of shape (experts, inputs, outputs); in interleaved ones, which have biases,
+    gates and ups take turns.
+    """
 
-    def read_all(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    transposed: bool = False
+    interleaved: bool = False
+
+    def __call__(self, read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+        """Read all experts of a layer."""
         count, hidden, width = _shape(mixture, recipe)
-        gates, ups = np.split(read(f"{at}.{up}.weight", count, 2 * hidden, width), 2, axis=1)
-        return {"gate": gates, "up": ups, "down": read(f"{at}.{down}.weight", count, width, hidden)}
+        both = self._matrices(read, f"{at}.{self.up}", (count, 2 * hidden, width))
+        downs = self._matrices(read, f"{at}.{self.down}", (count, width, hidden))
+        if not self.interleaved:
+            gates, ups = np.split(both, 2, axis=1)
+            return {"gate": gates, "up": ups, "down": downs}
+        biases = read(f"{at}.{self.up}_bias", count, 2 * hidden)
+        down_bias = read(f"{at}.{self.down}_bias", count, width)
+        return {
+            "gate": both[:, ::2], "up": both[:, 1::2], "down": downs,
+            "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2], "down_bias": down_bias,
+        }  # fmt: skip
 
-    return read_all
+    def _matrices(self, read: Reader, name: str, shape: tuple[int, int, int]) -> Tensor:
+        count, rows, columns = shape
+        turned = self.transposed
+        return read(name, count, columns, rows).swapaxes(1, 2) if turned else read(name, *shape)
 
 
-def stacked_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read experts from two tensors of all, gates before ups, or from matrices of each."""
-    if f"{read.prefix}{at}.experts.gate_up_proj" not in read.checkpoint.files:
-        return by_expert("gate_proj", "up_proj", "down_proj")(read, at, mixture, recipe)
+PROJECTIONS = ByExpert("gate_proj", "up_proj", "down_proj")
+
+
+def stacked_or_apart(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read experts from two tensors of all, or from matrices of each."""
+    there = f"{read.prefix}{at}.experts.gate_up_proj" in read.checkpoint.files
+    return (Stacked() if there else PROJECTIONS)(read, at, mixture, recipe)
+
+
+def stacked_either_way(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read two tensors that are transposed, or not, as the shapes of both tell."""
     count, hidden, width = _shape(mixture, recipe)
-    gates, ups = np.split(read(f"{at}.experts.gate_up_proj", count, 2 * hidden, width), 2, axis=1)
-    return {"gate": gates, "up": ups, "down": read(f"{at}.experts.down_proj", count, width, hidden)}
-
-
-def transposed_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read the two tensors of Llama 4's experts, of shape (experts, inputs, outputs)."""
-    count, hidden, width = _shape(mixture, recipe)
-    both = read(f"{at}.experts.gate_up_proj", count, width, 2 * hidden)
-    down = read(f"{at}.experts.down_proj", count, hidden, width)
-    gates, ups = np.split(both.transpose(0, 2, 1), 2, axis=1)
-    return {"gate": gates, "up": ups, "down": down.transpose(0, 2, 1)}
-
-
-def either_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read two tensors as Llama 4's, or the other way round, as the shapes of both tell."""
-    count, hidden, width = _shape(mixture, recipe)
-    names = f"{at}.experts.gate_up_proj", f"{at}.experts.down_proj"
-    transposed = (count, width, 2 * hidden), (count, hidden, width)
-    if tuple(map(read.shape, names)) == transposed:
-        return transposed_gate_up(read, at, mixture, recipe)
-    gates, ups = np.split(read(names[0], count, 2 * hidden, width), 2, axis=1)
-    return {"gate": gates, "up": ups, "down": read(names[1], count, width, hidden)}
-
-
-def interleaved_gate_up(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read the tensors of gpt-oss's experts, in which gates and ups take turns, and biases."""
-    count, hidden, width = _shape(mixture, recipe)
-    at = f"{at}.experts"
-    both = read(f"{at}.gate_up_proj", count, width, 2 * hidden).transpose(0, 2, 1)
-    biases = read(f"{at}.gate_up_proj_bias", count, 2 * hidden)
-    return {
-        "gate": both[:, ::2],
-        "up": both[:, 1::2],
-        "down": read(f"{at}.down_proj", count, hidden, width).transpose(0, 2, 1),
-        "gate_bias": biases[:, ::2],
-        "up_bias": biases[:, 1::2],
-        "down_bias": read(f"{at}.down_proj_bias", count, width),
-    }
+    shapes = [read.shape(f"{at}.experts.{name}_proj") for name in ("gate_up", "down")]
+    transposed = shapes == [(count, width, 2 * hidden), (count, hidden, width)]
+    return Stacked(transposed=transposed)(read, at, mixture, recipe)
 
 
 def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
@@ -221,7 +202,7 @@ def read_mla(config: Options) -> Callable[..., LatentAttention]:
         get_int(config, name)
         for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
     )
-    latent = None if config.get("q_lora_rank") is None else get_int(config, "q_lora_rank")
+    latent = get_int_or(config, "q_lora_rank", None)
     size = still + rotary
 
     def attention(

@@ -7,7 +7,7 @@ from typing import Any
 
 from lim_jax._checks import described
 from lim_jax.models import experts, parts
-from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind
+from lim_jax.models.llama_family import llama_like, masks_by_kind
 from lim_jax.models.options import (
     Configuration,
     get_int,
@@ -31,7 +31,6 @@ from lim_jax.network.experts import Routing
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import Norm, RMSNorm
-from lim_jax.network.positions import Rotary
 from lim_jax.network.tokenwise import SideBySide
 
 BOTH_SIDES = Names(
@@ -80,14 +79,13 @@ def gemma3_text(config: Configuration) -> Recipe:
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
 
-    def positions(kind: str) -> Rotary:
-        base, default = ("rope_theta", 1_000_000.0)
-        if kind == SLIDING:
-            base, default = ("rope_local_base_freq", 10_000.0)
-        return rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
-
+    usual = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
+    rotary = {
+        kind: rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
+        for kind, (base, default) in usual.items() if kind in kinds
+    }  # fmt: skip
     return _gemma(
-        config, sizes, "hidden_activation", masks_of(config, kinds, positions), names=BOTH_SIDES,
+        config, sizes, "hidden_activation", masks_of(config, kinds, rotary), names=BOTH_SIDES,
         scale=_scale(config), head_norm=parts.shared_head_norm,
         logit_cap=config.get("final_logit_softcapping"),
     )  # fmt: skip
@@ -102,12 +100,12 @@ def gemma4_text(config: Configuration) -> Recipe:
     same = bool(config.get("attention_k_eq_v", False))
     full = _sizes_of_full_layers(config, sizes, kinds, same)
     size_of = {SLIDING: sizes.head_dim, FULL: full.head_dim}
-    masks = masks_of(
-        config, kinds, lambda kind: rotary_of(
-            config, size_of[kind], kind=kind, default=1e4 if kind == SLIDING else 1e6,
-            default_scaling={} if kind == SLIDING else OF_GEMMA4,
-        ), 512,
-    )  # fmt: skip
+    usual = {SLIDING: (1e4, {}), FULL: (1e6, OF_GEMMA4)}
+    rotary = {
+        kind: rotary_of(config, size_of[kind], kind=kind, default=base, default_scaling=scaling)
+        for kind, (base, scaling) in usual.items() if kind in kinds
+    }  # fmt: skip
+    masks = masks_of(config, kinds, rotary, 512)
     biased = bool(config.get("attention_bias", False))
     recipe = llama_like(
         config, sizes, masks, act="hidden_activation", activation="gelu_pytorch_tanh", tied=True,
@@ -169,7 +167,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
         )
         mixture = experts.Mixture(
-            count, hidden, Routing(top), experts.stacked_gate_up, router="router.proj"
+            count, hidden, Routing(top), experts.stacked_or_apart, router="router.proj"
         )
     else:
         config.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
@@ -184,7 +182,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
         bare = recipe._replace(names=recipe.names._replace(network=""))
         router = read(f"{at}.router.scale", width) * width**-0.5
         mixed = replace(
-            experts.moe_mlp(mixture)(read, at, bare, before, norms[1]),
+            mixture(read, at, bare, before, norms[1]),
             router_norm=RMSNorm(router, eps),
             expert_scale=read(f"{at}.router.per_expert_scale", mixture.num_experts),
         )
@@ -206,7 +204,7 @@ def _gemma(
     return llama_like(
         config, sizes, of_layers, act=act, activation="gelu_pytorch_tanh", tied=True,
         norm=parts.unit_offset_rms_norm, embedding_scale=math.sqrt(sizes.width),
-        biases=biases_of(config), **more,
+        **more,
     )  # fmt: skip
 
 

@@ -8,99 +8,58 @@ which llama.cpp added them, stacked experts are separated, and transposed matric
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import lazy_loader
 import numpy as np
 
-from lim_jax._refusal import Refusal
-from lim_jax.models.checkpoint import Rows, read_rows, require_shape, require_tensor
+from lim_jax.models import parts
+from lim_jax.models.checkpoint import require_shape, require_tensor
+from lim_jax.models.experts import ByExpert, Mixture, Stacked
+from lim_jax.models.families import recipe_of
 from lim_jax.models.gguf_architectures import (
     ARCHITECTURES,
     FREQUENCIES,
     LONG,
     SHORT,
-    Architecture,
-    architecture_of,
     published_config,
 )
+from lim_jax.models.gguf_checkpoint import GGUFCheckpoint, Published, dequantized
 from lim_jax.models.gguf_header import Stored, read_header
 from lim_jax.models.options import Configuration, require_in
+from lim_jax.models.recipe import Recipe
 
-gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 FACTORS = (FREQUENCIES, LONG, SHORT)
-
-
-class _Published(NamedTuple):
-    """A tensor as its publisher has it."""
-
-    stored: tuple[Stored, ...]  # what it is made of, of as many rows
-    shape: tuple[int, ...]
-    of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
-    whole: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
-
-
-class GGUFCheckpoint(NamedTuple):
-    """A file that was looked through, with the interface of `checkpoint.Checkpoint`."""
-
-    config: Configuration  # by the names of config.json
-    files: Mapping[str, _Published]  # by the publisher's names
-    header: Mapping[str, Any]  # the file's options, by its own names
-
-    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, dequantised, with its rows in the publisher's order."""
-        require_tensor(self.files, name)
-        whole, stored = self.files[name].whole, self.files[name].shape
-        if whole is None:
-            return read_rows(name, shape, dtype, self.rows(name, shape))
-        values = whole(read_rows(name, stored, dtype, self.rows(name, stored)))
-        require_shape(name, values.shape, shape)
-        return np.ascontiguousarray(values)
-
-    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of one tensor as they stand, dequantised."""
-        require_tensor(self.files, name)
-        tensor = self.files[name]
-        require_shape(name, tensor.shape, shape)
-
-        def rows(part: slice) -> np.ndarray:
-            return tensor.of(*(_dequantized(name, stored, part) for stored in tensor.stored))
-
-        return rows
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor as its publisher has it."""
-        require_tensor(self.files, name)
-        return self.files[name].shape
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files that hold the weights."""
-        stored = [part for tensor in self.files.values() for part in tensor.stored]
-        return sorted({part.file for part in stored})
-
-    @property
-    def precisions(self) -> set[str]:
-        """The precisions of all matrices, by the file's names for them."""
-        stored = [part for tensor in self.files.values() for part in tensor.stored]
-        return {part.kind.name for part in stored if len(part.shape) > 1}
-
-
-def _dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
-    """Read some rows and dequantise them."""
-    size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
-    count, offset = part.stop - part.start, tensor.offset + part.start * size
-    stored = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
-    shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
-    try:
-        return gguf.dequantize(stored.reshape(shape), tensor.kind)
-    except NotImplementedError as error:
-        raise Refusal(
-            f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
-            "gguf package undoes. Convert the file to another."
-        ) from error
+# llama.cpp's names of tensors, and the fields of a recipe's names that have the publisher's.
+OUTSIDE = {
+    "token_embd": "embedding", "position_embd": "positions", "output_norm": "last",
+    "output": "head",
+}  # fmt: skip
+LAYER = {
+    "attn_norm": "before_attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
+    "attn_qkv": "fused_qkv", "attn_output": "output", "attn_gate": "output_gate",
+    "attn_q_norm": "query_norm", "attn_k_norm": "key_norm",
+    "post_attention_norm": "after_attention", "ffn_norm": "before_network",
+    "post_ffw_norm": "after_network",
+}  # fmt: skip
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
+}  # fmt: skip
+# What llama.cpp calls otherwise, by the publisher's name of the family.
+BEFORE = {"post_attention_norm": "post_attention_layernorm"}
+OTHER_NAMES = {
+    "gpt_oss": BEFORE, "seed_oss": BEFORE,
+    "gemma4_text": {
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    },
+}  # fmt: skip
+GATED = ("gate", "up", "down")
 
 
 def open_gguf(file: Path) -> GGUFCheckpoint:
@@ -116,62 +75,119 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     factors = {}
     for stem in FACTORS:
         if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
-            factors[stem] = _dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
+            factors[stem] = dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), own, words, frozenset(stored), factors)
-    tensors, architecture = {}, architecture_of(str(name), own)
+    recipe, permuted = recipe_of(Configuration(config)), ARCHITECTURES[str(name)].permuted
+    names, tensors = _layer_names(recipe, config["model_type"]), {}
     for tensor_name in stored:
-        tensors |= _published(tensor_name, stored, architecture, config)
+        tensors |= _published(tensor_name, stored, recipe, names, permuted)
     return GGUFCheckpoint(Configuration(config), tensors, options)
 
 
+def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
+    """Return the publisher's names of a layer's tensors, by llama.cpp's.
+
+    Those with ``.weight`` and ``.bias`` are without in both; the others are whole.
+    """
+    names, mixture = recipe.names, recipe.network
+    network = f"{names.network}." if names.network else ""
+    own = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
+    own |= {f"ffn_{part}": f"{network}{getattr(names, part)}" for part in GATED}
+    own["attn_sinks.weight"] = names.sinks
+    if isinstance(mixture, Mixture):
+        own["ffn_gate_inp"] = f"{network}{mixture.router}"
+        if mixture.preference is not None:
+            own["exp_probs_b.bias"] = f"{network}{mixture.preference}"
+        if mixture.shared is not None:
+            shared = f"{network}{mixture.shared[0]}."
+            own |= {f"ffn_{part}_shexp": f"{shared}{getattr(names, part)}" for part in GATED}
+    own |= OTHER_NAMES.get(family, {})
+    return {stem: name for stem, name in own.items() if name is not None}
+
+
 def _published(
-    name: str, stored: Mapping[str, Stored], architecture: Architecture, config: Mapping[str, Any]
-) -> dict[str, _Published]:
+    name: str,
+    stored: Mapping[str, Stored],
+    recipe: Recipe,
+    names: Mapping[str, str],
+    permuted: bool,
+) -> dict[str, Published]:
     """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    as_it_is = _Published((tensor,), tensor.shape)
-    if architecture.unit_offset and name.endswith("norm.weight"):
+    as_it_is, prefix = Published((tensor,), tensor.shape), recipe.names.prefix
+    if recipe.norm is parts.unit_offset_rms_norm and name.endswith("norm.weight"):
         as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block is None:
-        own = architecture.outside.get(stem)
+        own = getattr(recipe.names, OUTSIDE.get(stem, ""), None)
+        own = own if own is None or stem == "output" else prefix + own
         return {name if own is None else f"{own}.{kind}": as_it_is}
-    at, stem = f"{architecture.layers}.{block[1]}.", block[2]
-    if (own := architecture.layer.get(f"{stem}.{kind}")) is not None:
+    at, stem = f"{prefix}{recipe.names.layer}.{block[1]}.", block[2]
+    if (own := names.get(f"{stem}.{kind}")) is not None:
         return {at + own: as_it_is}
-    if stem in architecture.experts:
-        return {
-            f"{at}{architecture.experts[stem].format(number)}.{kind}": _expert(tensor, number)
-            for number in range(tensor.shape[0])
-        }
-    if stem.endswith("_exps") and kind in architecture.fused_experts:
-        return _fused_experts(name, stored, at, architecture)
+    if stem.endswith("_exps"):
+        return _experts(name, stored, at, recipe)
     if stem in ("attn_k_b", "attn_v_b"):
         return _latent_keys_and_values(name, stored, at)
-    if stem not in architecture.layer or kind not in ("weight", "bias"):
+    if stem not in names or kind not in ("weight", "bias"):
         return {name: as_it_is}
-    if (whole := architecture.whole.get(stem)) is not None:
-        as_it_is = as_it_is._replace(whole=partial(whole, sizes=config))
-    return {f"{at}{architecture.layer[stem]}.{kind}": as_it_is}
+    as_it_is = as_it_is._replace(whole=_reordering(stem, recipe, permuted))
+    return {f"{at}{names[stem]}.{kind}": as_it_is}
 
 
-def _expert(tensor: Stored, number: int) -> _Published:
+def _reordering(
+    stem: str, recipe: Recipe, permuted: bool
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return what makes the publisher's tensor of one that llama.cpp turned or reordered."""
+    sizes = recipe.sizes
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.num_kv_heads}.get(stem)
+    if permuted and heads is not None:  # a head's halves are rotated together
+        return lambda rows: _swapped(rows, (heads, -1, 2), 1)
+    if stem == "attn_qkv" and recipe.projections is parts.fused_qkv_by_group:
+        return lambda rows: _swapped(rows, (3, sizes.heads, -1), 0)
+    return np.transpose if recipe.transposed else None
+
+
+def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """Cut rows into a shape, and put two axes the other way round."""
+    parts = rows.reshape(*shape, *rows.shape[1:])
+    return parts.swapaxes(axis, axis + 1).reshape(rows.shape)
+
+
+def _experts(
+    name: str, stored: Mapping[str, Stored], at: str, recipe: Recipe
+) -> dict[str, Published]:
+    """Return the publisher's tensors of the matrices, or biases, of all of a layer's experts."""
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    mixture, reader = recipe.network, Stacked()
+    if isinstance(mixture, Mixture):
+        at, reader = f"{at}{recipe.names.network}.", mixture.read
+    if isinstance(reader, ByExpert):
+        own = getattr(reader, stem.removesuffix("_exps").rpartition("_")[2])
+        each = range(tensor.shape[0])
+        return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
+    if isinstance(reader, Stacked) and (kind == "weight" or reader.interleaved):
+        return _fused_experts(name, stored, at, reader)
+    return {name: Published((tensor,), tensor.shape)}
+
+
+def _expert(tensor: Stored, number: int) -> Published:
     """Return one expert's matrix of all that are stacked."""
     before = number * math.prod(tensor.rows[1:])
     own = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
     )
-    return _Published((own,), own.shape)
+    return Published((own,), own.shape)
 
 
 def _fused_experts(
-    name: str, stored: Mapping[str, Stored], at: str, architecture: Architecture
-) -> dict[str, _Published]:
+    name: str, stored: Mapping[str, Stored], at: str, reader: Stacked
+) -> dict[str, Published]:
     """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    turned, interleaved = architecture.transposed_experts, architecture.interleaved_experts
-    fused, down = (at + own for own in architecture.fused_experts[kind])
+    turned, interleaved = reader.transposed, reader.interleaved
+    fused, down = (at + own + ("_bias" if kind == "bias" else "") for own in reader[:2])
 
     def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[0], *reversed(shape[1:])) if turned else shape
@@ -180,7 +196,7 @@ def _fused_experts(
         return rows.swapaxes(1, -1) if turned else rows
 
     if stem.endswith("ffn_down_exps"):
-        return {down: _Published((tensor,), transposed_shape(tensor.shape), transposed)}
+        return {down: Published((tensor,), transposed_shape(tensor.shape), transposed)}
     gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
     require_tensor(stored, gate)
     require_tensor(stored, up)
@@ -193,12 +209,12 @@ def _fused_experts(
         both = np.stack([gates, ups], axis=2 if interleaved else 1)
         return transposed(both.reshape(len(gates), *shape[1:]))
 
-    return {fused: _Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
+    return {fused: Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
 
 
 def _latent_keys_and_values(
     name: str, stored: Mapping[str, Stored], at: str
-) -> dict[str, _Published]:
+) -> dict[str, Published]:
     """Return the matrix of keys and values, of which files hold the keys' part transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
     require_tensor(stored, keys)
@@ -211,7 +227,7 @@ def _latent_keys_and_values(
     def of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
-    tensor = _Published(
+    tensor = Published(
         (stored[keys], stored[values]), (heads, still + stored[values].shape[1], rank), of_heads,
         whole=lambda rows: rows.reshape(-1, rank),
     )  # fmt: skip

@@ -14,21 +14,17 @@ from lim_jax.models.options import (
 )
 from lim_jax.models.rope_config import CHUNK, FULL, SLIDING, TRAINED, full_every
 
+Tensors = frozenset[str]  # their names
 SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's functions of a router
 STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
-def _llama(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    has_experts = bool(options.get("expert_count"))
-    return _expert_counts(options) if has_experts else _biased(options, sizes, stored)
-
-
-def _biased(_: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _biased(_: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
     return {option: True for option, tensor in named.items() if tensor in stored}
 
 
-def _granite(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _granite(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
     cure = "Networks without positions are not known here."
     require_option(options, "rope.scaling.finetuned", rotated, rotated is True, "True", cure)
@@ -40,39 +36,17 @@ def _granite(options: Options, sizes: Options, stored: frozenset[str]) -> dict[s
     }
 
 
-def _expert_counts(options: Options, *_: Any) -> dict[str, Any]:
-    return {
-        "num_local_experts": get_int(options, "expert_count"),
-        "num_experts_per_tok": get_int(options, "expert_used_count"),
-    }
+def _ints(options: Options, **names: str) -> dict[str, Any]:
+    """Return whole numbers, by the publisher's names, of the file's."""
+    return {own: get_int(options, name) for own, name in names.items()}
 
 
-def _granitemoe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return _granite(options, sizes, stored) | _expert_counts(options)
+def _expert_counts(options: Options) -> dict[str, Any]:
+    counts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+    return _ints(options, **counts)
 
 
-def _gemma2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return {
-        "query_pre_attn_scalar": _scalar(sizes, 46),
-        "sliding_window": get_int(options, "attention.sliding_window", 4096),
-        "layer_types": _kinds(options, sizes, 2),
-        "attn_logit_softcapping": get_positive(options, "attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": get_positive(options, "final_logit_softcapping", 30.0),
-    }
-
-
-def _gemma3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return {
-        "query_pre_attn_scalar": _scalar(sizes, 62),
-        "sliding_window": get_int(options, "attention.sliding_window"),
-        "layer_types": _kinds(options, sizes, 6),
-        "final_logit_softcapping": _cap(options),
-        "rope_parameters": {FULL: sizes["rope_parameters"]},
-        "rope_local_base_freq": get_positive(options, "rope.freq_base_swa", 10_000.0),
-    }
-
-
-def _gemma4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _gemma4(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Heads of full layers have sizes of their own, and values that may be their keys."""
     kinds, depth = _kinds(options, sizes, 6), sizes["num_hidden_layers"]
     small, name = get_int(options, "attention.key_length_swa"), "attention.head_count_kv"
@@ -97,15 +71,14 @@ def _gemma4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[st
             FULL: _proportional(rope, sizes["head_dim"]),
             SLIDING: {"rope_theta": get_positive(options, "rope.freq_base_swa", 10_000.0)},
         },
-        "final_logit_softcapping": _cap(options), "hidden_size_per_layer_input": 0,
+        **_caps(options, final_logit_softcapping=None), "hidden_size_per_layer_input": 0,
     }  # fmt: skip
     if not options.get("expert_count"):
         return config
-    return config | {
-        "enable_moe_block": True, "num_experts": get_int(options, "expert_count"),
-        "top_k_experts": get_int(options, "expert_used_count"),
-        "moe_intermediate_size": get_int(options, "expert_feed_forward_length"),
-    }  # fmt: skip
+    return config | {"enable_moe_block": True} | _ints(
+        options, num_experts="expert_count", top_k_experts="expert_used_count",
+        moe_intermediate_size="expert_feed_forward_length",
+    )  # fmt: skip
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
@@ -120,51 +93,23 @@ def _proportional(rope: Options, head_dim: int) -> Options:
     return {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": base}
 
 
-def _cap(options: Options) -> float | None:
-    cap = "final_logit_softcapping"
-    return None if options.get(cap) is None else get_positive(options, cap)
-
-
-def _gpt2(*_: Any) -> dict[str, Any]:
-    return {"rope_parameters": None}  # its positions are learned
-
-
-def _gptneox(options: Options, *_: Any) -> dict[str, Any]:
-    return {"use_parallel_residual": _flag(options, "use_parallel_residual", True)}
-
-
-def _with_biases(option: str) -> Callable[..., dict[str, Any]]:
-    """Return a reader of an option that says, for all matrices, whether queries have a bias."""
-    return lambda options, sizes, stored: {option: "blk.0.attn_q.bias" in stored}
-
-
-def _seed_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in stored,
-        "attention_out_bias": "blk.0.attn_output.bias" in stored,
-    }
-
-
-def _windows(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    """Three layers in a window to one that is full and, in these families, without positions."""
+def _windows(options: Options, sizes: Options, period: int) -> dict[str, Any]:
+    """Return which layers slide: all but every `period`-th, if the file does not list them."""
     return {
         "sliding_window": get_int(options, "attention.sliding_window"),
-        "layer_types": _kinds(options, sizes, 4),
+        "layer_types": _kinds(options, sizes, period),
     }
 
 
-def _exaone4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    if options.get("attention.sliding_window") is not None:
-        return _windows(options, sizes, stored)
-    return {"sliding_window": None}
+def _caps(options: Options, **usual: float | None) -> dict[str, Any]:
+    """Return the caps of scores or logits, or those that are usual; None for none."""
+    return {
+        name: cap if cap is None and options.get(name) is None else get_positive(options, name, cap)
+        for name, cap in usual.items()
+    }
 
 
-def _cohere2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    scale = get_positive(options, "logit_scale")
-    return _windows(options, sizes, stored) | {"logit_scale": scale}
-
-
-def _mistral3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _mistral3(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     name = "attention.temperature_scale"
     if options.get(name) is None:  # Mistral 3.1 and 3.2
         return {"model_type": "mistral", "sliding_window": None}
@@ -172,22 +117,26 @@ def _mistral3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[
     return {"rope_parameters": sizes["rope_parameters"] | growth}
 
 
-def _olmo2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _olmo2(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     if options.get("attention.sliding_window", 0) == 0:
         return {}
     rope = sizes["rope_parameters"]
     of_kinds = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
-    options_of_windows = _windows(options, sizes, stored)
-    return options_of_windows | {"model_type": "olmo3", "rope_parameters": of_kinds}
+    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": of_kinds}
 
 
-def _qwen3vl(options: Configuration, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     # The axes of images, and layers to which images are added: text has one axis and no image.
     options.ignore("rope.dimension_sections", "n_deepstack_layers")
-    return _qwen3moe(options, sizes, stored) if "expert_count" in options else {}
+    return _qwens_experts(options) if "expert_count" in options else {}
 
 
-def _llama4(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _qwens_experts(options: Options) -> dict[str, Any]:
+    hidden = get_int(options, "expert_feed_forward_length")
+    return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
+
+
+def _llama4(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     experts = get_int(options, "expert_count")
     config = _expert_counts(options) | {
         "intermediate_size": get_int(options, "expert_feed_forward_length"),
@@ -214,17 +163,17 @@ def _routed(options: Options, *, dense: str, shared: str) -> dict[str, Any]:
     }
 
 
-def _afmoe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _afmoe(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
     routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
-    return _windows(options, sizes, stored) | routed | {
+    return _windows(options, sizes, 4) | routed | {
         "num_experts": get_int(options, "expert_count"), "mup_enabled": True,
         "route_scale": get_positive(options, "expert_weights_scale", 1.0),
     }  # fmt: skip
 
 
-def _deepseek2(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
+def _deepseek2(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     gating = get_int(options, "expert_gating_func", SOFTMAX)
     expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
     require_option(options, "expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
@@ -285,28 +234,6 @@ def _kinds(options: Options, sizes: Options, period: int) -> list[str]:
     return [SLIDING if slides else FULL for slides in pattern]
 
 
-def _phi3(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    window = "attention.sliding_window"
-    return {
-        # Zero says that no layer slides; files without it are older than the option.
-        "sliding_window": None if options.get(window) == 0 else get_int(options, window),
-        TRAINED: trained(options),
-    }
-
-
-def _qwen3moe(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    hidden = get_int(options, "expert_feed_forward_length")
-    return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
-
-
-def _gpt_oss(options: Options, sizes: Options, stored: frozenset[str]) -> dict[str, Any]:
-    return _expert_counts(options) | {
-        "intermediate_size": get_int(options, "expert_feed_forward_length"),
-        "sliding_window": get_int(options, "attention.sliding_window"),
-        "layer_types": _kinds(options, sizes, 2),
-    }
-
-
 def require_one_state(options: Options) -> None:
     """Raise ValueError at layers that read keys, values or embeddings of others."""
     cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
@@ -327,19 +254,70 @@ def require_same(options: Options, name: str, size: int, of: str) -> None:
     require_option(options, name, value, value == size, f"{size}, as {of}", cure)
 
 
+def _gemma2(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 46), "layer_types": _kinds(options, sizes, 2),
+        "sliding_window": get_int(options, "attention.sliding_window", 4096),
+        **_caps(options, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    }  # fmt: skip
+
+
+def _gemma3(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 62), **_windows(options, sizes, 6),
+        "rope_parameters": {FULL: sizes["rope_parameters"]},
+        "rope_local_base_freq": get_positive(options, "rope.freq_base_swa", 10_000.0),
+        **_caps(options, final_logit_softcapping=None),
+    }  # fmt: skip
+
+
+def _phi3(options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    # Zero says that no layer slides; files without it are older than the option.
+    slides = options.get("attention.sliding_window") != 0
+    window = get_int(options, "attention.sliding_window") if slides else None
+    return {"sliding_window": window, TRAINED: trained(options)}
+
+
+# What each architecture's options say, by the file's options, the sizes and names of its tensors.
 OPTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "afmoe": _afmoe, "arcee": _biased, "cohere2": _cohere2, "deepseek2": _deepseek2,
-    "exaone4": _exaone4, "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": _gemma4,
-    "glm4": _with_biases("attention_bias"), "gpt-oss": _gpt_oss, "gpt2": _gpt2,
-    "gptneox": _gptneox, "granite": _granite, "granitemoe": _granitemoe, "llama": _llama,
+    "afmoe": _afmoe, "arcee": _biased, "deepseek2": _deepseek2,
+    "cohere2": lambda options, sizes, stored: {
+        **_windows(options, sizes, 4), "logit_scale": get_positive(options, "logit_scale"),
+    },
+    "exaone4": lambda options, sizes, stored: (
+        _windows(options, sizes, 4) if options.get("attention.sliding_window") is not None
+        else {"sliding_window": None}
+    ),
+    "gemma2": _gemma2, "gemma3": _gemma3, "gemma4": _gemma4,
+    "glm4": lambda options, sizes, stored: {"attention_bias": "blk.0.attn_q.bias" in stored},
+    "gpt-oss": lambda options, sizes, stored: {
+        **_expert_counts(options), **_windows(options, sizes, 2),
+        "intermediate_size": get_int(options, "expert_feed_forward_length"),
+    },
+    "gpt2": lambda options, sizes, stored: {"rope_parameters": None},  # its positions are learned
+    "gptneox": lambda options, sizes, stored: {
+        "use_parallel_residual": _flag(options, "use_parallel_residual", True)
+    },
+    "granite": _granite,
+    "granitemoe": lambda options, sizes, stored: {
+        **_granite(options, sizes, stored), **_expert_counts(options),
+    },
+    "llama": lambda options, sizes, stored: (
+        {"model_type": "mixtral", **_expert_counts(options)} if options.get("expert_count")
+        else _biased(options, sizes, stored)
+    ),
     "llama4": _llama4, "mistral3": _mistral3, "olmo2": _olmo2, "phi3": _phi3,
-    "qwen3moe": _qwen3moe, "qwen3vl": _qwen3vl, "qwen3vlmoe": _qwen3vl, "seed_oss": _seed_oss,
-    "smollm3": _biased, "starcoder2": _with_biases("use_bias"),
+    "qwen3moe": lambda options, sizes, stored: _qwens_experts(options),
+    "qwen3vl": _qwen3vl, "qwen3vlmoe": _qwen3vl,
+    "seed_oss": lambda options, sizes, stored: {
+        "attention_bias": "blk.0.attn_q.bias" in stored,
+        "attention_out_bias": "blk.0.attn_output.bias" in stored,
+    },
+    "smollm3": _biased,
+    "starcoder2": lambda options, sizes, stored: {"use_bias": "blk.0.attn_q.bias" in stored},
 }  # fmt: skip
 
 
-def further_options(
-    name: str, options: Options, sizes: Options, stored: frozenset[str]
-) -> dict[str, Any]:
+def further_options(name: str, options: Options, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Return an architecture's options beyond the sizes, by the file's own and its tensors."""
     return OPTIONS[name](options, sizes, stored) if name in OPTIONS else {}

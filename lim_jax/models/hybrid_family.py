@@ -2,7 +2,7 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 
 from lim_jax.models import experts, parts, recurrent
-from lim_jax.models.llama_family import AFTER, biases_of, llama_like, multipliers, rotary_masks
+from lim_jax.models.llama_family import AFTER, llama_like, multipliers, rotary_masks
 from lim_jax.models.options import (
     Configuration,
     get_choice,
@@ -22,7 +22,7 @@ from lim_jax.models.options import (
 )
 from lim_jax.models.reading import ACTIVATIONS, Reader
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.models.rope_config import FULL, PART, rope_options
+from lim_jax.models.rope_config import FULL, PART, full_every, rope_options
 from lim_jax.network.experts import Routing
 from lim_jax.network.field import SumOfFields
 from lim_jax.network.masks import AttentionMask
@@ -66,9 +66,11 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
     return layers[0]._replace(layers=layers)
 
 
-def linear_but_every(period: int, depth: int) -> list[str]:
-    """Return the kinds of recurrent layers, of which every `period`-th is full attention."""
-    return [FULL if (k + 1) % period == 0 else LINEAR for k in range(depth)]
+def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
+    """Return a recipe with gated networks in the layers of these numbers."""
+    layers = enumerate(recipe.layers)
+    dense = [own._replace(network=parts.gated_mlp) if k in numbers else own for k, own in layers]
+    return recipe._replace(layers=tuple(dense))
 
 
 def qwen3_next(config: Configuration) -> Recipe:
@@ -77,12 +79,8 @@ def qwen3_next(config: Configuration) -> Recipe:
     step = get_int(config, "decoder_sparse_step", 1)
     normalised = bool(config.get("norm_topk_prob", True))
     mixture = _shared_mixture(config, count=512, top=10, normalised=normalised)
-    recipe = _qwen(config, experts.moe_mlp(mixture), recurrent.qwen3_next_matrices)
-    dense = {own: own._replace(network=parts.gated_mlp) for own in recipe.layers}
-    layers = [
-        dense[own] if at in only or (at + 1) % step else own for at, own in enumerate(recipe.layers)
-    ]
-    return recipe._replace(layers=tuple(layers))
+    recipe = _qwen(config, mixture, recurrent.qwen3_next_matrices)
+    return _dense_in(recipe, {k for k in range(recipe.sizes.depth) if k in only or (k + 1) % step})
 
 
 def qwen3_5_text(config: Configuration) -> Recipe:
@@ -94,7 +92,7 @@ def qwen3_5_moe_text(config: Configuration) -> Recipe:
     """Qwen 3.5 and 3.6 with experts beside a shared one, which has a gate."""
     refuse_options(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
     mixture = _shared_mixture(config, count=256, top=8, normalised=True)
-    return _qwen(config, experts.moe_mlp(mixture), recurrent.qwen3_5_matrices)
+    return _qwen(config, mixture, recurrent.qwen3_5_matrices)
 
 
 def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable) -> Recipe:
@@ -107,13 +105,12 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
     attention = llama_like(
         config, sizes, rotary_masks(config, sizes, default_part=0.25), network=network,
         norm=parts.unit_offset_rms_norm, head_norm=parts.shared_head_norm,
-        projections=parts.gated_queries, names=Names(further=FURTHER),
+        projections=parts.gated_queries, biases=Biases(), names=Names(further=FURTHER),
     )  # fmt: skip
     delta = recurrent.gated_delta(recurrent.delta_sizes(config, (16, 32, 128, 128)), matrices)
-    usual = linear_but_every(get_int(config, "full_attention_interval", 4), sizes.depth)
-    kinds = config.get("layer_types") or usual
+    usual = full_every(get_int(config, "full_attention_interval", 4), sizes.depth, LINEAR)
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta)}
-    return of_kinds(recipes, kinds, sizes.depth)
+    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
 def _shared_mixture(
@@ -123,7 +120,7 @@ def _shared_mixture(
     return experts.Mixture(
         get_int(config, "num_experts", count), get_int(config, "moe_intermediate_size", 512),
         Routing(get_int(config, "num_experts_per_tok", top), normalised=normalised),
-        experts.stacked_gate_up,
+        experts.stacked_or_apart,
         shared=("shared_expert", get_int(config, "shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
     )  # fmt: skip
@@ -137,19 +134,18 @@ def olmo_hybrid(config: Configuration) -> Recipe:
     rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
     masks = rotary_masks(config, sizes) if rotates else sizes.depth * (AttentionMask(),)
     attention = llama_like(
-        config, sizes, masks, names=Names(**AFTER), biases=biases_of(config),
-        norm=_renamed_rms_norm, head_norm=parts.across_heads,
+        config, sizes, masks, names=Names(**AFTER), norm=_renamed_rms_norm,
+        head_norm=parts.across_heads,
     )  # fmt: skip
     heads = sizes.heads
-    size = int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
-    size = config.get("linear_key_head_dim") or size
+    size = config.get("linear_key_head_dim")
+    size = size or int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
     twice = 2.0 if config.get("linear_allow_neg_eigval", True) else 1.0
     delta = recurrent.gated_delta(
         recurrent.delta_sizes(config, (heads, heads, size, 2 * size)), recurrent.olmo_matrices,
         norm="o_norm", norm_eps=1e-5, output="o_proj", largest_write=twice,
     )  # fmt: skip
-    usual = linear_but_every(4, sizes.depth)
-    usual = usual if FULL in usual else [*usual[:-1], FULL]
+    usual = full_every(min(4, sizes.depth), sizes.depth, LINEAR)  # one at least
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta, names=Names())}
     return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
@@ -200,7 +196,7 @@ def nemotron_h(config: Configuration) -> Recipe:
     return of_kinds(recipes, kinds, sizes.depth)
 
 
-def _nemotron_experts(config: Configuration, recipe: Recipe) -> Callable[..., Any]:
+def _nemotron_experts(config: Configuration, recipe: Recipe) -> experts.Mixture:
     latent = config.get("moe_latent_size")
     if latent is not None:
         refuse_options(config, mlp_bias=False)
@@ -214,13 +210,11 @@ def _nemotron_experts(config: Configuration, recipe: Recipe) -> Callable[..., An
     count = get_int(config, "n_routed_experts", 8)
     experts.require_open(routing, count)
     shared = "shared_experts", get_int(config, "moe_shared_expert_intermediate_size", 7688)
-    return experts.moe_mlp(
-        experts.Mixture(
-            count, get_int(config, "moe_intermediate_size", 7688), routing,
-            experts.by_expert(None, "up_proj", "down_proj"), latent=latent, shared=shared,
-            preference="gate.e_score_correction_bias", combine=recipe.activation,
-            read_shared=parts.plain_mlp,
-        )
+    return experts.Mixture(
+        count, get_int(config, "moe_intermediate_size", 7688), routing,
+        experts.ByExpert(None, "up_proj", "down_proj"), latent=latent, shared=shared,
+        preference="gate.e_score_correction_bias", combine=recipe.activation,
+        read_shared=parts.plain_mlp,
     )  # fmt: skip
 
 
@@ -238,27 +232,21 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     count = get_int(config, "num_local_experts", 8, least=0)
     top = config.get("num_experts_per_tok", 2)
     if count:
-        network = experts.moe_mlp(
-            experts.Mixture(
-                count, sizes.intermediate_size, Routing(get_int({"top": top}, "top")),
-                experts.fused_gate_up(
-                    "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"
-                ),
-                router="block_sparse_moe.router.layer", shared=("shared_mlp", shared),
-                read_shared=parts.fused_gated_mlp,
-            )
+        at = "block_sparse_moe"
+        network = experts.Mixture(
+            count, sizes.intermediate_size, Routing(get_int({"top": top}, "top")),
+            experts.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
+            router=f"{at}.router.layer", shared=("shared_mlp", shared),
+            read_shared=parts.fused_gated_mlp,
         )  # fmt: skip
     else:
         network, names = parts.fused_gated_mlp, names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)
     attention = llama_like(
-        config, sizes, masks, names=names, biases=biases_of(config), network=network,
-        **multipliers(config),
+        config, sizes, masks, names=names, network=network, **multipliers(config)
     )  # fmt: skip
-    return of_kinds(
-        _with_mamba(config, attention), config.get("layer_types") or sizes.depth * [LINEAR],
-        sizes.depth,
-    )  # fmt: skip
+    kinds = config.get("layer_types") or sizes.depth * [LINEAR]
+    return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
 
 def bamba(config: Configuration) -> Recipe:
@@ -267,10 +255,8 @@ def bamba(config: Configuration) -> Recipe:
     config.ignore(*UNUSED)
     sizes = sizes_of(config, norm_eps=1e-5)
     refuse_options(config, attn_rotary_emb=sizes.head_dim // 2)
-    attention = llama_like(
-        config, sizes, rotary_masks(config, sizes, default_part=0.5), names=OF_FALCON,
-        biases=biases_of(config),
-    )  # fmt: skip
+    masks = rotary_masks(config, sizes, default_part=0.5)
+    attention = llama_like(config, sizes, masks, names=OF_FALCON)
     full = config.get("attn_layer_indices") or ()
     kinds = [FULL if k in full else LINEAR for k in range(sizes.depth)]
     return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
@@ -297,7 +283,7 @@ def falcon_h1(config: Configuration) -> Recipe:
 
     gate, down = _factors(config, "mlp_multipliers", 2)
     recipe = llama_like(
-        config, sizes, names=OF_FALCON, biases=biases_of(config),
+        config, sizes, names=OF_FALCON,
         embedding_scale=factor("embedding"), logit_scale=factor("lm_head"),
         scale=factor("key") * sizes.head_dim**-0.5,
     )  # fmt: skip
@@ -378,23 +364,19 @@ def lfm2_moe(config: Configuration) -> Recipe:
     biased = config.get("use_expert_bias", True)
     mixture = experts.Mixture(
         get_int(config, "num_experts", 32), get_int(config, "moe_intermediate_size", 1792), routing,
-        experts.by_expert("w1", "w3", "w2"), preference="expert_bias" if biased else None,
+        experts.ByExpert("w1", "w3", "w2"), preference="expert_bias" if biased else None,
     )  # fmt: skip
-    recipes = _with_convolutions(config, sizes, experts.moe_mlp(mixture))
-    kinds = config.get("layer_types") or ()
-    recipe = of_kinds(recipes, kinds, sizes.depth)
-    first = get_int(config, "num_dense_layers", 2, least=0)
-    dense = {own: own._replace(network=parts.gated_mlp) for own in recipe.layers}
-    layers = (*(dense[own] for own in recipe.layers[:first]), *recipe.layers[first:])
-    return layers[0]._replace(layers=layers)
+    recipes = _with_convolutions(config, sizes, mixture)
+    recipe = of_kinds(recipes, config.get("layer_types") or (), sizes.depth)
+    return _dense_in(recipe, range(get_int(config, "num_dense_layers", 2, least=0)))
 
 
 def _with_convolutions(
     config: Configuration, sizes: Sizes, network: Callable[..., Any]
 ) -> dict[str, Recipe]:
     attention = llama_like(
-        config, sizes, rotary_masks(config, sizes, default=1e6), names=OF_LFM, network=network,
-        activation=jax.nn.silu, head_norm=parts.shared_head_norm,
+        config, sizes, rotary_masks(config, sizes, default=1e6), names=OF_LFM, biases=Biases(),
+        network=network, activation=jax.nn.silu, head_norm=parts.shared_head_norm,
     )  # fmt: skip
     tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
     attention = attention._replace(tied=bool(tied))

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.models.causal import CausalLM, HalfPrecision, load_network, open_files, open_network
-from lim_jax.models.gguf_file import GGUFCheckpoint
+from lim_jax.models.gguf_checkpoint import GGUFCheckpoint
 from lim_jax.models.hub import EXPECTED, model_path
 from lim_jax.models.reading import Source
 from lim_jax.models.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
@@ -40,14 +40,9 @@ class LanguageModel(NamedTuple):
         *,
         download: bool = False,
     ) -> "LanguageModel":
-        """Read a model from a folder, a GGUF file, or the Hugging Face cache by its public name.
+        """Read a model from a folder, a GGUF file or the cache, as `models.load` does.
 
-        A GGUF file is asked itself, but for a ``tokenizer.json`` beside it, which goes first.
-
-        Parameters
-        ----------
-        path, dtype, kept, download
-            As in `models.load`.
+        A ``tokenizer.json`` beside a GGUF file goes before its own vocabulary.
 
         Raises
         ------

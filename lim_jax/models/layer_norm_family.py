@@ -15,7 +15,15 @@ from lim_jax.models.options import (
 )
 from lim_jax.models.reading import bloom_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.models.rope_config import FULL, SLIDING, full_every, layer_kinds, masks_of, rotary_of
+from lim_jax.models.rope_config import (
+    FULL,
+    SLIDING,
+    full_every,
+    layer_kinds,
+    masks_of,
+    rotary_of,
+    slide_all,
+)
 from lim_jax.network.flow import euler, split
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi
@@ -200,7 +208,7 @@ def starcoder2(config: Configuration) -> Recipe:
         layer_norm_epsilon=sizes.norm_eps,
     )  # fmt: skip
     slides = config.get("sliding_window") is not None
-    kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
+    kinds = layer_kinds(config, sizes.depth, *slide_all(slides, sizes.depth))
     return biased(
         config, sizes, masks_by_kind(config, sizes, kinds), names=Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
@@ -229,7 +237,7 @@ def nemotron(config: Configuration) -> Recipe:
     refuse_options(config, kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default_part=0.5), activation="relu2",
-        network=parts.plain_mlp, norm=parts.unit_offset_layer_norm, biases=biases_of(config),
+        network=parts.plain_mlp, norm=parts.unit_offset_layer_norm,
     )  # fmt: skip
 
 
@@ -251,7 +259,7 @@ def olmo(config: Configuration) -> Recipe:
         clip = parts.clipped(get_positive(config, "clip_qkv"))
     return llama_like(
         config, sizes_of(config, norm_eps=1e-5), norm=parts.layer_norm_without_weights,
-        biases=biases_of(config), head_norm=clip, value_norm=clip,
+        head_norm=clip, value_norm=clip,
     )  # fmt: skip
 
 
@@ -275,7 +283,7 @@ def cohere2(config: Configuration) -> Recipe:
     )  # fmt: skip
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    return _cohere(config, sizes, masks_of(config, kinds, positions.get))
+    return _cohere(config, sizes, masks_of(config, kinds, positions))
 
 
 def _cohere(
@@ -283,6 +291,6 @@ def _cohere(
 ) -> Recipe:
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
-        names=Names(before_network="input_layernorm"), biases=biases_of(config), **more,
+        names=Names(before_network="input_layernorm"), **more,
         rope_interleaved=True, logit_scale=get_positive(config, "logit_scale", 0.0625),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
+    slide_all,
     usual_base,
 )
 from lim_jax.network.frequencies import rotary_frequencies
@@ -60,10 +61,8 @@ def llama_like(
 
     Parameters
     ----------
-    config
-        The options of ``config.json``.
-    sizes
-        As `sizes_of` reads them.
+    config, sizes
+        The options of ``config.json``, and the sizes that `sizes_of` reads.
     of_layers
         What each layer sees; by default everything, with rotary positions.
     act, activation
@@ -71,7 +70,8 @@ def llama_like(
     tied
         Whether the head is the embedding, if the configuration does not say.
     options
-        Further attributes of `Recipe`, such as ``names``.
+        Further attributes of `Recipe`, such as ``names``; ``biases`` are by default as
+        ``attention_bias`` and ``mlp_bias`` say.
 
     Raises
     ------
@@ -85,6 +85,8 @@ def llama_like(
         "attention": parts.read_attention, "activation": activation,
         "tied": bool(config.get("tie_word_embeddings", tied)),
     }  # fmt: skip
+    if "biases" not in options:
+        usual["biases"] = biases_of(config)
     of_layers = rotary_masks(config, sizes) if of_layers is None else of_layers
     return Recipe(sizes, of_layers, **(usual | options))
 
@@ -94,26 +96,23 @@ def rotary_masks(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[Atte
     return sizes.depth * (AttentionMask(positions=rotary_of(config, sizes.head_dim, **rope)),)
 
 
-def biases_of(
-    config: Configuration, *, output: str | None = "attention_bias", default: bool = False
-) -> Biases:
-    """Read which matrices have biases; `output` is the option of attention's output matrix."""
-    qkv = bool(config.get("attention_bias", default))
-    of_output = qkv if output == "attention_bias" else bool(output and config.get(output, False))
-    return Biases(qkv, of_output, bool(config.get("mlp_bias", False)))
+def biases_of(config: Configuration, default: bool = False) -> Biases:
+    """Read which matrices have biases; `default` is of ``attention_bias``."""
+    attention = bool(config.get("attention_bias", default))
+    return Biases(attention, attention, bool(config.get("mlp_bias", False)))
 
 
 def llama(config: Configuration) -> Recipe:
     """Llama: RMS norms, rotary positions, grouped queries, gated networks."""
-    return llama_like(config, sizes_of(config), biases=biases_of(config))
+    return llama_like(config, sizes_of(config))
 
 
 def mistral(config: Configuration) -> Recipe:
     """Mistral: Llama without biases; a sliding window of 4,096 tokens, or none where it is null."""
     sizes = sizes_of(config)
     slides = config.get("sliding_window", WINDOW) is not None
-    kinds = layer_kinds(config, sizes.depth, *sizes.depth * [SLIDING if slides else FULL])
-    return llama_like(config, sizes, masks_by_kind(config, sizes, kinds))
+    kinds = layer_kinds(config, sizes.depth, *slide_all(slides, sizes.depth))
+    return llama_like(config, sizes, masks_by_kind(config, sizes, kinds), biases=Biases())
 
 
 def ministral(config: Configuration) -> Recipe:
@@ -136,9 +135,8 @@ def ministral3(config: Configuration) -> Recipe:
         rotary = TemperedRotary(
             rotary.frequencies, rotary.tokens, rotary.amplitude, tempered=tempered
         )
-    slides = config.get("sliding_window") is not None
-    kinds = sizes.depth * (SLIDING if slides else FULL,)
-    return llama_like(config, sizes, masks_of(config, kinds, lambda kind: rotary))
+    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
+    return llama_like(config, sizes, masks_of(config, kinds, rotary), biases=Biases())
 
 
 def qwen2(config: Configuration) -> Recipe:
@@ -167,26 +165,21 @@ def mimo(config: Configuration) -> Recipe:
 def qwen3(config: Configuration) -> Recipe:
     """Qwen 3: Llama with norms of every head's queries and keys."""
     sizes = sizes_of(config, head_dim=128)
-    return llama_like(
-        config, sizes, _qwens(config, sizes),
-        biases=biases_of(config), head_norm=parts.shared_head_norm,
-    )  # fmt: skip
+    return llama_like(config, sizes, _qwens(config, sizes), head_norm=parts.shared_head_norm)
 
 
 def qwen3_vl_text(config: Configuration) -> Recipe:
     """The text of Qwen 3 VL: Qwen 3 without windows."""
     sizes = sizes_of(config, head_dim=128)
-    return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=500_000.0),
-        biases=biases_of(config), head_norm=parts.shared_head_norm,
-    )  # fmt: skip
+    of_layers = rotary_masks(config, sizes, default=500_000.0)
+    return llama_like(config, sizes, of_layers, head_norm=parts.shared_head_norm)
 
 
 def seed_oss(config: Configuration) -> Recipe:
     """Seed-OSS: Llama with biases of queries, keys and values, and optionally of the output."""
-    sizes = sizes_of(config, head_dim=128)
-    biases = biases_of(config, output="attention_out_bias", default=True)
-    return llama_like(config, sizes, biases=biases)
+    output = bool(config.get("attention_out_bias", False))
+    biases = biases_of(config, default=True)._replace(attention_output=output)
+    return llama_like(config, sizes_of(config, head_dim=128), biases=biases)
 
 
 def ernie4_5(config: Configuration) -> Recipe:
@@ -216,8 +209,8 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     names = Names(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
     mask = AttentionMask(positions=replace(rotary, from_zero=True))
     return llama_like(
-        config, sizes, sizes.depth * (mask,), names=names, biases=biases_of(config),
-        head_norm=parts.shared_head_norm, rope_before_qk_norm=True,
+        config, sizes, sizes.depth * (mask,), names=names, head_norm=parts.shared_head_norm,
+        rope_before_qk_norm=True,
     )  # fmt: skip
 
 
@@ -225,7 +218,7 @@ def helium(config: Configuration) -> Recipe:
     """Helium: Llama with interleaved rotary features."""
     sizes = sizes_of(config, norm_eps=1e-8, head_dim=128)
     of_layers = rotary_masks(config, sizes, default=100_000.0)
-    biases = biases_of(config, output=None)
+    biases = biases_of(config)._replace(attention_output=False)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True)
 
 
@@ -244,17 +237,17 @@ def smollm3(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *usual)
     if not slides:
         kinds = sizes.depth * (FULL,)
-    seen = masks_of(config, kinds, lambda kind: rotary, None)
+    seen = masks_of(config, kinds, rotary, None)
     of_layers = tuple(
         mask if rotates else AttentionMask(mask.window)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
-    return llama_like(config, sizes, of_layers, biases=biases_of(config), tied=True)
+    return llama_like(config, sizes, of_layers, tied=True)
 
 
 def granite(config: Configuration) -> Recipe:
     """Granite: Llama with multipliers of embeddings, of what layers add, of scores and logits."""
-    return llama_like(config, sizes_of(config), biases=biases_of(config), **multipliers(config))
+    return llama_like(config, sizes_of(config), **multipliers(config))
 
 
 def multipliers(config: Configuration) -> dict[str, Any]:
@@ -276,8 +269,7 @@ def phi3(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         get_int(config, TRAINED)  # the publisher's reader needs it beside the scaling
-    slides = config.get("sliding_window") is not None
-    kinds = sizes.depth * (SLIDING if slides else FULL,)
+    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     return llama_like(
         config, sizes, masks_by_kind(config, sizes, kinds, default_part=1.0),
         projections=parts.fused_qkv, network=parts.fused_gated_mlp, names=Names(up="gate_up_proj"),
@@ -296,17 +288,15 @@ def exaone4(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim)
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions.get), names=Names(**AFTER),
+        config, sizes, masks_of(config, kinds, positions), names=Names(**AFTER), biases=Biases(),
         head_norm=parts.shared_head_norm,
     )  # fmt: skip
 
 
 def olmo2(config: Configuration) -> Recipe:
     """OLMo 2: norms after sublayers, and of all heads together."""
-    return llama_like(
-        config, sizes_of(config, norm_eps=1e-5), names=Names(**AFTER), biases=biases_of(config),
-        head_norm=parts.across_heads,
-    )  # fmt: skip
+    sizes = sizes_of(config, norm_eps=1e-5)
+    return llama_like(config, sizes, names=Names(**AFTER), head_norm=parts.across_heads)
 
 
 def olmo3(config: Configuration) -> Recipe:
@@ -315,12 +305,11 @@ def olmo3(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *full_every(4, sizes.depth))
     # Readers disagree about another base beside rope_scaling.
     refuse_options(config, rope_theta=500_000.0)
-    of_layers = masks_of(
-        config, kinds,
-        lambda kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind),
-    )  # fmt: skip
+    rotary = {
+        kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind) for kind in {*kinds}
+    }
     return llama_like(
-        config, sizes, of_layers, names=Names(**AFTER), biases=biases_of(config),
+        config, sizes, masks_of(config, kinds, rotary), names=Names(**AFTER),
         head_norm=parts.across_heads,
     )  # fmt: skip
 
@@ -345,10 +334,8 @@ def glm4(config: Configuration) -> Recipe:
 
 def arcee(config: Configuration) -> Recipe:
     """Arcee: Llama whose networks have no gate."""
-    return llama_like(
-        config, sizes_of(config, norm_eps=1e-5), activation="relu2", network=parts.plain_mlp,
-        biases=biases_of(config),
-    )  # fmt: skip
+    sizes = sizes_of(config, norm_eps=1e-5)
+    return llama_like(config, sizes, activation="relu2", network=parts.plain_mlp)
 
 
 def cwm(config: Configuration) -> Recipe:
@@ -356,17 +343,16 @@ def cwm(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     usual = (SLIDING if k % 4 else FULL for k in range(sizes.depth))
     kinds = layer_kinds(config, sizes.depth, *usual)
-    rotary = rotary_of(config, sizes.head_dim, default=1e6, default_scaling=OF_CWM)
     refuse_options(config, mlp_bias=False)
-    return llama_like(config, sizes, masks_of(config, kinds, lambda kind: rotary, 8192))
+    seen = masks_by_kind(config, sizes, kinds, 8192, default=1e6, default_scaling=OF_CWM)
+    return llama_like(config, sizes, seen, biases=Biases())
 
 
 def iquestcoder(config: Configuration) -> Recipe:
     """IQuest-Coder: Llama."""
     refuse_options(config, clip_qkv=None, use_sliding_window=False)
     config.ignore("max_window_layers", "sliding_window")  # without windows
-    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    return llama_like(config, sizes, biases=biases_of(config))
+    return llama_like(config, sizes_of(config, norm_eps=1e-5, head_dim=128))
 
 
 def internlm3(config: Configuration) -> Recipe:
@@ -386,7 +372,7 @@ def hyperclovax(config: Configuration) -> Recipe:
     scales["logit_scale"] = 1 / scales["logit_scale"]
     if config.get("attention_multiplier") is None:
         scales["scale"] = None
-    return llama_like(config, sizes, names=names, biases=biases_of(config), **scales)
+    return llama_like(config, sizes, names=names, **scales)
 
 
 def apertus(config: Configuration) -> Recipe:
@@ -394,21 +380,23 @@ def apertus(config: Configuration) -> Recipe:
     refuse_options(config, hidden_act="xielu", qk_norm=True, mlp_bias=False)
     config.ignore("post_norm")  # the publisher's reader ignores it
     sizes = sizes_of(config, norm_eps=1e-5)
-    rotary = rotary_of(config, sizes.head_dim, default=12e6, default_scaling=OF_APERTUS)
+    of_layers = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
     names = Names(before_attention="attention_layernorm", before_network="feedforward_layernorm")
     return llama_like(
-        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names=names,
-        biases=biases_of(config), head_norm=parts.shared_head_norm, network=parts.xielu_mlp,
-        activation=xielu,
+        config, sizes, of_layers, names=names, head_norm=parts.shared_head_norm,
+        network=parts.xielu_mlp, activation=xielu,
     )  # fmt: skip
 
 
 def masks_by_kind(
-    config: Configuration, sizes: Sizes, kinds: tuple[str, ...], **rope: Any
+    config: Configuration,
+    sizes: Sizes,
+    kinds: tuple[str, ...],
+    window: int | None = WINDOW,
+    **rope: Any,
 ) -> tuple[AttentionMask, ...]:
     """Return what layers of these kinds see, with the same rotary positions for all."""
-    rotary = rotary_of(config, sizes.head_dim, **rope)
-    return masks_of(config, kinds, lambda kind: rotary)
+    return masks_of(config, kinds, rotary_of(config, sizes.head_dim, **rope), window)
 
 
 def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:

@@ -30,6 +30,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
+    slide_all,
     usual_base,
 )
 from lim_jax.network.experts import ClampedGate, Routing, SparseMixer
@@ -50,8 +51,7 @@ OF_TRINITY = Names(
     before_network="pre_mlp_layernorm",
     after_network="post_mlp_layernorm",
 )
-PROJECTIONS = experts.by_expert("gate_proj", "up_proj", "down_proj")
-OF_MIXTRAL = experts.by_expert("w1", "w3", "w2")
+BLOCK, OF_MIXTRAL = Names(network="block_sparse_moe"), experts.ByExpert("w1", "w3", "w2")
 # Options that repeat what others say.
 REPEATED = (
     "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
@@ -70,7 +70,6 @@ def afmoe(config: Configuration) -> Recipe:
     )  # fmt: skip
     config.ignore("load_balance_coeff", "use_grouped_mm")  # they concern training
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    biased = bool(config.get("attention_bias", False))
     period = get_int(config, "global_attn_every_n_layers", 4)
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
@@ -79,14 +78,13 @@ def afmoe(config: Configuration) -> Recipe:
     routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
     experts.require_open(routing, count)
     mixture = experts.Mixture(
-        count, hidden, routing, PROJECTIONS, router="router.gate", preference="expert_bias",
+        count, hidden, routing, experts.PROJECTIONS, router="router.gate", preference="expert_bias",
         shared=("shared_experts", hidden * get_int(config, "num_shared_experts", 2)),
         dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions.get, 1024), names=OF_TRINITY,
-        biases=Biases(biased, biased), head_norm=parts.shared_head_norm,
-        network=experts.moe_mlp(mixture),
+        config, sizes, masks_of(config, kinds, positions, 1024), names=OF_TRINITY,
+        biases=_attention_biases(config), head_norm=parts.shared_head_norm, network=mixture,
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
     )  # fmt: skip
 
@@ -94,27 +92,26 @@ def afmoe(config: Configuration) -> Recipe:
 def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
-    slides = config.get("sliding_window") is not None
-    seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,), default=1e6)
+    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size,
         Routing(_top(config, 2)), OF_MIXTRAL,
     )  # fmt: skip
     config.ignore(*REPEATED)
-    names = Names(network="block_sparse_moe")
-    return llama_like(config, sizes, seen, names=names, network=experts.moe_mlp(mixture))
+    return llama_like(
+        config, sizes, masks_by_kind(config, sizes, kinds, default=1e6), names=BLOCK,
+        biases=Biases(), network=mixture,
+    )  # fmt: skip
 
 
 def qwen3_moe(config: Configuration) -> Recipe:
     """Qwen 3 with experts, in all layers but those that the configuration names."""
     sizes = sizes_of(config)
-    slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # all layers slide, or none
-    seen = masks_by_kind(config, sizes, sizes.depth * (SLIDING if slides else FULL,))
-    mixture = _of_qwen(config, sizes.depth, (128, 8, None))
+    kinds = slide_all(config.get("use_sliding_window", False), sizes.depth)
     return llama_like(
-        config, sizes, seen, biases=biases_of(config), head_norm=parts.shared_head_norm,
-        network=experts.moe_mlp(mixture),
+        config, sizes, masks_by_kind(config, sizes, kinds), head_norm=parts.shared_head_norm,
+        network=_of_qwen(config, sizes.depth, (128, 8, None)),
     )  # fmt: skip
 
 
@@ -131,7 +128,7 @@ def _of_qwen(
     config.ignore(*REPEATED)
     return experts.Mixture(
         get_int(config, name, count), get_int(config, "moe_intermediate_size", hidden), routing,
-        PROJECTIONS, dense_layers=frozenset(dense),
+        experts.PROJECTIONS, dense_layers=frozenset(dense),
     )  # fmt: skip
 
 
@@ -143,9 +140,8 @@ def qwen3_vl_moe_text(config: Configuration) -> Recipe:
     if config.get("num_local_experts") is None:
         usual["num_experts"] = 60
     recipe = qwen3_moe(config.with_defaults(**usual))
-    assert isinstance(recipe.network, experts.MixtureReader)
-    mixture = recipe.network.mixture._replace(read=experts.either_gate_up)
-    return recipe._replace(network=experts.moe_mlp(mixture))
+    assert isinstance(recipe.network, experts.Mixture)
+    return recipe._replace(network=recipe.network._replace(read=experts.stacked_either_way))
 
 
 def qwen2_moe(config: Configuration) -> Recipe:
@@ -159,7 +155,7 @@ def qwen2_moe(config: Configuration) -> Recipe:
         shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
     )
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds), network=experts.moe_mlp(mixture),
+        config, sizes, masks_by_kind(config, sizes, kinds), network=mixture,
         biases=Biases(qkv=bool(config.get("qkv_bias", True))),
     )  # fmt: skip
 
@@ -169,28 +165,24 @@ def olmoe(config: Configuration) -> Recipe:
     refuse_options(config, clip_qkv=None)
     sizes, count = sizes_of(config, norm_eps=1e-5), get_int(config, "num_experts", 64)
     routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
-    mixture = experts.Mixture(count, sizes.intermediate_size, routing, PROJECTIONS)
-    return llama_like(
-        config, sizes, biases=biases_of(config), head_norm=parts.across_heads,
-        network=experts.moe_mlp(mixture),
-    )  # fmt: skip
+    mixture = experts.Mixture(count, sizes.intermediate_size, routing, experts.PROJECTIONS)
+    return llama_like(config, sizes, head_norm=parts.across_heads, network=mixture)
 
 
 def phimoe(config: Configuration) -> Recipe:
     """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
     sizes = sizes_of(config, norm_eps=1e-5)
     refuse_options(config, num_experts_per_tok=2)
-    kinds = sizes.depth * (FULL if config.get("sliding_window") is None else SLIDING,)
+    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 16), sizes.intermediate_size,
         SparseMixer(get_positive(config, "router_jitter_noise", 0.01)), OF_MIXTRAL,
     )  # fmt: skip
-    biased, head = bool(config.get("attention_bias", False)), config.get("lm_head_bias", False)
+    biases = _attention_biases(config)._replace(head=bool(config.get("lm_head_bias", False)))
     return llama_like(
-        config, sizes, masks_of(config, kinds, lambda kind: rotary), norm=parts.layer_norm,
-        names=Names(network="block_sparse_moe"), biases=Biases(biased, biased, head=bool(head)),
-        network=experts.moe_mlp(mixture), longest=longest,
+        config, sizes, masks_of(config, kinds, rotary), norm=parts.layer_norm, names=BLOCK,
+        biases=biases, network=mixture, longest=longest,
     )  # fmt: skip
 
 
@@ -228,13 +220,13 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
     shared = get_int(config, "moe_num_shared_experts", 2, least=0)
     mixture = experts.Mixture(
         get_int(config, "moe_num_experts", 64), hidden, Routing(get_int(config, "moe_k", 6)),
-        PROJECTIONS, preference="moe_statics.e_score_correction_bias", preference_axes=(1,),
+        experts.PROJECTIONS, preference="moe_statics.e_score_correction_bias", preference_axes=(1,),
         shared=("shared_experts", hidden * shared) if shared else None,
         dense_layers=frozenset({*range(sizes.depth)} - sparse),
     )  # fmt: skip
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default=500_000.0), rope_interleaved=True,
-        tied=True, network=experts.moe_mlp(mixture), names=Names(further="model.mtp_"),
+        tied=True, biases=Biases(), network=mixture, names=Names(further="model.mtp_"),
     )  # fmt: skip
 
 
@@ -251,9 +243,9 @@ def hunyuan_v1_moe(config: Configuration) -> Recipe:
     config.ignore(*OF_HUNYUAN_MOE)
     mixture = experts.Mixture(
         alike(config, "num_experts", 1), hidden, Routing(alike(config, "moe_topk", 1)),
-        PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
+        experts.PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
     )  # fmt: skip
-    return recipe._replace(network=experts.moe_mlp(mixture))
+    return recipe._replace(network=mixture)
 
 
 def granitemoe(config: Configuration) -> Recipe:
@@ -261,32 +253,29 @@ def granitemoe(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
-        experts.fused_gate_up("input_linear", "output_linear"), router="router.layer",
+        experts.Stacked("input_linear.weight", "output_linear.weight"), router="router.layer",
     )  # fmt: skip
     config.ignore(*REPEATED)
-    return llama_like(
-        config, sizes, names=Names(network="block_sparse_moe"), biases=biases_of(config),
-        network=experts.moe_mlp(mixture), **multipliers(config),
-    )  # fmt: skip
+    return llama_like(config, sizes, names=BLOCK, network=mixture, **multipliers(config))
 
 
 def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
     kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
-    rotary = rotary_of(config, sizes.head_dim, default=150_000.0, default_scaling=OF_GPT_OSS)
+    rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 128), sizes.intermediate_size,
-        Routing(_top(config, 4)), experts.interleaved_gate_up, router="router", router_bias=True,
+        Routing(_top(config, 4)), experts.Stacked(transposed=True, interleaved=True),
+        router="router", router_bias=True,
         combine=ClampedGate(
             get_positive(config, "swiglu_alpha", 1.702), get_positive(config, "swiglu_limit", 7.0)
         ),
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, masks_of(config, kinds, lambda kind: rotary, 128),
+        config, sizes, masks_by_kind(config, sizes, kinds, 128, **rope), network=mixture,
         names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
-        network=experts.moe_mlp(mixture),
     )  # fmt: skip
 
 
@@ -304,7 +293,7 @@ def llama4_text(config: Configuration) -> Recipe:
         rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
     scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
-    seen = masks_of(config, kinds, lambda kind: rotary)
+    seen = masks_of(config, kinds, rotary)
     of_layers = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
         for mask, rotates in zip(seen, rotated, strict=False)
@@ -313,7 +302,7 @@ def llama4_text(config: Configuration) -> Recipe:
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     mixture = experts.Mixture(
         get_int(config, "num_local_experts", 16), sizes.intermediate_size,
-        Routing(_top(config, 1), "sigmoid", normalised=False), experts.transposed_gate_up,
+        Routing(_top(config, 1), "sigmoid", normalised=False), experts.Stacked(transposed=True),
         router="router", shared=("shared_expert", sizes.intermediate_size), weighs_input=True,
         dense_layers=frozenset(range(sizes.depth)) - set(sparse),
         dense_intermediate_size=get_int(config, "intermediate_size_mlp", 16384),
@@ -321,7 +310,7 @@ def llama4_text(config: Configuration) -> Recipe:
     config.ignore(*REPEATED)
     return llama_like(
         config, sizes, of_layers, names=Names(network="feed_forward"), rope_interleaved=True,
-        biases=biases_of(config), network=experts.moe_mlp(mixture),
+        network=mixture,
     )  # fmt: skip
 
 
@@ -345,9 +334,14 @@ def minimax_m2(config: Configuration) -> Recipe:
     mtp = config.get("num_mtp_modules") or 0, config.get("mtp_transformer_layers") or 1
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default=5e6, default_part=part),
-        names=Names(network="block_sparse_moe"), head_norm=parts.across_heads,
-        network=experts.moe_mlp(mixture), num_mtp_layers=math.prod(mtp),
+        names=BLOCK, biases=Biases(), head_norm=parts.across_heads, network=mixture,
+        num_mtp_layers=math.prod(mtp),
     )  # fmt: skip
+
+
+def _attention_biases(config: Configuration) -> Biases:
+    biased = bool(config.get("attention_bias", False))
+    return Biases(biased, biased)
 
 
 def _top(config: Configuration, default: int | None) -> int:

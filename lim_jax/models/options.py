@@ -160,6 +160,11 @@ def get_int(config: Options, name: str, default: int | None = None, *, least: in
     return require_option(config, name, value, holds, expected)
 
 
+def get_int_or(config: Options, name: str, default: Any) -> Any:
+    """Return an option that is a positive whole number, or a default where it is null too."""
+    return default if config.get(name) is None else get_int(config, name)
+
+
 def get_positive(
     config: Options, name: str, default: float | int | None = None, *, below: float = math.inf
 ) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lim_jax.models import parts
-from lim_jax.models.experts import Mixture, MixtureReader
+from lim_jax.models.experts import Mixture
 from lim_jax.models.options import Configuration
 from lim_jax.models.reading import ACTIVATIONS
 from lim_jax.models.recipe import Recipe
@@ -64,8 +64,7 @@ def own_options(config: Configuration, recipe: Recipe) -> Values:
     stated: dict[str, Any] = dict(USUAL)
     stated |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
     stated |= _of_attention(recipe) | _of_residuals(recipe)
-    moe = isinstance(network, MixtureReader)
-    stated |= _of_mixture(network.mixture) if moe else _of_dense(config)
+    stated |= _of_mixture(network) if isinstance(network, Mixture) else _of_dense(config)
     own: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in stated.items()}
     acts = tuple(name for name, act in ACTIVATIONS.items() if act is recipe.activation)
     return {**own, **dict.fromkeys(ACTS, acts), **_of_layers(config, recipe.masks)}

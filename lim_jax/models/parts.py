@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -26,30 +27,28 @@ from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 Arrays = dict[str, Tensor]  # by the names of a module's fields
 
 
-def rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
-    """Read an RMS norm."""
-    return RMSNorm(read(f"{name}.weight", width), norm_eps)
+def rms_norm(read: Reader, name: str, width: int, norm_eps: float, offset: int = 0) -> RMSNorm:
+    """Read an RMS norm, whose files may hold scales less an offset."""
+    return RMSNorm(offset + read(f"{name}.weight", width), norm_eps)
 
 
-def unit_offset_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
-    """Read an RMS norm whose files hold scales less one."""
-    return RMSNorm(1 + read(f"{name}.weight", width), norm_eps)
+def layer_norm(
+    read: Reader,
+    name: str,
+    width: int,
+    norm_eps: float,
+    offset: int = 0,
+    shifted: bool = True,
+) -> LayerNorm:
+    """Read a layer norm, whose files may hold scales less an offset, or no shift."""
+    scale = offset + read(f"{name}.weight", width)
+    shift = read(f"{name}.bias", width) if shifted else np.zeros_like(scale)
+    return LayerNorm(scale, shift, norm_eps)
 
 
-def layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
-    """Read a layer norm."""
-    return LayerNorm(read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
-
-
-def unit_offset_layer_norm(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
-    """Read a layer norm whose files hold scales less one."""
-    return LayerNorm(1 + read(f"{name}.weight", width), read(f"{name}.bias", width), norm_eps)
-
-
-def layer_norm_without_shift(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
-    """Read a layer norm that has a scale alone."""
-    scale = read(f"{name}.weight", width)
-    return LayerNorm(scale, np.zeros_like(scale), norm_eps)
+unit_offset_rms_norm = partial(rms_norm, offset=1)
+unit_offset_layer_norm = partial(layer_norm, offset=1)
+layer_norm_without_shift = partial(layer_norm, shifted=False)
 
 
 def layer_norm_without_weights(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
@@ -197,12 +196,10 @@ def fused_gated_mlp(
 ) -> GatedFeedForward:
     """Read a gated network whose gates stand before the rest in one matrix."""
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
-    gate_up = read(f"{at}.{names.up}.weight", 2 * sizes.intermediate_size, sizes.width)
-    down = read(f"{at}.{names.down}.weight", sizes.width, sizes.intermediate_size)
-    gate, up = gate_up[: sizes.intermediate_size], gate_up[sizes.intermediate_size :]
-    return GatedFeedForward(
-        norm, gate, up, down, activation=recipe.activation, output_norm=output_norm
-    )
+    inner, width = sizes.intermediate_size, sizes.width
+    matrices = np.split(read(f"{at}.{names.up}.weight", 2 * inner, width), 2)
+    matrices.append(read(f"{at}.{names.down}.weight", width, inner))
+    return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
 
 
 def plain_mlp(
@@ -223,12 +220,10 @@ def xielu_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
     """Read a network of two matrices, and the numbers of its activation, `reading.xielu`."""
-    shapes: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
-    numbers = [
-        read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape).reshape(())
-        for name, shape in shapes.items()
-    ]
-    plain = plain_mlp(read, at, recipe, norm, output_norm)
+    numbers, plain = [], plain_mlp(read, at, recipe, norm, output_norm)
+    for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
+        number = read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape)
+        numbers.append(number.reshape(()))
     return dataclasses.replace(plain, activation_numbers=np.stack(numbers))
 
 
@@ -244,13 +239,12 @@ def read_attention(
     width, heads = sizes.width, sizes.heads
     inner = heads * sizes.head_dim
     output = read_matrix(read, f"{at}.{names.output}", width, inner, recipe)
-    norms = {}
+    norms, groups = {}, sizes.num_kv_heads
     if recipe.head_norm is not None:
         norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
-        groups = sizes.num_kv_heads
         norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
     if recipe.value_norm is not None:
-        norms["value_norm"] = recipe.value_norm(read, at, sizes.num_kv_heads, recipe)
+        norms["value_norm"] = recipe.value_norm(read, at, groups, recipe)
     biased, sinks = recipe.biases.attention_output, names.sinks
     projections = recipe.projections(read, at, recipe)
     if names.output_gate is not None:

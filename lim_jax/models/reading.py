@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from lim_jax.models.checkpoint import Checkpoint, Rows, require_finite
-from lim_jax.models.gguf_file import GGUFCheckpoint
+from lim_jax.models.gguf_checkpoint import GGUFCheckpoint
 
 Source = Checkpoint | GGUFCheckpoint
 Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's

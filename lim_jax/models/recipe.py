@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
-from lim_jax.models.options import Options, get_int, get_positive, require_config
+from lim_jax.models.options import Options, get_int, get_int_or, get_positive, require_config
 from lim_jax.models.reading import Reader, Tensor
 from lim_jax.network.flow import split
 from lim_jax.network.masks import AttentionMask, SwitchedMask
@@ -49,20 +49,11 @@ def sizes_of(
     norm_eps: float = 1e-6,
     head_dim: int | None = None,
 ) -> Sizes:
-    """Read the sizes of a decoder from its configuration.
+    """Read the sizes of a decoder from the options of its ``config.json`` of these names.
 
     By default there are as many key heads as heads, and the hidden layer of the tokenwise network
-    is four times the width.
-
-    Parameters
-    ----------
-    config
-        The options of ``config.json``.
-    names
-        Which of them state the sizes.
-    norm_eps, head_dim
-        The family's own, for configurations that state none; without `head_dim` the heads share
-        the width.
+    is four times the width. `norm_eps` and `head_dim` are for configurations that state none;
+    without `head_dim` the heads share the width.
 
     Raises
     ------
@@ -72,10 +63,9 @@ def sizes_of(
     width, depth, heads = (
         get_int(config, name) for name in (names.width, names.depth, names.heads)
     )
-    inner, groups = names.intermediate_size, names.num_kv_heads
-    stated = inner is not None and config.get(inner) is not None
-    intermediate_size = get_int(config, inner) if stated and inner else 4 * width
-    num_kv_heads = heads if config.get(groups) is None else get_int(config, groups)
+    inner = names.intermediate_size
+    intermediate_size = 4 * width if inner is None else get_int_or(config, inner, 4 * width)
+    num_kv_heads = get_int_or(config, names.num_kv_heads, heads)
     if config.get(names.head_dim, head_dim) is None:
         got = f"{heads} heads at width {width}"
         require_config(width % heads == 0, got, "a number of heads that divides the width")

@@ -1,7 +1,7 @@
 """Readers of layers that read a state: gated delta rules, Mamba-2 and short convolutions."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lim_jax.models.checkpoint import require_shape
-from lim_jax.models.options import Options, get_int, require_config, require_option
+from lim_jax.models.options import Options, get_int, get_int_or, require_config, require_option
 from lim_jax.models.parts import Arrays, read_norm
 from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
@@ -38,8 +38,8 @@ def delta_sizes(config: Options, defaults: tuple[int, int, int, int]) -> DeltaSi
     """Read the sizes of gated delta layers; `defaults` are of all but the taps."""
     names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
     pairs = zip(names, defaults, strict=True)
-    stated = {name: _int(config, f"linear_{name}", default) for name, default in pairs}
-    sizes = DeltaSizes(*stated.values(), taps=get_int(config, "linear_conv_kernel_dim", 4))
+    stated = [get_int_or(config, f"linear_{name}", default) for name, default in pairs]
+    sizes = DeltaSizes(*stated, taps=get_int(config, "linear_conv_kernel_dim", 4))
     got = f"{sizes.heads} heads of values and {sizes.groups} of keys"
     require_config(sizes.heads % sizes.groups == 0, got, "as many values for each key")
     return sizes
@@ -313,9 +313,3 @@ def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution
 
 def _norm_before(read: Reader, at: str, recipe: Recipe) -> Norm:
     return read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
-
-
-def _int(config: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a whole number, the default where it is not stated or null."""
-    stated = config.get(name)
-    return get_int({name: default if stated is None else stated}, name)

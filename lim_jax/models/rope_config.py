@@ -1,7 +1,7 @@
 """Rotary positions and the windows of layers, as a configuration states them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -245,25 +245,31 @@ def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
     return kinds
 
 
-def full_every(period: int, depth: int) -> tuple[str, ...]:
-    """Return the kinds of sliding layers, of which every `period`-th is full."""
-    return tuple(FULL if (k + 1) % period == 0 else SLIDING for k in range(depth))
+def full_every(period: int, depth: int, other: str = SLIDING) -> tuple[str, ...]:
+    """Return the kinds of layers, of which every `period`-th is full."""
+    return tuple(FULL if (k + 1) % period == 0 else other for k in range(depth))
+
+
+def slide_all(slides: bool, depth: int) -> tuple[str, ...]:
+    """Return the kinds of layers that all slide, or none."""
+    return depth * (SLIDING if slides else FULL,)
 
 
 def masks_of(
     config: Options,
     kinds: Sequence[str],
-    positions: Callable[[str], Positions | None],
+    positions: Positions | Mapping[str, Positions | None] | None,
     window: int | None = WINDOW,
 ) -> tuple[AttentionMask, ...]:
-    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
+    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``.
+
+    `positions` are those of all layers, or of each kind.
+    """
+    by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
     seen, sliding = {FULL: {}}, config.get("sliding_window", window)
     if SLIDING in kinds:
         seen[SLIDING] = {"window": get_int({"sliding_window": sliding}, "sliding_window")}
     if CHUNKED in kinds:
         seen[CHUNKED] = {"chunk": get_int(config, "attention_chunk_size", CHUNK)}
-    of_kind = {
-        kind: AttentionMask(**seen[kind], positions=positions(kind))
-        for kind in dict.fromkeys(kinds)
-    }
+    of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
     return tuple(of_kind[kind] for kind in kinds)

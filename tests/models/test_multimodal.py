@@ -117,7 +117,7 @@ def test_experts_lie_either_way_round(tmp_path):
             save_file(stored, tmp_path / WHOLE)
             (tmp_path / "config.json").write_text("{}")
             read = Reader(open_checkpoint(tmp_path), "float32")
-            found = reader.mixture.read(read, "mlp", reader.mixture, recipe_of(config))
+            found = reader.read(read, "mlp", reader, recipe_of(config))
             both = np.concatenate([found["gate"], found["up"]], axis=1)
             np.testing.assert_array_equal(both, arrays["mlp.experts.gate_up_proj"])
             np.testing.assert_array_equal(found["down"], arrays["mlp.experts.down_proj"])

@@ -283,7 +283,7 @@ MIXTURES = {
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe: Any = recipe_of(least(family))
-    mixture = (recipe.layers[-1] if recipe.layers else recipe).network.mixture
+    mixture = (recipe.layers[-1] if recipe.layers else recipe).network
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
@@ -297,7 +297,7 @@ def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention(
 def test_deepseek_v3_takes_eight_experts_where_nothing_is_said():
     config = {name: value for name, value in least("deepseek_v3").items() if "per_tok" not in name}
     recipe: Any = recipe_of(Configuration(config))
-    assert recipe.network.mixture.routing.top == 8
+    assert recipe.network.routing.top == 8
 
 
 def test_kinds_of_layers_have_bases_of_their_own():
@@ -549,7 +549,7 @@ def test_layers_slide_where_nothing_is_said_of_each(family, more, slides):
 )
 def test_layers_of_ernie_have_experts_from_one_to_another(more, dense):
     recipe: Any = recipe_of(least("ernie4_5_moe", **more))
-    mixture = recipe.network.mixture
+    mixture = recipe.network
     assert mixture.dense_layers == dense
     assert (mixture.shared is None) == ("moe_num_shared_experts" in more)
 
