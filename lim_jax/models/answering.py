@@ -35,22 +35,11 @@ def answer(
 ) -> Int[Array, " answer"]:
     """The ids that a model answers with, each the likeliest after all before it.
 
-    One compiled program serves all contexts of one padded length. What layers keep is cached, so
-    that an id costs its own row, and logits are those of the whole context by `CausalLM.logits`.
-    The context is computed anew when the rotary frequencies change, if they depend on its length
-    (`CausalLM.same_rope`), and for each id if the layers have no such cache, as by `network.heun`.
-    Not under `jit`, since the number of ids depends on their values.
-
-    Parameters
-    ----------
-    model
-        From `models.load`, or any other.
-    ids
-        The context, at least one id.
-    tokens
-        The largest number of ids in the answer.
-    end
-        Ids that end the answer, as its last: those of `LanguageModel.end_ids`.
+    There are at most `tokens`; one of `end`, such as those of `LanguageModel.end_ids`, is the last.
+    Logits are those of the whole context by `CausalLM.logits`, of which a cache keeps what layers
+    need of earlier ids. The context is computed anew when rotary frequencies change that depend on
+    its length, and for each id if the layers have no such cache, as by `network.heun`. Not under
+    `jit`, since the number of ids depends on their values.
 
     Raises
     ------

@@ -67,14 +67,12 @@ class Targets(NamedTuple):
     weights
         :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`).
     places
-        The position of each query in the context, from 0; None for a query at every position. Name
-        them if they are few: the head makes logits of these positions alone.
+        The position of each query, from 0, whose logits alone are made; None for all positions.
     starts
-        Where the context of each position begins, by `grid.segment_starts`, in rows of packed
-        contexts and after padding on the left. None if the row is one context from its beginning.
+        Where the context of each position begins (`grid.segment_starts`), in packed rows and after
+        padding on the left; None for one context from the row's beginning.
     log_weights, parts
-        An additive attention mask, one number for each position, which everything can be
-        differentiated in, and the number of each position's part (`Grid.weighted`); or None.
+        An additive attention mask, and the number of each position's part (`Grid.weighted`).
     """
 
     targets: Labels
@@ -88,9 +86,8 @@ class Targets(NamedTuple):
 class LossOfLogits:
     """A loss of a language model by its logits at the places that are asked, and their targets.
 
-    ``loss(model, x, y)`` of embedded contexts is ``of_logits(logits, y)`` of `Targets` y and the
-    logits of each query, which are `loss.losses.Slices` where they never stand all at once. As a
-    class's attribute it is a method, as functions are.
+    ``loss(model, x, y)`` of embedded contexts is ``of_logits(logits, y)``; logits are
+    `loss.losses.Slices` where they never stand all at once. A class's attribute is a method.
     """
 
     def __init__(self, of_logits: Callable[[Logits | Slices, Targets], Scalar]):
@@ -148,21 +145,14 @@ class CausalLM(eqx.Module):
         One row for each word: an array, or `weights.FetchedRows`.
     positions
         One row for each position, added to the word's; None for networks with other positions.
-    flow
-        The network.
-    norm
-        The last norm, of one token.
-    head
-        One row for each word, or None if it is the embedding.
-    head_bias
-        Added to the logits, or None.
-    embedding_scale, logit_scale
-        What embedded words and logits are multiplied by.
-    logit_cap
-        What logits are capped at by a hyperbolic tangent, after their scale, or None.
+    flow, norm
+        The network, and the last norm, of one token.
+    head, head_bias
+        One row for each word, None if it is the embedding; and what is added to the logits.
+    embedding_scale, logit_scale, logit_cap
+        What embedded words and logits are multiplied by, and at what logits are then capped.
     trained
-        The length of the longest contexts that the network was trained on, or None if unknown.
-        `embed` warns of longer ones.
+        The length of the longest contexts of its training, if known. `embed` warns of longer ones.
     longest
         The length of the longest contexts that are computed as the network's publisher does, and
         why not beyond; None if all are.
@@ -283,13 +273,6 @@ class CausalLM(eqx.Module):
         """One example ``(x, y)`` of a window of L + 1 ids: L of context, and the id after each.
 
         Of many windows, ``jax.vmap(model.example, in_axes=(0, None))(windows, query_weights)``.
-
-        Parameters
-        ----------
-        window
-            Ids; the last is a target only.
-        query_weights
-            One for each position of the context; they come back in the model's precision.
         """
         require_indices(window, "window")
         length = len(window) - 1
@@ -298,26 +281,20 @@ class CausalLM(eqx.Module):
         return x, Targets(window[1:], query_weights.astype(x.dtype))
 
     loss = LossOfLogits(_cross_entropy)
-    """The next-word cross-entropy of one embedded context, in nats.
-
-    ``influence(CausalLM.loss, model, batch, grid)`` measures it.
-    """
+    """The next-word cross-entropy of one embedded context, in nats."""
 
     margin_loss = LossOfLogits(_margin_loss)
     """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
 
     own_margin_loss = LossOfLogits(_own_margin_loss)
-    """`margin_loss` of the words that the network itself finds likeliest; targets are not read.
-
-    It serves contexts whose answer nobody knows (`loss.own_margin_loss`).
-    """
+    """`margin_loss` of the network's own likeliest words (`loss.own_margin_loss`), not targets."""
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:
         """`loss` of the network's last state, as the adjoint's ledgers take it.
 
-        If the targets name their positions, states of other positions are not read. For example
-        ``channels(model.flow, model.terminal_loss, (x, y), grid)``, with
-        ``grid.starting(y.starts)`` if contexts are packed, and ``grid.weighted(...)`` for a mask.
+        As in ``channels(model.flow, model.terminal_loss, (x, y), grid)``, of
+        ``grid.starting(y.starts)`` if contexts are packed, and of ``grid.weighted(...)`` for a
+        mask.
 
         Raises
         ------
@@ -380,29 +357,24 @@ def load(
 ) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
 
-    The families are those of `families.FAMILIES`. Tensors are read some rows at a time, each layer
-    straight into the stack of all: on a CPU the process grows by 1.01 to 1.10 times the weights at
-    most (``benchmarks/loading.py``).
+    On a CPU the process grows by 1.01 to 1.10 times the weights at most
+    (``benchmarks/loading.py``).
 
     Parameters
     ----------
     path
-        A folder with ``config.json`` and safetensors files, as in `checkpoint`, of which
-        `text_part` takes the text; or a file of llama.cpp, as in `gguf_file`; or the name of a
-        model in the Hugging Face cache, as in `hub.model_path`.
+        A folder with ``config.json`` and safetensors files, or a GGUF file, of one of
+        `families.FAMILIES`; or the name of a model in the Hugging Face cache.
     dtype
         The precision in which the model computes, and of the weights that come back.
     kept
-        A half precision in which matrices stay in the host's memory; each layer is widened to
-        float32 as it is needed. None for arrays of `dtype` on the device. Numbers are those of the
-        rounded weights in float32, so a checkpoint published in this precision loses nothing. Nor
-        does any with ``"as published"``: full and half precision stay what they are, and what is
-        quantised or mixed is left in its files, as by `open`. Weights that are kept do not train:
-        derivatives in them raise.
+        A half precision in which matrices stay in the host's memory, each layer widened to float32
+        as it is needed; None for arrays of `dtype` on the device. ``"as published"`` loses nothing:
+        full and half precision stay, and what is quantised or mixed is left in its files, as by
+        `open`. Weights that are kept do not train: derivatives in them raise.
     mesh
         Devices to shard the weights over, by heads and hidden features, along the axis of the mesh
-        that is named ``model``, of type Auto. A process holds what its own devices hold. None for
-        the default device.
+        that is named ``model``, of type Auto. None for the default device.
     download
         Whether to download the files of a public name that the cache lacks.
 
@@ -420,18 +392,12 @@ def load(
 def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
     """Check a model's files as `load` does, and leave its weights in them.
 
-    Only the first layer is read, and one of every other kind. Later a layer is read as a program
-    comes to it, while a thread reads the next one; of the embedding the rows of a context are read,
-    of the head some thousand rows at a time. So measuring takes the memory of some two layers and
-    the states (`profile_memory`), and influence reads every layer at most twice: forward and
-    backward. Everything works that goes through `network.ResidualFlow.scan`: losses, influence, the
-    ledger by channels, hops and heads, logits. Derivatives in the weights raise
-    `NotImplementedError`. Numbers are those of `load`.
-
-    Parameters
-    ----------
-    path, dtype, download
-        As in `load`. The files must stay as they are.
+    A layer is read as a program comes to it, while a thread reads the next one; of the embedding
+    the rows of a context are read, of the head some thousand rows at a time. So measuring takes the
+    memory of some two layers and the states (`profile_memory`), and influence reads every layer at
+    most twice. Everything works that goes through `network.ResidualFlow.scan`; derivatives in the
+    weights raise `NotImplementedError`. Numbers are those of `load`. The files must stay as they
+    are.
 
     Raises
     ------

@@ -1,12 +1,4 @@
-"""Folders of weights: their configuration and tensors.
-
-A folder holds ``config.json`` and safetensors files, whole (``model.safetensors``) or sharded by
-``model.safetensors.index.json``. Weights of eight and four bits are read as `quantised` says, by
-``quantization_config`` or modelopt's ``hf_quant_config.json``.
-Whatever is broken raises ValueError before anything is computed: pickled files, duplicate keys,
-entries that leave the folder, missing files and tensors, unknown precisions, and weights that are
-NaN or infinite.
-"""
+"""Folders of weights, whole or sharded: their configuration and tensors, and what is broken."""
 
 import json
 import math
@@ -205,17 +197,7 @@ def require_finite(name: str, values: np.ndarray) -> None:
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
-    """Look through a folder of weights.
-
-    Parameters
-    ----------
-    folder
-        The path of a folder with ``config.json`` and safetensors files.
-
-    Returns
-    -------
-    Checkpoint
-        Its ``config`` and the ``files`` of its tensors, for `read_decoder`.
+    """Look through a folder of ``config.json`` and safetensors files, for `read_decoder`.
 
     Raises
     ------

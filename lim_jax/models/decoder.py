@@ -25,24 +25,10 @@ from lim_jax.weights import Rows, slice_rows
 def read_decoder(
     checkpoint: Source, dtype: str, recipe: Recipe, placement: WeightPlacement = ON_DEVICE
 ) -> Weights:
-    """Read a decoder's weights from a checkpoint, layer by layer.
+    """Read a decoder's weights from a checkpoint of `open_checkpoint`, layer by layer.
 
-    Parameters
-    ----------
-    checkpoint
-        As `open_checkpoint` returns it.
-    dtype
-        The precision of the weights, ``"float32"`` or ``"float64"``.
-    recipe
-        The network's parts and the names of its tensors.
-    placement
-        Where the weights are held.
-
-    Returns
-    -------
-    Weights
-        ``parts``, the arguments of `CausalLM`, and ``known``, the names of all tensors that the
-        network accounts for.
+    Returns the arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
+    network accounts for. `dtype` is ``"float32"`` or ``"float64"``.
 
     Raises
     ------

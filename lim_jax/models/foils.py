@@ -35,11 +35,7 @@ class Contrast(NamedTuple):
 
 
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
-    """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens.
-
-    The longer of two continuations has more to lose; if that must not count, set the weights to one
-    over the number of tokens. `dtype` is the model's.
-    """
+    """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens."""
     same, cure = np.array_equal(answer, foil), "Pass what the model might have said instead."
     require(not same, "foil", got="the answer's own ids", expected="others", cure=cure)
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
@@ -50,19 +46,10 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
 def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     r"""The log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
 
-    Each is read after the same prompt, in a pass of its own, so that influence is that of the
-    prompt's positions on which of the two is said (`loss.contrast_loss` has the formula). It is a
-    loss of embedded prompts, for ``influence(contrast_loss, model, (x, y), grid)``, and for
-    `energies_of_ids` with a `Contrast` for each context.
-
-    Parameters
-    ----------
-    model
-        The language model.
-    x
-        The prompt, by `CausalLM.embed`; what stands after its length is not read.
-    y
-        Made by `foils.contrast`.
+    Each is read after the same prompt, in a pass of its own (`loss.contrast_loss` has the formula).
+    It is a loss of prompts x by `CausalLM.embed`, of which nothing after their length is read, for
+    ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids` with a `Contrast`
+    y, of `foils.contrast`, for each context.
 
     Raises
     ------

@@ -1,8 +1,7 @@
 """Which positions of token ids matter to a model, for contexts of any lengths.
 
 A context of l ids has its own token grid; its energy is carried to a common grid as a measure, with
-its mass kept exactly. Contexts are padded on the right, where a causal network's adjoint is exactly
-zero, so that one compiled program serves many lengths. Contexts of one padded length go in batches.
+its mass kept exactly. Contexts are padded on the right, where a causal network's adjoint is zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,15 +68,12 @@ def influence_of_ids(
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
     depends on `ids.padded_length` alone, so some ten programs serve all contexts up to a thousand
-    ids, and eight more all up to two thousand. If many contexts have one padded length, another
-    program measures several at once, of 512 ids together at most; a network that is left in its
-    files is read once for all of these. Position is the share of a context's own length, and
-    examples have equal weight.
+    ids, and eight more all up to two thousand. Contexts of one padded length are measured at once,
+    of 512 ids together at most. Position is the share of a context's own length, and examples have
+    equal weight.
 
     Parameters
     ----------
-    model
-        From `models.load`, or any other.
     windows
         One array of ids for each example; at least one, of two ids or more. `contexts` makes them
         of a padded batch or packed rows.
@@ -124,24 +120,20 @@ def energies_of_ids(
     Energies are densities: a token's part of the context's total Z is its energy over the context's
     length. `influence_of_ids` carries them to a common grid, and averages.
 
-    With a checkpoint a run may be interrupted at any moment: called again with the same arguments
-    it measures the contexts that are left, and gives the same numbers, bit for bit. So it does with
-    more windows after the same ones, up to rounding if those make a batch with contexts that were
-    measured alone. Contexts whose states between all layers are more than 256 MiB go on at a layer:
-    each state is in a file, one at a time in memory (`CausalLM.loss` and `margin_loss`).
+    With a checkpoint, a folder for a file of each context's energies, a run may be interrupted at
+    any moment: called again with the same arguments it measures the contexts that are left, and
+    gives the same numbers, bit for bit. So it does with more windows after the same ones, up to
+    rounding if those make a batch with contexts that were measured alone. Contexts whose states
+    between all layers are more than 256 MiB go on at a layer: each state is in a file, one at a
+    time in memory (`CausalLM.loss` and `margin_loss`).
 
     Parameters
     ----------
     model, windows, ask, loss
-        As in `influence_of_ids`. A checkpoint is compared with all of them, and with the model's
-        options, such as rotary frequencies and scales.
-    checkpoint
-        A folder, made if it is missing, for a file of each context's energies. Those of a batch are
-        written as soon as it is measured, each file whole or not at all.
-    progress
-        Wraps the list of windows, for example ``tqdm.tqdm``.
-    progress_of_layers
-        The same for the layers of contexts that go on at a layer: one list for each batch.
+        As in `influence_of_ids`. A checkpoint is compared with all of them.
+    progress, progress_of_layers
+        Wrap the list of windows, and that of layers of a batch that goes on at a layer, for example
+        ``tqdm.tqdm``.
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""A small byte-level language model, and real text that every Python brings.
-
-With both the diagnostics have a network that has learnt something, in seconds and without a
-download.
-"""
+"""A small byte-level language model, and real text that every Python brings."""
 
 import sysconfig
 from pathlib import Path
@@ -50,20 +46,8 @@ def gaussian_model(
 ) -> CausalLM:
     """A pre-norm network over any ids, with Gaussian embeddings and the fields' own initialisation.
 
-    Split layers at unit step, no last norm, and a head that is not the embedding.
-
-    Parameters
-    ----------
-    vocabulary
-        The number of words.
-    length
-        The number of learned positions L; not read with `rotary`.
-    width, heads, depth
-        Of the network.
-    rotary
-        Rotary position embeddings in place of learned positions: a context may have any length.
-    key
-        For all its parameters.
+    Split layers at unit step, no last norm, and a head that is not the embedding. There are
+    `length` learned positions, or rotary ones, for contexts of any length.
 
     Raises
     ------
@@ -172,24 +156,8 @@ def train(
 ) -> tuple[CausalLM, Float[Array, " steps"]]:
     """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.
 
-    All parameters move, the embeddings too.
-
-    Parameters
-    ----------
-    model
-        Where to start.
-    text
-        Ids, such as byte values.
-    length
-        Of the contexts.
-    steps
-        The number of updates.
-    key
-        For the windows.
-    batch, rate
-        The number of contexts in a step, and Adam's learning rate.
-    checkpoint, progress
-        As in `training.resumable`.
+    All parameters move, the embeddings too. A step takes `batch` random contexts of `length` ids of
+    `text`; `rate` is Adam's. `checkpoint` and `progress` are as in `training.resumable`.
 
     Raises
     ------

@@ -40,12 +40,7 @@ class Memory(NamedTuple):
 def profile_memory(model: CausalLM, tokens: int) -> Memory:
     """How much memory the influence on a context takes on a CPU if every position is asked.
 
-    Parameters
-    ----------
-    model
-        From `models.open`, which has read one layer.
-    tokens
-        The length of the context, or of all contexts together that are measured at once.
+    `model` is from `models.open`; `tokens` are those of all contexts that are measured at once.
 
     Raises
     ------

@@ -21,15 +21,8 @@ def contexts(
 
     Each is a window for `influence_of_ids`: its last id is a target only.
 
-    Parameters
-    ----------
-    ids
-        Whole numbers, a row for each example.
-    mask
-        One for an id and zero for padding, left or right; None if there is no padding.
-    segments
-        Of packed rows, the number of each id's context within its row, positive for an id that is
-        not padding; None if a row is one context.
+    `mask` is one for an id and zero for padding, left or right; `segments` has the number of each
+    id's context within its row, positive where there is no padding.
 
     Raises
     ------
@@ -77,11 +70,7 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
 def _require_table(table: Any, name: str, ids: Any) -> None:
     kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
     whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
-    require(
-        whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape,
-        name,
-        got=described(table),
-        expected="whole numbers, a row for each example" if table is ids
-        else f"whole numbers of shape {ids.shape}, that of ids",
-        cure="Pass an array for all rows.",
-    )  # fmt: skip
+    fits = whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape
+    shape = "a row for each example" if table is ids else f"of shape {ids.shape}, that of ids"
+    expected, cure = f"whole numbers, {shape}", "Pass an array for all rows."
+    require(fits, name, got=described(table), expected=expected, cure=cure)

@@ -57,14 +57,8 @@ def read_tokenizer(path: Path, header: Header) -> Any:
 def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
     """The text of each id, which joined are the text of all.
 
-    If several ids make one letter, the last has it and the others are empty.
-
-    Parameters
-    ----------
-    ids
-        Of a text, or of a part of one.
-    tokenizer
-        The model's own, of the package tokenizers; None if ids are bytes of UTF-8.
+    If several ids make one letter, the last has it and the others are empty. `tokenizer` is the
+    model's own, of the package tokenizers; None if ids are bytes of UTF-8.
 
     Raises
     ------
