@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -36,15 +35,14 @@ def cone_mass_study(
     """
     at = jnp.asarray(np.array(positions))
 
-    @jax.jit
-    def relative() -> list[Array]:
-        grids = *map(make_grid, sizes), *references
+    @filter_jit
+    def relative(grids: Sequence[Grid]) -> list[Array]:
         masses = [
             grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
         ]
         return [mass / masses[-1] for mass in masses]
 
-    *masses, check, exact = relative()
+    *masses, check, exact = relative([*map(make_grid, sizes), *references])
     return refine_against("eq:cone-mass", sizes, masses, (check, exact))
 
 

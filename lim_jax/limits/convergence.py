@@ -196,7 +196,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 
 
 def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
-    @partial(jax.jit, static_argnums=0)
+    @filter_jit
     def last_value(size: int) -> Array:
         grid = token_grid(size)
         x = smooth_states(grid.nodes)

@@ -387,11 +387,12 @@ def split_defect_study(
     reference error.
     """
 
-    @jax.jit
+    @filter_jit
     def defect(increment: Float[Array, ""]) -> State:
         return split(field, x, grid, increment) - euler(field, x, grid, increment)
 
-    errors = [_largest_norm(np.asarray(defect(1 / depth))[None], grid) for depth in depths]
+    defects = [defect(jnp.asarray(1 / depth)) for depth in depths]
+    errors = [_largest_norm(np.asarray(states)[None], grid) for states in defects]
     if lipschitz:
         rounding = 100 * np.finfo(float).eps * _largest_norm(np.asarray(x)[None], grid)
         scaled = {depth: error * depth**2 for depth, error in zip(depths, errors, strict=True)}
@@ -407,7 +408,7 @@ def split_gap_study(
 ) -> Study:
     """Compare the split with the one-field recursion: M defects of size ε² make O(ε)."""
 
-    @jax.jit
+    @filter_jit
     def gaps(x: State) -> list[State]:
         def terminal(step: Step, depth: int) -> State:
             return Scheme(step).recursion(control, depth, horizon)(x, grid)

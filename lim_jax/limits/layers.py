@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits.depth_adjoints import input_adjoint_depth_studies
 from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
@@ -46,6 +48,11 @@ def _random_fields(seed: int, count: int) -> TransformerField:
 
 # Depth is refined on twelve tokens: the limits in depth hold on every grid.
 _GRID = token_grid(12)
+
+
+@filter_jit
+def _end(flow: Callable[[State, Grid], State], x: State) -> State:
+    return flow(x, _GRID)
 
 
 def _control(seed: int) -> Callable[[Array], TransformerField]:
@@ -87,9 +94,9 @@ def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
     x = smooth_states(_GRID.nodes)
 
     def terminal(depth: int) -> State:
-        return eqx.filter_jit(lambda x: Scheme().recursion(_control(seed), depth, 1.0)(x, _GRID))(x)
+        return _end(Scheme().recursion(_control(seed), depth, 1.0), x)
 
-    limits = (eqx.filter_jit(flow)(x, _GRID) for flow in reference_flows(_control(seed)))
+    limits = (_end(flow, x) for flow in reference_flows(_control(seed)))
     source = "eq:resnet-ode-convergent-control-bound"
     return refine_against(source, depths, map(richardson(terminal), depths), limits)
 
@@ -150,11 +157,10 @@ def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
     field = _control(seed)(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)
     _, flow = reference_flows(lambda time: field)
-    exact = eqx.filter_jit(flow)(x, _GRID)
+    exact = _end(flow, x)
 
     def terminal(step: Callable, depth: int) -> State:
-        flow = Scheme(step).recursion(lambda time: field, depth, 1.0)
-        return eqx.filter_jit(flow)(x, _GRID)
+        return _end(Scheme(step).recursion(lambda time: field, depth, 1.0), x)
 
     methods = {
         "Euler": (1, partial(terminal, euler)),

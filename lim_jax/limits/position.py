@@ -72,7 +72,8 @@ def loss_study(
     if lipschitz:
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
-    *losses, own, expected = map(float, jax.jit(lambda: [loss(grid) for grid in grids])())
+    values = filter_jit(lambda grids: [loss(grid) for grid in grids])(grids)
+    *losses, own, expected = map(float, values)
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
@@ -89,7 +90,7 @@ def loss_study(
 def _largest_slope(field: PositionField) -> float:
     """The largest slope at 2,001 points."""
     p = jnp.linspace(0.0, 1.0, 2001)
-    _, slopes = jax.jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
+    _, slopes = filter_jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
     return float(jnp.abs(slopes).max())
 
 
@@ -138,7 +139,7 @@ def terminal_adjoint_study(
     if lipschitz and tokenwise:
         require_lipschitz(tokenwise_adjoint, "states, labels")
 
-    @jax.jit
+    @filter_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
@@ -195,7 +196,7 @@ def readout_consistency_study(
         weights = grid.weights[:, None]
         return pull(weights * residuals(grid.nodes))[0] / weights
 
-    @jax.jit
+    @filter_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
@@ -258,13 +259,15 @@ def input_adjoint_studies(
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
     check, reference = references
-    quadrature = _fine_quadrature(reference)
+    grids = [*map(make_grid, sizes), check]
 
     def observed(grid: Grid) -> tuple[State, Array, Array]:
         return influence_of_field(flow, terminal_loss, states, grid, delta)
 
-    @jax.jit
-    def distances() -> list[dict[str, Array]]:
+    @filter_jit
+    def distances(
+        reference: Grid, quadrature: _Quadrature, grids: list[Grid]
+    ) -> list[dict[str, Array]]:
         expected, exact_density, averages = observed(reference)
         everywhere = _embedding(expected, reference, quadrature.nodes)
         density = _embedding(exact_density, reference, quadrature.nodes)
@@ -280,9 +283,10 @@ def input_adjoint_studies(
                 "regional averages": jnp.abs(its_averages - averages).max(),
             }
 
-        return [on(grid) for grid in (*map(make_grid, sizes), check)]
+        return [on(grid) for grid in grids]
 
-    *gaps, own = jax.tree.map(float, distances())
+    measured = distances(reference, _fine_quadrature(reference), grids)
+    *gaps, own = jax.tree.map(float, measured)
     sources = {
         "inside": "eq:adjoint",
         "global": "eq:adjoint",
