@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lim_jax import models
+from lim_jax.adjoint.sites import attention_of, reads_by_softmax
+from lim_jax.cost.counting import operations
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.tables import contexts_needed
@@ -17,7 +20,10 @@ from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
-from lim_jax.network.layer_kinds import kinds_of
+from lim_jax.network.field import SumOfFields
+from lim_jax.network.layer_kinds import LayersByKind, kinds_of
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.results.measured import influence_of_contexts
 from lim_jax.weights import FetchedLayers
 
@@ -116,10 +122,28 @@ def measuring_seconds(
 
 
 def _pass_operations(network: CausalLM, tokens: int) -> int:
-    """Of one pass forward: two for each weight and token, and attention's."""
-    depth, width = network.flow.depth, network.embedding.shape[1]
+    """Of one pass forward: two for each weight and token, and what tokens read of one another."""
+    layers, width = network.flow.layers, network.embedding.shape[1]
+    order = layers.order if isinstance(layers, LayersByKind) else network.flow.depth * (0,)
+    reading = [
+        _reading_operations(attention_of(kind), width, tokens) for kind in network.flow.kinds
+    ]
     of_call = tokens + CALL_IN_MEMORY
-    return 2 * _layer_weights(network) * of_call + 2 * depth * width * tokens**2
+    return 2 * _layer_weights(network) * of_call + sum(reading[kind] for kind in order)
+
+
+def _reading_operations(reader: Any, width: int, tokens: int) -> int:
+    """Of all pairs for attention, of chunks for a state; taps are counted among the weights."""
+    if isinstance(reader, SumOfFields):
+        return sum(_reading_operations(part, width, tokens) for part in reader.sublayers)
+    if not isinstance(reader, RecurrentMixer):
+        return 2 * width * tokens**2 if isinstance(reader, CausalAttention) else 0
+    (groups, size), (heads, features) = reader.key.shape[-3:-1], reader.value.shape[-3:-1]
+    keys, of_heads = (groups, tokens, size), (heads, tokens)
+    shapes = keys, keys, (*of_heads, features), of_heads, of_heads
+    rows = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    program = jax.make_jaxpr(partial(reader.rule, starts=None, state=None))
+    return operations(program(*rows))
 
 
 def _layer_weights(network: CausalLM) -> int:
@@ -150,7 +174,8 @@ def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
     pairs = 2 * contexts * length**3 * flow.depth**2 * width
     masses = 60 * min(contexts, MASSES) * length**2 * flow.depth * width**2
     rate = 6 * weights * length / gradient
-    return NORMS * gradient * contexts + (pairs + masses) / rate
+    blocks = pairs + masses if reads_by_softmax(flow) else 0
+    return NORMS * gradient * contexts + blocks / rate
 
 
 def described_contexts(lengths: Sequence[int]) -> str:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from reference.networks import byte_network
+from reference.hybrids import hybrid_flow
+from reference.networks import WIDTH, byte_network
 from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 
 import lim_jax as lim
@@ -24,6 +25,7 @@ from lim_jax.cli import explain_output, explaining
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
 from lim_jax.explanations.account import TokenAccount
+from lim_jax.network import recurrent
 from lim_jax.probes import Estimate
 
 
@@ -404,6 +406,21 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     ):  # fmt: skip
         found = time_budget.measuring_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
+
+
+def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
+    """By hand, of Mamba-2 beside attention in one layer, and of two short convolutions."""
+    monkeypatch.setattr(recurrent, "CHUNK", 2)
+    flow, tokens = hybrid_flow(), 6
+    network = models.CausalLM(jnp.zeros((3, WIDTH)), None, flow, eqx.nn.Identity())
+    weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if hasattr(leaf, "size"))
+    size, features, groups, heads = 3, 2, 2, 4
+    of_head = 2**3 + 2**2 * features + 2 * 2 * size * features  # decays, in the chunk, the state
+    chunk = 2 * (groups * 2**2 * size + heads * of_head)
+    expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
+    assert time_budget._pass_operations(network, tokens) == expected
+    case = time_budget.Case(network, jnp.zeros((2, tokens)))  # no blocks in closed form
+    assert time_budget._more(case, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
 
 
 def case_of_ten(windows):
