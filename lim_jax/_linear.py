@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
+from lim_jax._precision import precision_asked
 from lim_jax._varying import varying_as
 
 try:  # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
@@ -31,26 +32,51 @@ Vectors = Sequence[Shaped[Array, "points vectors ..."]]
 Program = Callable[[Points, Vectors, Any], Sequence[Array]]
 # ``program(points, vectors, setting, zero)``, told of each vector whether it is known to be zero.
 PlatformProgram = Callable[[Points, Vectors, Any, tuple[bool, ...]], Sequence[Array]]
-STATIC = "count", "many", "sharing", "setting", "zero"
+STATIC = "count", "many", "sharing", "setting", "zero", "precision"
 RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by operations of JAX
 
 
 def primitive_of(
     name: str, run: Callable[..., Any], *, many_results: bool, static: Sequence[str] = ()
 ) -> Primitive:
-    """Make a primitive of a program of JAX's own operations; it has no derivatives yet."""
+    """Make a primitive of a program of JAX's own operations; it has no derivatives yet.
+
+    It is bound by `bound`, and keeps the precision of products that was asked for there, whenever
+    it is lowered or differentiated.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = many_results
+    RUNS[primitive] = run = in_its_precision(run)
 
     def types_of(*types: Any, **settings: Any) -> Any:
         results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
         return results if many_results else results[0]
 
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames=static))
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames={*static, "precision"}))
     primitive.def_abstract_eval(types_of)
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=many_results))
-    RUNS[primitive] = run
+    lower_on(None, primitive, run)
     return primitive
+
+
+def bound(primitive: Primitive, *operands: Any, **static: Any) -> Any:
+    """Bind a primitive in the precision of products that is asked for here."""
+    return primitive.bind(*operands, precision=precision_asked(), **static)
+
+
+def lower_on(platform: str | None, primitive: Primitive, run: Callable[..., Any]) -> None:
+    """Let a platform, or by None all others, run a program that takes the primitive's settings."""
+    rule = mlir.lower_fun(run, multiple_results=primitive.multiple_results)
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def in_its_precision(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a primitive's program run in the precision of products that the primitive keeps."""
+
+    def program(*operands: Any, precision: str | None, **settings: Any) -> Any:
+        with jax.default_matmul_precision(precision):
+            return run(*operands, **settings)
+
+    return program
 
 
 def of_many(name: str, program: Program) -> Primitive:
@@ -63,7 +89,7 @@ def of_many(name: str, program: Program) -> Primitive:
     [0.0, 1.0, 4.0]
     """
 
-    @partial(jax.jit, static_argnames=STATIC)
+    @partial(jax.jit, static_argnames=STATIC[:-1])
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
         return _merged(program, *operands, **static)
 
@@ -107,8 +133,7 @@ def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], A
     def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
         return RUNS[primitive](*operands, setting=change(setting), **static)
 
-    rule = mlir.lower_fun(run, multiple_results=True)
-    mlir.register_lowering(primitive, rule, platform=platform)
+    lower_on(platform, primitive, run)
 
 
 def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
@@ -122,8 +147,7 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
 
     if asks_for_devices is not None:
         asks_for_devices.add(primitive)
-        rule = mlir.lower_fun(run, multiple_results=True)
-        mlir.register_lowering(primitive, rule, platform=platform)
+        lower_on(platform, primitive, in_its_precision(run))
 
 
 def transposes(
@@ -164,7 +188,8 @@ def at(
     operands = [*map(jnp.asarray, (*point, *vector))]
     operands = varying_as(operands, operands)
     points, vectors = operands[: len(point)], operands[len(point) :]
-    return _bound(primitive, points, vectors, many=0, sharing=0, setting=setting)
+    static = {"many": 0, "sharing": 0, "setting": setting, "precision": precision_asked()}
+    return _bound(primitive, points, vectors, **static)
 
 
 def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:

@@ -1,6 +1,7 @@
-"""The precision of sums: float32 at least, whatever the terms'."""
+"""The precision of products, as JAX's configuration asks, and of sums, float32 at least."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -10,6 +11,27 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 Tree = TypeVar("Tree")
+
+
+PRECISIONS = "bfloat16", "tensorfloat32", "float32"
+HALF = "bfloat16", "BF16_BF16_F32"
+
+
+def precision_asked() -> str | None:
+    """What `jax.default_matmul_precision` says where this is called."""
+    return jax.config.jax_default_matmul_precision
+
+
+def computing(precision: str | None) -> AbstractContextManager:
+    """Trace products in a precision; None leaves the choice to JAX's configuration."""
+    return nullcontext() if precision is None else jax.default_matmul_precision(precision)
+
+
+def rounds(*operands: Array) -> bool:
+    """Whether a product rounds to bfloat16 and sums in float32: asked, and none is in float64."""
+    dtypes = {jnp.dtype(operand.dtype) for operand in operands}
+    single = jnp.dtype("float32") in dtypes and all(jnp.finfo(d).bits <= 32 for d in dtypes)
+    return single and precision_asked() in HALF
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:
@@ -24,18 +46,6 @@ def promote(tree: Tree) -> Tree:
         return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
 
     return jax.tree.map(wide, tree)
-
-
-def matmul(left: Array, right: Array) -> Array:
-    """A product of matrices in the precision of its sums (`accumulator`).
-
-    Examples
-    --------
-    >>> row = jnp.full((1, 4), 3e4, jnp.float16)
-    >>> matmul(row, jnp.ones((4, 1), jnp.float16)).tolist()
-    [[120000.0]]
-    """
-    return jnp.matmul(left, right, preferred_element_type=accumulator(jnp.result_type(left, right)))
 
 
 def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:

@@ -5,33 +5,73 @@ r"""Tokens times a matrix, and the two products that are its gradients.
 of tokens x and covectors g in rows. Each is linear in both operands and has the other two as its
 transposes. JAX's own derivatives give the same numbers; but for a weight gradient a CPU transposes
 one operand, and here it is the narrower one.
+
+Where `jax.default_matmul_precision` asks for bfloat16, operands in float32 are rounded to it and
+sums are taken in float32 (`product`), in derivatives of all orders and on every platform.
 """
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from lim_jax._linear import RUNS, primitive_of
+from lim_jax._linear import RUNS, bound, in_its_precision, lower_on, primitive_of
+from lim_jax._precision import accumulator, rounds
 from lim_jax._varying import varying_as
+
+Axes = tuple[int, ...]  # a number for each axis, as in `jax.numpy.einsum`
 
 
 def linear(
     matrix: Float[Array, "out width"], tokens: Float[Array, "*tokens width"]
 ) -> Float[Array, "*tokens out"]:
     r""":math:`x W^\top` for every token x."""
-    dtype = jnp.result_type(matrix, tokens)
-    operands = matrix.astype(dtype), tokens.astype(dtype)
-    meshes = (jax.typeof(operand).sharding.mesh for operand in operands)
-    if any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
-        # Where types tell how arrays are spread, JAX's own product tells it of its derivatives.
+    operands = matrix, tokens
+    if not rounds(*operands):
+        dtype = jnp.result_type(matrix, tokens)
+        operands = matrix.astype(dtype), tokens.astype(dtype)
+    # Where types tell how arrays are spread, JAX's own product tells it of its derivatives.
+    if _is_explicit(*operands):
         return _run_linear(*operands)
-    return _linear.bind(*varying_as(operands, operands))
+    return bound(_linear, *varying_as(operands, operands))
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """A product of matrices in the precision of its sums (`accumulator`).
+
+    Examples
+    --------
+    >>> row = jnp.full((1, 4), 3e4, jnp.float16)
+    >>> matmul(row, jnp.ones((4, 1), jnp.float16)).tolist()
+    [[120000.0]]
+    """
+    if not rounds(left, right):
+        sums = accumulator(jnp.result_type(left, right))
+        return jnp.matmul(left, right, preferred_element_type=sums)
+    batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    both = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right)]
+    numbers = tuple(range(3, 3 + len(batch)))
+    return product(*both, ((*numbers, 0, 1), (*numbers, 1, 2), (*numbers, 0, 2)))
+
+
+def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[Array, "..."]:
+    """``jnp.einsum(left, axes[0], right, axes[1], axes[2])``, rounded to bfloat16 where asked."""
+    if not rounds(left, right):
+        return jnp.einsum(left, axes[0], right, axes[1], axes[2])
+    if _is_explicit(left, right):
+        return _run_product(left, right, axes=axes)
+    return bound(_product, *varying_as((left, right), (left, right)), axes=axes)
+
+
+def _is_explicit(*operands: Array) -> bool:
+    meshes = (jax.typeof(operand).sharding.mesh for operand in operands)
+    return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
 
 
 def is_linear(primitive: Primitive, *_: Any, **__: Any) -> bool:
@@ -40,55 +80,128 @@ def is_linear(primitive: Primitive, *_: Any, **__: Any) -> bool:
 
 
 def _run_linear(matrix: Array, tokens: Array) -> Array:
-    return jax.lax.dot_general(tokens, matrix, (((tokens.ndim - 1,), (1,)), ((), ())))
+    return _summed(tokens, matrix, (tokens.ndim - 1,), (1,))
 
 
 def _run_input_gradient(matrix: Array, covectors: Array) -> Array:
-    return jax.lax.dot_general(covectors, matrix, (((covectors.ndim - 1,), (0,)), ((), ())))
+    return _summed(covectors, matrix, (covectors.ndim - 1,), (0,))
 
 
 def _run_weight_gradient(covectors: Array, tokens: Array) -> Array:
     summed = tuple(range(tokens.ndim - 1))
-    return jax.lax.dot_general(covectors, tokens, ((summed, summed), ((), ())))
+    return _summed(covectors, tokens, summed, summed)
 
 
 def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
     """With the narrower operand first, which the CPU transposes for the product."""
-    if covectors.shape[-1] < tokens.shape[-1]:
+    if rounds(covectors, tokens) or covectors.shape[-1] < tokens.shape[-1]:
         return _run_weight_gradient(covectors, tokens)
     # The barrier keeps XLA from transposing the operands instead of the matrix that comes out.
     return jax.lax.optimization_barrier(_run_weight_gradient(tokens, covectors)).T
 
 
-def _mapped(primitive: Primitive, operands: Any, axes: Any) -> tuple[Array, int]:
+def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
+    """A product summed over axes of both; the others of the left come first."""
+    if not rounds(left, right):
+        return jax.lax.dot_general(left, right, ((of_left, of_right), ((), ())))
+    ours, shared = tuple(range(left.ndim)), dict(zip(of_right, of_left, strict=True))
+    theirs = tuple(shared.get(axis, left.ndim + axis) for axis in range(right.ndim))
+    kept = tuple(axis for axis in ours + theirs if (axis in ours) != (axis in theirs))
+    return product(left, right, (ours, theirs, kept))
+
+
+def _run_product(left: Array, right: Array, *, axes: tuple[Axes, Axes, Axes]) -> Array:
+    left, right = (operand.astype(jnp.bfloat16) for operand in (left, right))
+    return jnp.einsum(left, axes[0], right, axes[1], axes[2], preferred_element_type=jnp.float32)
+
+
+def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any) -> Array:
+    """As batches of plain products, of rows by columns or by rows.
+
+    XLA's CPU decides early which products of bfloat16 are fast and leaves them as they are; one
+    that a later pass transposes fails when it is run. None does between these barriers.
+    """
+    ours, theirs, result = axes
+    sizes = dict(zip(ours + theirs, left.shape + right.shape, strict=True))
+    both = [axis for axis in ours if axis in theirs]
+    batch, summed = ([n for n in both if (n in result) == kept] for kept in (True, False))
+    rows, columns = ([n for n in own if n not in both] for own in (ours, theirs))
+
+    def laid_out(x: Array, own: Axes, *groups: list[int]) -> Array:
+        first, second, last = ([1 + own.index(n) for n in group] for group in groups)
+        # The axis of one before the last keeps XLA from taking this for a matrix that lies turned.
+        turned = jnp.transpose(x.astype(jnp.bfloat16)[None], [*first, *second, 0, *last])
+        return turned.reshape([math.prod(sizes[n] for n in group) for group in groups])
+
+    by_rows = theirs[-1] in summed
+    operands = jax.lax.optimization_barrier((
+        laid_out(left, ours, batch, rows, summed),
+        laid_out(right, theirs, batch, *((columns, summed) if by_rows else (summed, columns))),
+    ))  # fmt: skip
+    dimensions = ((2,), (2 if by_rows else 1,)), ((0,), (0,))
+    single = jax.lax.dot_general(*operands, dimensions, preferred_element_type=jnp.float32)
+    single, order = jax.lax.optimization_barrier(single), [*batch, *rows, *columns]
+    return single.reshape([sizes[n] for n in order]).transpose([order.index(n) for n in result])
+
+
+def _mapped_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tuple[Array, int]:
+    new = 1 + max(number for each in axes for number in each)
+    given = [
+        own if axis is None else (*own[:axis], new, *own[axis:])
+        for own, axis in zip(axes[:2], at, strict=True)
+    ]
+    given = *given, (new, *axes[2])
+    return _product.bind(*operands, axes=given, precision=precision), 0
+
+
+def _mapped(primitive: Primitive, operands: Any, axes: Any, **asked: Any) -> tuple[Array, int]:
     """Examples that share a matrix are more tokens; else the product is one of JAX's own."""
     (first, second), (of_first, of_second) = operands, axes
     if of_first is None and primitive is not _weight_gradient:
-        return primitive.bind(first, jnp.moveaxis(second, of_second, 0)), 0
-    return jax.vmap(RUNS[primitive], axes)(*operands), 0
+        return primitive.bind(first, jnp.moveaxis(second, of_second, 0), **asked), 0
+    return jax.vmap(partial(RUNS[primitive], **asked), axes)(*operands), 0
 
 
+def _bilinear(primitive: Primitive, of_first: Any, of_second: Any) -> None:
+    """Give a primitive its derivatives: what each operand receives, in the operand's precision."""
+    ad.defbilinear(
+        primitive,
+        lambda covectors, x, y, **static: of_first(covectors, y, **static).astype(x.aval.dtype),
+        lambda covectors, x, y, **static: of_second(covectors, x, **static).astype(y.aval.dtype),
+    )
+
+
+_product = primitive_of("product", _run_product, many_results=False, static=("axes",))
+batching.primitive_batchers[_product] = _mapped_product
+lower_on("cpu", _product, _run_product_on_cpu)
 _linear = primitive_of("linear", _run_linear, many_results=False)
 _input_gradient = primitive_of("input_gradient", _run_input_gradient, many_results=False)
 _weight_gradient = primitive_of("weight_gradient", _run_weight_gradient, many_results=False)
 for _primitive in (_linear, _input_gradient, _weight_gradient):
     batching.primitive_batchers[_primitive] = partial(_mapped, _primitive)
-mlir.register_lowering(
-    _weight_gradient, mlir.lower_fun(_run_weight_gradient_on_cpu, multiple_results=False), "cpu"
-)
+lower_on("cpu", _weight_gradient, in_its_precision(_run_weight_gradient_on_cpu))
 # What an operand receives is a product of the result's covector with the other operand.
-ad.defbilinear(
+_bilinear(
+    _product,
+    lambda g, right, axes, **asked: _product.bind(
+        g, right, axes=(axes[2], axes[1], axes[0]), **asked
+    ),
+    lambda g, left, axes, **asked: _product.bind(
+        left, g, axes=(axes[0], axes[2], axes[1]), **asked
+    ),
+)
+_bilinear(
     _linear,
-    lambda covectors, matrix, tokens: _weight_gradient.bind(covectors, tokens),
-    lambda covectors, matrix, tokens: _input_gradient.bind(matrix, covectors),
+    lambda covectors, tokens, **asked: _weight_gradient.bind(covectors, tokens, **asked),
+    lambda covectors, matrix, **asked: _input_gradient.bind(matrix, covectors, **asked),
 )
-ad.defbilinear(
+_bilinear(
     _input_gradient,
-    lambda tokens, matrix, covectors: _weight_gradient.bind(covectors, tokens),
-    lambda tokens, matrix, covectors: _linear.bind(matrix, tokens),
+    lambda tokens, covectors, **asked: _weight_gradient.bind(covectors, tokens, **asked),
+    lambda tokens, matrix, **asked: _linear.bind(matrix, tokens, **asked),
 )
-ad.defbilinear(
+_bilinear(
     _weight_gradient,
-    lambda matrix, covectors, tokens: _linear.bind(matrix, tokens),
-    lambda matrix, covectors, tokens: _input_gradient.bind(matrix, covectors),
+    lambda matrix, tokens, **asked: _linear.bind(matrix, tokens, **asked),
+    lambda matrix, covectors, **asked: _input_gradient.bind(matrix, covectors, **asked),
 )

@@ -6,13 +6,15 @@ from functools import partial
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.test_util import check_grads
 from reference.networks import random_states
 
-from lim_jax._products import linear
+from lim_jax._linear import bound
+from lim_jax._products import _input_gradient, _weight_gradient, linear, matmul
 from lim_jax.cost.counting import operations
 
 SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
@@ -148,8 +150,9 @@ def test_dtypes_are_promoted_and_precision_is_asked_for():
     with pytest.raises(ValueError, match="promotion"):
         linear(matrix, tokens.astype(jnp.float32))
     with jax.default_matmul_precision("highest"):
-        written = jax.jit(jax.grad(bent(linear))).lower(matrix, tokens).as_text()
-    assert written.count("precision = [HIGHEST, HIGHEST]") == 2
+        traced = jax.jit(jax.grad(bent(linear))).trace(matrix, tokens)
+    # Lowered where nothing is asked for.
+    assert traced.lower().as_text().count("precision = [HIGHEST, HIGHEST]") == 2
 
 
 def test_examples_spread_over_explicit_axes_keep_their_derivatives():
@@ -166,3 +169,66 @@ def test_examples_spread_over_explicit_axes_keep_their_derivatives():
         found = jax.jit(jax.grad(losses))(matrix, spread)
     assert "data" not in str(jax.typeof(found))
     assert_close(found, expected)
+
+
+ROUNDED = {
+    "linear": (linear, "ow,tw->to", (3, 5), (4, 5)),
+    "input gradient": (partial(bound, _input_gradient), "ow,to->tw", (3, 5), (4, 3)),
+    "weight gradient": (partial(bound, _weight_gradient), "to,tw->ow", (4, 3), (4, 5)),
+    "matmul": (matmul, "bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
+}
+
+
+def rounded_einsum(terms, *operands):
+    """What NumPy makes of operands that are rounded to bfloat16, in float64."""
+    rounded = (np.asarray(x).astype(ml_dtypes.bfloat16).astype(float) for x in operands)
+    return np.einsum(terms, *rounded)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped):
+    """Traced where bfloat16 is asked for, derived and lowered where nothing is."""
+    product, terms, *shapes = ROUNDED[name]
+    ours, theirs, result = re.split(",|->", terms)
+    if mapped:
+        ours, result, shapes[0] = "n" + ours, "n" + result, (6, *shapes[0])
+        product = jax.vmap(product, (0, None))
+    left, right, *slopes = (
+        random_states(seed, *shape).astype(jnp.float32) for seed, shape in enumerate(shapes * 2)
+    )
+    sizes = {
+        axis: size
+        for axes, x in ((ours, left), (theirs, right))
+        for axis, size in zip(axes, x.shape, strict=True)
+    }
+    covector = random_states(5, *(sizes[axis] for axis in result)).astype(jnp.float32)
+    with jax.default_matmul_precision("bfloat16"):
+        program = jax.make_jaxpr(product)(left, right)
+
+    @jax.jit
+    def derived(operands, slopes, covector):
+        def value(*operands):
+            return jax.core.eval_jaxpr(program.jaxpr, program.consts, *operands)[0]
+
+        return jax.jvp(value, operands, slopes), jax.vjp(value, *operands)[1](covector)
+
+    (found, pushed), pulled = derived((left, right), tuple(slopes), covector)
+    terms = f"{ours},{theirs}->{result}"
+    of_slopes = (slopes[0], right), (left, slopes[1])
+    expected = [
+        rounded_einsum(terms, left, right),
+        sum(rounded_einsum(terms, *both) for both in of_slopes),
+        rounded_einsum(f"{result},{theirs}->{ours}", covector, right),
+        rounded_einsum(f"{ours},{result}->{theirs}", left, covector),
+    ]
+    for array, twin in zip((found, pushed, *pulled), expected, strict=True):
+        assert array.dtype == jnp.float32
+        np.testing.assert_allclose(array, twin, rtol=1e-5, atol=1e-5)
+
+
+def test_double_precision_is_not_rounded():
+    matrix, tokens = operands(5, 3)
+    with jax.default_matmul_precision("bfloat16"):
+        np.testing.assert_array_equal(linear(matrix, tokens), jax.jit(linear)(matrix, tokens))
+        np.testing.assert_allclose(linear(matrix, tokens), plain(matrix, tokens), rtol=1e-14)

@@ -22,6 +22,8 @@ from lim_jax._checks import (
     require_optional,
     require_positive,
 )
+from lim_jax._precision import computing
+from lim_jax._products import product
 from lim_jax.grid.cells import Starts, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.loss import losses
@@ -252,8 +254,9 @@ class CausalLM(eqx.Module):
         head = self.embedding if self.head is None else self.head
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
-            # An einsum, since a product would copy the transposed head.
-            logits = jnp.einsum("td,vd->tv", normed, slice_rows(head, start, size))
+            # An einsum, since `linear` would copy the transposed head.
+            with computing(self.flow.compute):
+                logits = product(normed, slice_rows(head, start, size), ((0, 1), (2, 1), (0, 2)))
             if self.head_bias is not None:
                 logits += jax.lax.dynamic_slice_in_dim(self.head_bias, start, size)[None, :]
             logits = logits if self.logit_scale == 1 else self.logit_scale * logits

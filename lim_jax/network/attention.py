@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._precision import matmul
+from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.blocked import blocked_attention, require_heads

@@ -36,7 +36,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from lim_jax._checks import require_floats
 from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
-from lim_jax._precision import accumulator, matmul
+from lim_jax._precision import accumulator
+from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.fused import outputs_or, pulled_or

@@ -30,6 +30,7 @@ from lim_jax._checks import (
     require_positive,
     require_scalar,
 )
+from lim_jax._precision import PRECISIONS, computing
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.blocked import ATTENTION_OUTPUTS
@@ -155,14 +156,18 @@ class ResidualFlow(eqx.Module):
         "save_matmuls" for all but the products of tokens with matrices, which are then saved in the
         forward pass, in some three times the memory. On a CPU that made a gradient of wide layers
         up to a sixth faster and others slower; what differentiates a gradient was slower too.
+    compute
+        The precision of products in layers, attention's and those of all derivatives too, in
+        JAX's words: "bfloat16" rounds operands in float32 and sums in float32, as all else is
+        computed. None is for what `jax.default_matmul_precision` says.
 
     Raises
     ------
     ValueError
-        Where the layers have no common leading axis, the horizon is not positive, `remat` is
-        neither name, or (when called) the state does not fit the grid or the layers, or the profile
-        is negative, infinite or not a number at a layer (if it depends on traced values,
-        EquinoxRuntimeError).
+        Where the layers have no common leading axis, the horizon is not positive, `remat` or
+        `compute` has no such name, or (when called) the state does not fit the grid or the layers,
+        or the profile is negative, infinite or not a number at a layer (if it depends on traced
+        values, EquinoxRuntimeError).
 
     Examples
     --------
@@ -181,10 +186,14 @@ class ResidualFlow(eqx.Module):
     profile: Callable[[Scalar], Scalar] = eqx.field(static=True, default=unit_profile)
     step: Callable[[Any, State, Grid, Scalar], State] = eqx.field(static=True, default=euler)
     remat: str = eqx.field(static=True, default="full")
+    compute: str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         cure = "Save products where there is memory and one derivative is taken."
         require_name(self.remat, ("full", "save_matmuls"), "remat", cure)
+        if self.compute is not None:
+            cure = "Leave it out for what JAX's configuration says."
+            require_name(self.compute, PRECISIONS, "compute", cure)
         require_callable(self.profile, "profile", "of depth")
         require_callable(self.step, "step", "step(field, x, grid, increment)")
         require_horizon(self.horizon)
@@ -253,7 +262,9 @@ class ResidualFlow(eqx.Module):
             return call(lambda field: body(carry, (field, increment), *inputs), number)
 
         rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
-        return jax.lax.scan(rematerialised, carry, (numbered, increments, *inputs), reverse=reverse)
+        scanned = numbered, increments, *inputs
+        with computing(self.compute):
+            return jax.lax.scan(rematerialised, carry, scanned, reverse=reverse)
 
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
@@ -286,7 +297,8 @@ class ResidualFlow(eqx.Module):
             (kind, position), increment = scanned
             return jax.lax.switch(kind, list(map(branch, kinds)), carry, position, increment)
 
-        carry, results = jax.lax.scan(step, carry, (layers.numbers, increments))
+        with computing(self.compute):
+            carry, results = jax.lax.scan(step, carry, (layers.numbers, increments))
         of_kind = [np.flatnonzero(order == kind) for kind in kinds]
         return carry, tuple(
             jax.tree.map(lambda leaf, at=at: leaf[at], result)
@@ -309,7 +321,8 @@ class ResidualFlow(eqx.Module):
         numbered, call = self._numbered()
         increment = self._increments(dtype)[number]
         entry = jax.tree.map(lambda leaf: leaf[number], numbered)
-        return call(lambda field: function((field, increment)), entry)
+        with computing(self.compute):
+            return call(lambda field: function((field, increment)), entry)
 
     def _increments(self, dtype: DTypeLike) -> Float[Array, " depth"]:
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])

@@ -1,7 +1,8 @@
 """Attention by cuDNN's fused kernel: what an NVIDIA GPU runs at first order, where that is allowed.
 
-On other platforms, at second order, and wherever the kernel does not know the dtype, the sizes, the
-grid or the prefixes, the same is computed tile by tile (`blocked`).
+Of heads in half precision, or in float32 where products are asked for in bfloat16. On other
+platforms, at second order, and wherever the kernel does not know the dtype, the sizes, the grid or
+the prefixes, the same is computed tile by tile (`blocked`).
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._linear import PlatformProgram, Points, Program, Vectors
+from lim_jax._precision import rounds
 from lim_jax.network.tiles import Tiling
 
 IMPLEMENTATION = "cudnn"
@@ -26,8 +28,8 @@ def outputs_or(tiles: Program) -> PlatformProgram:
         # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
         # where nobody reads theirs, as at first order.
         features, log_total = tiles(points, vectors, tiling._replace(wide=True))
-        if _allowed(points, tiling):
-            features = _kernel(*points[:3]).astype(features.dtype)
+        if _allowed(heads := _heads(points), tiling):
+            features = _kernel(*heads).astype(features.dtype)
         return features, log_total
 
     return program
@@ -40,11 +42,12 @@ def pulled_or(tiles: Program) -> PlatformProgram:
         points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
     ) -> Sequence[Array]:
         of_outputs_alone = zero == (False, True)
-        if not (of_outputs_alone and _allowed(points, tiling)):
+        if not (of_outputs_alone and _allowed(heads := _heads(points), tiling)):
             return tiles(points, vectors, tiling._replace(wide=True))
-        _, pull = jax.vjp(_kernel, *points[:3])
-        covectors = jnp.swapaxes(vectors[0], 0, 1).astype(points[2].dtype)
-        return [jnp.swapaxes(x, 0, 1) for x in jax.lax.map(pull, covectors)]
+        _, pull = jax.vjp(_kernel, *heads)
+        covectors = jnp.swapaxes(vectors[0], 0, 1).astype(heads[2].dtype)
+        pulled = jax.lax.map(pull, covectors)
+        return [jnp.swapaxes(x, 0, 1).astype(points[0].dtype) for x in pulled]
 
     return program
 
@@ -62,9 +65,15 @@ def _kernel(
     return attended[:, :, 0]
 
 
-def _allowed(points: Points, tiling: Tiling) -> bool:
+def _heads(points: Points) -> Points:
+    """Queries, keys and values as products take them."""
+    heads = points[:3]
+    return [x.astype(HALF[0]) for x in heads] if rounds(*heads) else heads
+
+
+def _allowed(heads: Points, tiling: Tiling) -> bool:
     """Whether the kernel knows attention of this kind, and is there."""
-    query, key, value, *_ = points
+    query, key, value = heads
     on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
     size = query.shape[-1]
     fits = size % 8 == 0 and size <= LARGEST and size == value.shape[-1]

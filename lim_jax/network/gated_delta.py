@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._products import linear
+from lim_jax._products import linear, matmul
 from lim_jax.network.recurrent import Chunk, RecurrentMixer
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
@@ -49,12 +49,13 @@ class GatedDelta(RecurrentMixer):
         """Solve for what rows of a chunk write beside one another."""
         query, key, value, write, within, since, until = chunk
         transposed = jnp.swapaxes(key, -1, -2)
-        among = jnp.tril((key @ transposed) * write[..., None] * within, -1)
-        unsolved = write[..., None] * (value - since[..., None] * (key @ state))
-        new = _inverse(among) @ unsolved
-        read = since[..., None] * (query @ state) + ((query @ transposed) * within) @ new
+        among = jnp.tril(matmul(key, transposed) * write[..., None] * within, -1)
+        unsolved = write[..., None] * (value - since[..., None] * matmul(key, state))
+        new = matmul(_inverse(among), unsolved)
+        read = since[..., None] * matmul(query, state)
+        read += matmul(matmul(query, transposed) * within, new)
         kept = since[..., -1, None, None] * state
-        return kept + transposed @ (until[..., None] * new), read
+        return kept + matmul(transposed, until[..., None] * new), read
 
 
 def _unit(vectors: Array) -> Array:

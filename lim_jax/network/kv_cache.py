@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
-from lim_jax._precision import matmul
+from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention, weights_of_rows

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._products import matmul
 from lim_jax.network.recurrent import Chunk, Heads, RecurrentMixer
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
@@ -42,7 +43,7 @@ class Mamba2(RecurrentMixer):
         """Products of matrices."""
         query, key, value, write, within, since, until = chunk
         transposed, written = jnp.swapaxes(key, -1, -2), write[..., None] * value
-        beside = ((query @ transposed) * within) @ written
-        read = beside + since[..., None] * (query @ state)
+        beside = matmul(matmul(query, transposed) * within, written)
+        read = beside + since[..., None] * matmul(query, state)
         kept = since[..., -1, None, None] * state
-        return kept + transposed @ (until[..., None] * written), read
+        return kept + matmul(transposed, until[..., None] * written), read

@@ -54,6 +54,8 @@ def calls(job, *dtypes, platform="cuda", features=SIZE):
 @pytest.mark.usefixtures("machine")
 def test_a_gradient_takes_it():
     assert calls(gradient) == calls(gradient, jnp.float16) == (2, 1)
+    with jax.default_matmul_precision("bfloat16"):
+        assert calls(gradient, jnp.float32) == (2, 1)
 
 
 OTHERWISE = {
