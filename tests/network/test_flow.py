@@ -1,6 +1,7 @@
 """Residual recursions over depth."""
 
 import dataclasses
+import re
 from math import factorial
 
 import equinox as eqx
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import numpy_network
+from reference.architectures import architecture_flow
 from reference.as_users import DEFAULTS
 from reference.differences import fitted_order
+from reference.hybrids import RECURRENT
 from reference.light import light_flow
 from reference.networks import SCHEMES, falling_profile, layer_of, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax.cost.counting import operations
+from lim_jax.network import attention
 from lim_jax.network.flow import heun, rk4, strang, unit_profile
 
 GRID = lim.token_grid(12)
@@ -227,6 +231,53 @@ def test_kept_products_are_not_made_again_and_give_the_same_gradient():
 def test_layers_are_rematerialised_in_one_of_two_ways(as_users_run):
     with pytest.raises(ValueError, match="remat: got 'none', expected .full. or .save_matmuls."):
         dataclasses.replace(random_flow(depth=1), remat="none")
+
+
+def penalised(flow, x, grid):
+    """As Algorithm 1 takes it."""
+    return jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(flow(x, grid))))(x) ** 4)
+
+
+LAYERS = {
+    "tiles": (lambda: layer_of(random_flow(depth=1)), jax.grad(penalised)),
+    "latent": (lambda: layer_of(architecture_flow("latent, experts")), lambda *at: at[0](*at[1:])),
+    "mamba": (RECURRENT["mamba"], lambda *at: at[0](*at[1:])),
+    "delta": (RECURRENT["delta"], lambda *at: at[0](*at[1:])),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_of_all_layers_and_orders_take_bfloat16(name, monkeypatch):
+    """But the sums of decays, and what solves for the writes of the delta rule."""
+    monkeypatch.setattr(attention, "DENSE", 4 if name == "tiles" else 96)
+    layer, job = LAYERS[name]
+    layers = jax.tree.map(lambda leaf: leaf.astype(jnp.float32)[None], layer())
+    flow, grid = lim.ResidualFlow(layers, compute="bfloat16"), lim.token_grid(5, jnp.float32)
+    x = jnp.zeros((5, jax.tree.leaves(layers)[0].shape[-1]), jnp.float32)
+    written = jax.jit(job).trace(flow, x, grid).lower(lowering_platforms=("cuda",)).as_text()
+    products = re.findall(r"dot_general (.*) : \(.*x(\w+)>, .*x(\w+)>\) -> .*x(\w+)>", written)
+    single = [how for how, *types in products if types != ["bf16", "bf16", "f32"]]
+    assert len(products) - len(single) > 7
+    assert len(single) == {"mamba": 1, "delta": 8}.get(name, 0)
+
+
+def test_a_flow_in_bfloat16_is_near_and_asks_for_nothing_elsewhere():
+    flow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_flow(depth=2))
+    grid, x = lim.token_grid(5, jnp.float32), random_states(1, 5, 6).astype(jnp.float32)
+
+    @jax.jit
+    def ends(flow, x):
+        return flow(x, grid), jax.grad(lambda x: jnp.sum(jnp.sin(flow(x, grid))))(x)
+
+    exact, half = ends(flow, x), ends(dataclasses.replace(flow, compute="bfloat16"), x)
+    with jax.default_matmul_precision("bfloat16"):
+        asked = ends(flow, x)
+    for theirs, ours, same in zip(exact, half, asked, strict=True):
+        np.testing.assert_array_equal(ours, same)
+        error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+        assert 1e-5 < error < 2e-2
+    with pytest.raises(ValueError, match="compute: got 'float16', expected .bfloat16. or"):
+        dataclasses.replace(flow, compute="float16")
 
 
 def test_split_differs_from_euler_at_first_order():
