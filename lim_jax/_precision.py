@@ -19,7 +19,8 @@ HALF = "bfloat16", "BF16_BF16_F32"
 
 def precision_asked() -> str | None:
     """What `jax.default_matmul_precision` says where this is called."""
-    return jax.config.jax_default_matmul_precision
+    config: Any = jax.config
+    return config.jax_default_matmul_precision
 
 
 def computing(precision: str | None) -> AbstractContextManager:

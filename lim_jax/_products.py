@@ -63,7 +63,7 @@ def matmul(left: Array, right: Array) -> Array:
 def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[Array, "..."]:
     """``jnp.einsum(left, axes[0], right, axes[1], axes[2])``, rounded to bfloat16 where asked."""
     if not rounds(left, right):
-        return jnp.einsum(left, axes[0], right, axes[1], axes[2])
+        return _einsum(left, right, axes)
     if _is_explicit(left, right):
         return _run_product(left, right, axes=axes)
     return bound(_product, *varying_as((left, right), (left, right)), axes=axes)
@@ -112,7 +112,12 @@ def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
 
 def _run_product(left: Array, right: Array, *, axes: tuple[Axes, Axes, Axes]) -> Array:
     left, right = (operand.astype(jnp.bfloat16) for operand in (left, right))
-    return jnp.einsum(left, axes[0], right, axes[1], axes[2], preferred_element_type=jnp.float32)
+    return _einsum(left, right, axes, preferred_element_type=jnp.float32)
+
+
+def _einsum(left: Array, right: Array, axes: Any, **options: Any) -> Array:
+    terms: Any = left, axes[0], right, *axes[1:]
+    return jnp.einsum(*terms, **options)
 
 
 def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any) -> Array:

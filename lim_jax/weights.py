@@ -1,4 +1,4 @@
-"""Weights that stay on a disk or in the host's memory until a compiled program asks for them.
+"""Weights on the device in half precision, on the host or on a disk, until a program needs them.
 
 The program fetches each layer once on its way ahead and once on its way back, beside the next one,
 which is being read. Derivatives in such weights raise `NotImplementedError`.
@@ -14,10 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from lim_jax._checks import no_derivative
-from lim_jax._precision import accumulator, promote
+from lim_jax._precision import accumulator, promote, rounds
 
 HELD = (
     "weights: got a derivative in weights that are fetched as they are needed. They do not train: "
@@ -172,11 +173,66 @@ class FetchedRows(eqx.Module):
         return promote(no_derivative((self.fingerprint, rows), HELD)[1])
 
 
-Rows = Float[Array, "rows width"] | FetchedRows
+class HalfRows(eqx.Module):
+    """A matrix on the device in half precision; rows are widened as they are taken."""
+
+    half: Float[Array, "rows width"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole matrix."""
+        return self.half.shape
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The precision of rows that are taken."""
+        return accumulator(self.half.dtype)
+
+
+Rows = Float[Array, "rows width"] | HalfRows | FetchedRows
+
+
+def widened(layer: PyTree, dtype: DTypeLike) -> PyTree:
+    """A layer's weights for states of a precision: those in half for others than half."""
+    return promote_bits(layer) if accumulator(dtype) == dtype else layer
+
+
+def promote_bits(tree: PyTree) -> PyTree:
+    """As `promote`, without XLA's converting all layers before it comes to the first of them."""
+
+    def wide(leaf: Any) -> Any:
+        half = eqx.is_inexact_array(leaf) and leaf.dtype in (jnp.bfloat16, jnp.float16)
+        return _wide(leaf) if half else leaf
+
+    return jax.tree.map(wide, tree)
+
+
+@jax.custom_jvp
+def _wide(half: Array) -> Array:
+    # XLA exchanges a conversion with the slice of one layer, and then moves it out of the loop over
+    # layers; not so the shifts of integers. Where a product rounds again the two cancel at once.
+    if rounds(half, jnp.float32(0)):
+        return half.astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(half, jnp.uint16).astype(jnp.uint32)
+    if half.dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
+    sign, rest = bits >> 15, bits & 0x7FFF
+    normal = jax.lax.bitcast_convert_type((rest << 13) + (112 << 23), jnp.float32)
+    size = jnp.where(rest < 1 << 10, rest.astype(jnp.float32) * 2.0**-24, normal)
+    return jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(size, jnp.uint32) | sign, jnp.float32
+    )
+
+
+@_wide.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _wide(*primals), tangents[0].astype(jnp.float32)
 
 
 def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
     """Rows of a matrix by their numbers."""
+    if isinstance(rows, HalfRows):
+        return promote_bits(rows.half[numbers])
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
     # As in JAX's own indexing, a number outside the matrix means the row at its end.
@@ -186,6 +242,8 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
 
 def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
     """Neighbouring rows of a matrix."""
+    if isinstance(rows, HalfRows):
+        return promote_bits(jax.lax.dynamic_slice_in_dim(rows.half, start, size))
     if not isinstance(rows, FetchedRows):
         return jax.lax.dynamic_slice_in_dim(rows, start, size)
     return rows.fetch(partial(rows.source.slice_rows, size=size), (size, rows.shape[1]), start)

@@ -231,3 +231,16 @@ def test_half_precision_is_widened_as_it_comes(dtype):
     layer = weights.FetchedLayers(jnp.zeros(1), source).layer(jnp.array(1))
     assert layer.dtype == "float32"
     np.testing.assert_array_equal(layer, TABLE.astype(dtype).astype(np.float32)[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_all_numbers_of_half_precision_are_widened_by_their_bits(dtype):
+    """But those that are not finite, which no weights are; denormal ones too, as they are read."""
+    half = np.arange(2**16, dtype=np.uint16).view(dtype)
+    half = half[np.isfinite(half.astype(np.float32))]
+    half = half[(np.abs(half.astype(np.float32)) >= 2.0**-126) | (half == 0)]
+    wide = jax.jit(lambda half: weights.widened(half, jnp.float32))(half)
+    np.testing.assert_array_equal(wide, half.astype(np.float32))
+    assert weights.widened(jnp.asarray(half), jnp.float16).dtype == dtype
+    given = jax.grad(lambda half: weights.widened(half, jnp.float32)[3])(jnp.asarray(half))
+    np.testing.assert_array_equal(given, np.arange(half.size) == 3)

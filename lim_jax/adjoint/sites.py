@@ -19,7 +19,7 @@ from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of, parts_of
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.weights import FetchedParts, in_memory
+from lim_jax.weights import FetchedParts, in_memory, widened
 
 Result = TypeVar("Result")
 
@@ -70,15 +70,19 @@ def attention_kinds(attention: Any) -> tuple[Any, ...]:
 def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:
     """Map a function of a layer's attention, None where there is none, and its site over layers."""
     rest = sites._replace(attention=None)
+
+    def at_site(attention: Any, site: AttentionSites) -> Result:
+        return function(widened(attention, site.states.dtype), site)
+
     if isinstance(sites.attention, LayersByKind):
         call, numbers = sites.attention.call, sites.attention.numbers
         return jax.lax.map(
-            lambda each: call(lambda attention: function(attention, each[1]), each[0]),
+            lambda each: call(lambda attention: at_site(attention, each[1]), each[0]),
             (numbers, rest),
         )
     arrays, static = eqx.partition(sites.attention, eqx.is_array)
     return jax.lax.map(
-        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
+        lambda each: at_site(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
     )
 
 

@@ -37,7 +37,14 @@ from lim_jax.models.hub import model_path
 from lim_jax.models.layout import shard
 from lim_jax.models.multimodal import text_part
 from lim_jax.models.options import refuse_other_architectures
-from lim_jax.models.placement import ON_DEVICE, WeightPlacement, as_published, offloaded, on_host
+from lim_jax.models.placement import (
+    MIXED,
+    WeightPlacement,
+    host_memory,
+    offloaded,
+    on_device,
+    published_precision,
+)
 from lim_jax.models.reading import Source
 from lim_jax.models.rope_config import trained_length
 from lim_jax.network.flow import ResidualFlow
@@ -144,7 +151,7 @@ class CausalLM(eqx.Module):
     Attributes
     ----------
     embedding
-        One row for each word: an array, or `weights.FetchedRows`.
+        One row for each word: an array, or `weights.HalfRows` or `FetchedRows`.
     positions
         One row for each position, added to the word's; None for networks with other positions.
     flow, norm
@@ -356,6 +363,8 @@ def load(
     kept: HalfPrecision | None = None,
     mesh: Mesh | None = None,
     *,
+    compute: str | None = None,
+    on_host: bool = False,
     download: bool = False,
 ) -> CausalLM:
     """Read a model from a folder of weights as its publisher left it, or from a GGUF file.
@@ -371,13 +380,18 @@ def load(
     dtype
         The precision in which the model computes, and of the weights that come back.
     kept
-        A half precision in which matrices stay in the host's memory, each layer widened to float32
-        as it is needed; None for arrays of `dtype` on the device. ``"as published"`` loses nothing:
-        full and half precision stay, and what is quantised or mixed is left in its files, as by
-        `open`. Weights that are kept do not train: derivatives in them raise.
+        A half precision in which matrices are kept, each layer widened to float32 as it is needed,
+        or multiplied as it is where `compute` is "bfloat16"; None for arrays of `dtype`.
+        ``"as published"`` loses nothing: full and half precision stay, and what is quantised or
+        mixed is left in its files, as by `open`.
     mesh
         Devices to shard the weights over, by heads and hidden features, along the axis of the mesh
         that is named ``model``, of type Auto. None for the default device.
+    compute
+        The precision of products, as in `network.ResidualFlow`: "bfloat16" rounds their operands.
+    on_host
+        Whether what is `kept` stays in the host's memory, and a layer goes to the device as it is
+        needed: for networks larger than the device. Derivatives in such weights raise.
     download
         Whether to download the files of a public name that the cache lacks.
 
@@ -389,10 +403,13 @@ def load(
         If the folder or file is broken, the family or an option of it is not known, or tensors are
         missing, surplus, of another shape, or not finite.
     """
-    return load_network(open_files(path, download=download), dtype, kept, mesh)
+    source = open_files(path, download=download)
+    return load_network(source, dtype, kept, mesh, compute=compute, on_host=on_host)
 
 
-def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> CausalLM:
+def open(
+    path: AnyPath, dtype: str = "float32", *, compute: str | None = None, download: bool = False
+) -> CausalLM:
     """Check a model's files as `load` does, and leave its weights in them.
 
     A layer is read as a program comes to it, while a thread reads the next one; of the embedding
@@ -407,7 +424,7 @@ def open(path: AnyPath, dtype: str = "float32", *, download: bool = False) -> Ca
     ModuleNotFoundError, ValueError
         As in `load`; a layer's numbers that are not finite are noticed when that layer is read.
     """
-    return open_network(open_files(path, download=download), dtype)
+    return open_network(open_files(path, download=download), dtype, compute)
 
 
 def open_files(path: AnyPath, *, download: bool = False) -> Source:
@@ -425,33 +442,44 @@ def load_network(
     dtype: str = "float32",
     kept: HalfPrecision | None = None,
     mesh: Mesh | None = None,
+    *,
+    compute: str | None = None,
+    on_host: bool = False,
 ) -> CausalLM:
     """Read a network of files that were looked through, as `load` does."""
-    holds = kept is None or (kept in KEPT and dtype == "float32" and mesh is None)
-    got = f"{kept!r} with dtype {dtype!r} and {'no' if mesh is None else 'a'} mesh"
-    expected = f"None, or one of {KEPT} with dtype 'float32' and no mesh"
-    cure = "The host keeps half precision, which is widened to float32."
+    holds = kept is None or (kept in KEPT and dtype == "float32")
+    got, expected = f"{kept!r} with dtype {dtype!r}", f"None, or one of {KEPT} with dtype 'float32'"
+    cure = "Half precision is widened to float32."
     require(holds, "kept", got=got, expected=expected, cure=cure)
+    holds = not on_host or (kept is not None and mesh is None)
+    expected = "weights that are kept, and no mesh"
+    cure = "The host keeps matrices in half precision, for one device."
+    require(holds, "on_host", got=f"kept={kept!r}, mesh={mesh}", expected=expected, cure=cure)
+    precision = published_precision(source) if kept == KEPT[0] else kept
     if mesh is not None:
-        return _network(source, dtype, shard(mesh))
-    if kept is None:
-        return _network(source, dtype, ON_DEVICE)
-    published = kept == KEPT[0]
-    held = as_published(source, dtype) if published else on_host(source, kept)
-    return _network(source, dtype, held)
+        placement = shard(mesh, None if precision == MIXED else precision)
+    elif precision == MIXED:
+        placement = offloaded(source, dtype)
+    elif on_host and precision is not None:
+        placement = host_memory(source, precision)
+    else:
+        placement = on_device(precision)
+    return _network(source, dtype, placement, compute)
 
 
-def open_network(source: Source, dtype: str) -> CausalLM:
+def open_network(source: Source, dtype: str, compute: str | None = None) -> CausalLM:
     """Check files that were looked through, and leave the weights in them, as `open` does."""
-    return _network(source, dtype, offloaded(source, dtype))
+    return _network(source, dtype, offloaded(source, dtype), compute)
 
 
-def _network(source: Source, dtype: str, placement: WeightPlacement) -> CausalLM:
+def _network(
+    source: Source, dtype: str, placement: WeightPlacement, compute: str | None
+) -> CausalLM:
     cure = "Models compute in full precision; to keep weights in half take kept."
     require_name(dtype, ("float32", "float64"), "dtype", cure)
     recipe = recipe_of(source.config)
     refuse_other_architectures(source.config, source.config["model_type"])
-    weights = read_decoder(source, dtype, recipe, placement)
+    weights = read_decoder(source, dtype, recipe, placement, compute)
     surplus = sorted(set(source.files) - weights.known)
     got = f"{', '.join(surplus[:3])}, which the family does not have"
     cure = "The options may be of a simpler family than the weights are."

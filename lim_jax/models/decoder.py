@@ -19,11 +19,15 @@ from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
 from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field
-from lim_jax.weights import Rows, slice_rows
+from lim_jax.weights import HalfRows, Rows, slice_rows
 
 
 def read_decoder(
-    checkpoint: Source, dtype: str, recipe: Recipe, placement: WeightPlacement = ON_DEVICE
+    checkpoint: Source,
+    dtype: str,
+    recipe: Recipe,
+    placement: WeightPlacement = ON_DEVICE,
+    compute: str | None = None,
 ) -> Weights:
     """Read a decoder's weights from a checkpoint of `open_checkpoint`, layer by layer.
 
@@ -69,7 +73,9 @@ def read_decoder(
     parts = {
         "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
         "positions": positions,
-        "flow": ResidualFlow(layers, horizon=recipe.increment * sizes.depth, step=recipe.step),
+        "flow": ResidualFlow(
+            layers, horizon=recipe.increment * sizes.depth, step=recipe.step, compute=compute
+        ),
         "norm": norm,
         "head": _head(read, recipe, rows, shape, placement),
         "head_bias": head_bias,
@@ -115,8 +121,9 @@ def _head(
 
 def _alike(head: Rows, rows: Rows) -> bool:
     """Whether two matrices are both in this process's memory, and the same."""
-    held = [isinstance(part, Array) and part.is_fully_addressable for part in (head, rows)]
-    return all(held) and np.array_equal(np.asarray(head), np.asarray(rows))
+    tables = [part.half if isinstance(part, HalfRows) else part for part in (head, rows)]
+    held = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
+    return all(held) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))
 
 
 def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:

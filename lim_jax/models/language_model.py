@@ -38,6 +38,8 @@ class LanguageModel(NamedTuple):
         dtype: str = "float32",
         kept: HalfPrecision | None = None,
         *,
+        compute: str | None = None,
+        on_host: bool = False,
         download: bool = False,
     ) -> "LanguageModel":
         """Read a model from a folder, a GGUF file or the cache, as `models.load` does.
@@ -50,21 +52,28 @@ class LanguageModel(NamedTuple):
             As in `models.load`; or if there is no tokenizer, or one of another kind.
         """
         said = _looked_through(path, download)
-        return cls(load_network(said["source"], dtype, kept), **said)
+        network = load_network(said["source"], dtype, kept, compute=compute, on_host=on_host)
+        return cls(network, **said)
 
     @classmethod
     def open(
-        cls, path: AnyPath, dtype: str = "float32", *, download: bool = False
+        cls,
+        path: AnyPath,
+        dtype: str = "float32",
+        *,
+        compute: str | None = None,
+        download: bool = False,
     ) -> "LanguageModel":
         """Read all but the weights, which are left in their files as by `models.open`."""
         said = _looked_through(path, download)
-        return cls(open_network(said["source"], dtype), **said)
+        return cls(open_network(said["source"], dtype, compute), **said)
 
     def loaded(self) -> "LanguageModel":
         """The same model with its weights in memory, of the files that were looked through."""
         if self.source is None:
             return self
-        return self._replace(network=load_network(self.source, self.network.embedding.dtype.name))
+        dtype, compute = self.network.embedding.dtype.name, self.network.flow.compute
+        return self._replace(network=load_network(self.source, dtype, compute=compute))
 
 
 def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:

@@ -11,18 +11,21 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import require
 from lim_jax.models.checkpoint import unfilled
-from lim_jax.models.placement import Layer, WeightPlacement, row_blocks
+from lim_jax.models.placement import Layer, WeightPlacement, halved, row_blocks
 from lim_jax.models.reading import Reader
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
+from lim_jax.weights import HalfRows, Rows
 
 AXIS, CONTEXT = "model", "context"
 
 Index = tuple[slice, ...]
 
 
-def shard(mesh: Mesh) -> WeightPlacement:
+def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
+
+    Matrices are in half precision if one is given.
 
     A layer's parts say by `sharded_axes` which of their axes are sharded; embeddings and heads are
     sharded along their width, since their rows are read by number. Each process reads all layers,
@@ -37,7 +40,7 @@ def shard(mesh: Mesh) -> WeightPlacement:
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
         parts, tree = [], None
         for index in range(depth):
-            read = layer(index)
+            read = halved(layer(index), precision)
             leaves, tree = jax.tree_util.tree_flatten_with_path(read)
             parts = parts or [
                 _Parts(mesh, (depth, *leaf.shape), leaf.dtype, _axis(read, path))
@@ -48,11 +51,11 @@ def shard(mesh: Mesh) -> WeightPlacement:
             del read, leaves  # before the next layer is read
         return jax.tree.unflatten(tree, [part.array() for part in parts])
 
-    def rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
-        table = _Parts(mesh, shape, read.dtype, -1)
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
+        table = _Parts(mesh, shape, precision or read.dtype, -1)
         for part, some in row_blocks(read, name, shape):
             table.fill(part, some)
-        return table.array()
+        return table.array() if precision is None else HalfRows(table.array())
 
     return WeightPlacement(layers, rows)
 

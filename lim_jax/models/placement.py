@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.reading import Reader, Source
 from lim_jax.network.layer_kinds import LayersByKind
-from lim_jax.weights import FetchedLayers, FetchedRows, LayerSource, Rows, RowSource
+from lim_jax.weights import FetchedLayers, FetchedRows, HalfRows, LayerSource, Rows, RowSource
 
 Layer = Callable[[int], Any]
 ROWS_AT_ONCE = 4096
-HALVES = {"BF16": "bfloat16", "F16": "float16"}
+HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
 
 
 class WeightPlacement(NamedTuple):
@@ -41,24 +41,30 @@ def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]
     return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
 
 
-def _stacked(layer: Layer, depth: int) -> Any:
-    leaves, tree = _joined(layer, depth)
-    return jax.tree.unflatten(tree, jax.device_put(leaves))
+def on_device(precision: str | None = None) -> WeightPlacement:
+    """All weights on the default device; of half precision, matrices alone are in it."""
+
+    def layers(layer: Layer, depth: int) -> Any:
+        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
+        return jax.tree.unflatten(tree, jax.device_put(leaves))
+
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
+        if precision is None:
+            return jax.device_put(read.whole(name, *shape))
+        return HalfRows(jax.device_put(_half_table(read, name, shape, precision)))
+
+    return WeightPlacement(layers, rows)
 
 
-def _all_rows(read: Reader, name: str, shape: tuple[int, int]) -> Array:
-    return jax.device_put(read.whole(name, *shape))
+ON_DEVICE = on_device()
 
 
-ON_DEVICE = WeightPlacement(_stacked, _all_rows)
-
-
-def on_host(checkpoint: Source, precision: str) -> WeightPlacement:
+def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
     """All weights in the host's memory: matrices in half precision, norms and vectors in full."""
     told = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
-        leaves, tree = _joined(lambda index: _halved(layer(index), precision), depth)
+        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
 
         def read(index: int) -> Any:
             return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
@@ -66,12 +72,17 @@ def on_host(checkpoint: Source, precision: str) -> WeightPlacement:
         return FetchedLayers(told, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
-        table = unfilled(shape, precision)
-        for part, some in row_blocks(read, name, shape):
-            table[part] = some
+        table = _half_table(read, name, shape, precision)
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
     return WeightPlacement(layers, rows)
+
+
+def _half_table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
+    table = unfilled(shape, precision)
+    for part, some in row_blocks(read, name, shape):
+        table[part] = some
+    return table
 
 
 def row_blocks(
@@ -84,13 +95,12 @@ def row_blocks(
         yield part, rows(part)
 
 
-def as_published(checkpoint: Source, dtype: str) -> WeightPlacement:
-    """In memory if all matrices are of one precision, full or half; else in their files."""
+def published_precision(checkpoint: Source) -> str | None:
+    """The one precision of all matrices, None if full; ``"mixed"`` if they have none in common."""
     precisions = checkpoint.precisions
     if precisions <= {"F64", "F32"}:
-        return ON_DEVICE
-    half = HALVES.get(*precisions) if len(precisions) == 1 else None
-    return offloaded(checkpoint, dtype) if half is None else on_host(checkpoint, half)
+        return None
+    return HALVES.get("".join(precisions), MIXED)  # of two no such name is made
 
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
@@ -116,8 +126,11 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
     return jnp.asarray(np.frombuffer(told, np.uint8), float)
 
 
-def _halved(layer: Any, precision: str) -> Any:
-    """The matrices in half precision."""
+def halved(layer: Any, precision: str | None) -> Any:
+    """The matrices in half precision, or None for all as it is."""
+    if precision is None:
+        return layer
+
     # Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
     # is a row of two axes, which its name alone tells from a matrix. Taps and rates are few, and a
     # family's multipliers are put into them.

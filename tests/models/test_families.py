@@ -102,5 +102,5 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
     # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], kinds_of(model.flow.layers))
-    for path, leaf in jax.tree.leaves_with_path(placement._halved(layer, "bfloat16")):
+    for path, leaf in jax.tree.leaves_with_path(placement.halved(layer, "bfloat16")):
         assert (leaf.dtype == "bfloat16") == (path[-1].name in MATRICES), path

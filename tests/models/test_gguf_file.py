@@ -60,7 +60,7 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     # Such numbers stay in their file, where weights are to stay as they are published.
     opened = gguf_file.open_gguf(tmp_path / "model.gguf")
     assert opened.precisions == {"Q8_0"}
-    assert not placement.as_published(opened, "float32").each_layer
+    assert placement.published_precision(opened) == placement.MIXED
 
 
 VALUES = {

@@ -21,7 +21,7 @@ from lim_jax.density import LossOfIds
 from lim_jax.grid import token_grid
 from lim_jax.models import causal, placement
 from lim_jax.network import RingAttention
-from lim_jax.weights import FetchedLayers, FetchedRows
+from lim_jax.weights import FetchedLayers, FetchedRows, HalfRows
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -118,9 +118,16 @@ def energies(model, **options):
 
 def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
-    whole, kept = models.load(folder), models.load(folder, kept="bfloat16")
-    np.testing.assert_allclose(energies(kept), energies(whole), rtol=1e-6)
-    like = kept.flow.kinds[0]
+    whole = models.load(folder)
+    on_device, kept = (models.load(folder, kept="bfloat16", on_host=host) for host in (False, True))
+    expected = energies(whole)
+    for model in (on_device, kept):
+        np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
+    half, like = jax.tree.leaves(on_device.flow.layers), kept.flow.kinds[0]
+    assert [leaf.dtype for leaf in half] == [leaf.dtype for leaf in jax.tree.leaves(like)]
+    for rows, table in ((on_device.embedding, whole.embedding), (on_device.head, whole.head)):
+        assert isinstance(rows, HalfRows) and rows.dtype == "float32"
+        np.testing.assert_array_equal(rows.half, table)
     assert like.attention.query.dtype == like.feed_forward.gate.dtype == "bfloat16"
     # Norms stay as they are: theirs are other numbers.
     assert like.attention.norm.scale.dtype == "float32"
@@ -135,7 +142,8 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     exact = arrays | {name: arrays[name] * np.float32(1.001) for name in matrices}
     save_file(exact, folder / FILE)
     whole = energies(models.load(folder))
-    found = energies(models.load(folder, kept="float16"))
+    kept = models.load(folder, kept="float16")
+    found = energies(kept)
     halves = {name: exact[name].astype("float16").astype("float32") for name in matrices}
     save_file(exact | halves, folder / FILE)
     np.testing.assert_allclose(found, energies(models.load(folder)), rtol=2e-6)
@@ -163,7 +171,8 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
 def test_vectors_stay_whole(tmp_path):
     """Bit for bit: `test_families` has their names in every family."""
     folder = publishers.write(tmp_path, publishers.CONFIGS["gpt2"])
-    kept, whole = models.load(folder, kept="bfloat16"), models.load(folder).flow.layers
+    kept = models.load(folder, kept="bfloat16", on_host=True)
+    whole = models.load(folder).flow.layers
     layer = jax.tree.unflatten(
         jax.tree.structure(kept.flow.kinds[0]), kept.flow.layers.source.fetch(np.array(1))
     )
@@ -198,7 +207,7 @@ def test_a_norm_of_any_class_stays_whole(folder):
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
     whitening = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     layer = eqx.tree_at(lambda layer: layer.attention.norm, layer, whitening)
-    attention = placement._halved(layer, "bfloat16").attention
+    attention = placement.halved(layer, "bfloat16").attention
     np.testing.assert_array_equal(attention.norm.weight, whitening.weight)
     assert attention.query.dtype == "bfloat16"
 
@@ -207,6 +216,8 @@ def test_a_norm_of_any_class_stays_whole(folder):
 def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
     with pytest.raises(ValueError, match=r"kept: got .* expected None, or one of"):
         models.load(folder, dtype=dtype, kept=kept)
+    with pytest.raises(ValueError, match=r"on_host: got kept=None.* weights that are kept"):
+        models.load(folder, on_host=True)
     with pytest.raises(ValueError, match="dtype: got 'float16'"):
         models.open(folder, dtype="float16")
 
@@ -216,8 +227,10 @@ def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"mesh: got the axes \('data',\).*'model'"):
         models.load(folder, mesh=jax.make_mesh((1,), ("data",), axis_types=auto))
     mesh = jax.make_mesh((1,), ("model",), axis_types=auto)
-    with pytest.raises(ValueError, match=r"kept: got 'bfloat16' .* and a mesh"):
-        models.load(folder, kept="bfloat16", mesh=mesh)
+    with pytest.raises(ValueError, match=r"on_host: got kept='bfloat16', mesh=Mesh"):
+        models.load(folder, kept="bfloat16", mesh=mesh, on_host=True)
+    halves = (models.load(folder, kept="bfloat16", mesh=at) for at in (mesh, None))
+    jax.tree.map(np.testing.assert_array_equal, *halves)
     put, device_put, whole = [], jax.device_put, models.load(folder)
 
     def counted(array, *device):
@@ -311,8 +324,8 @@ def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
     os.utime(folder / FILE, ns=(1, 1))
     with pytest.raises(ValueError, match=r"checkpoint: got .* of parameters"):
         energies(models.open(folder), checkpoint=checkpoint)
-    prints = [models.open(folder), models.load(folder, kept="float16")]
-    prints += [models.load(folder, kept="bfloat16")]
+    halves = (models.load(folder, kept=half, on_host=True) for half in ("float16", "bfloat16"))
+    prints = [models.open(folder), *halves]
     distinct = {tuple(np.asarray(model.flow.layers.fingerprint)) for model in prints}
     assert len(distinct) == 3
     assert all(np.asarray(model.flow.layers.fingerprint).size == 32 for model in prints)
