@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from lim_jax._checks import as_int, require
 from lim_jax.grid.measure import Grid, require_on_grid
 
 NODES = "64 nodes on one panel give ten digits for smooth fields."
+
+_leggauss = cache(np.polynomial.legendre.leggauss)  # an eigenvalue problem each time
 
 
 class PanelGrid(Grid):
@@ -67,7 +69,7 @@ class PanelGrid(Grid):
         panel = jnp.clip(jnp.searchsorted(breaks, positions) - 1, 0, len(self.breaks) - 2)
         members = panel[:, None] * self.order + jnp.arange(self.order, dtype=panel.dtype)[None, :]
         # Any common factor of a panel's barycentric weights cancels, so those of [-1, 1] serve.
-        reference, gauss = np.polynomial.legendre.leggauss(self.order)
+        reference, gauss = _leggauss(self.order)
         signs = (-1.0) ** np.arange(self.order)
         barycentric = self._cast(signs * np.sqrt((1 - reference**2) * gauss))
         distance = positions[:, None] - self.nodes[members]
@@ -79,12 +81,12 @@ class PanelGrid(Grid):
         return jnp.einsum("pk,pk...->p...", shares, values[members])
 
     def _nodes(self) -> np.ndarray:
-        reference, _ = np.polynomial.legendre.leggauss(self.order)
+        reference, _ = _leggauss(self.order)
         starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
         return (starts[:, None] + widths[:, None] * (reference + 1) / 2).ravel()
 
     def _weights(self) -> np.ndarray:
-        _, gauss = np.polynomial.legendre.leggauss(self.order)
+        _, gauss = _leggauss(self.order)
         return np.outer(np.diff(self.breaks) / 2, gauss).ravel()
 
     def _edges(self) -> np.ndarray:
@@ -101,7 +103,7 @@ class PanelGrid(Grid):
         # On [-1, 1] the interpolant's Legendre coefficients are (2n+1)/2 sum_j w_j P_n(x_j) f_j,
         # exactly by Gauss quadrature, and (2n+1) times the integral of P_n from -1 to x is
         # P_{n+1}(x) - P_{n-1}(x), or x + 1 for n = 0.
-        reference, gauss = np.polynomial.legendre.leggauss(self.order)
+        reference, gauss = _leggauss(self.order)
         starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
         x = np.clip(2 * (positions[:, None] - starts) / widths - 1, -1, 1)
         values = np.polynomial.legendre.legvander(x, self.order)

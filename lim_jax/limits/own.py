@@ -162,8 +162,8 @@ def convergence_study(
     known = _reference_runs(network, grids, references, measured)
     values = {name: quantity.value for name, quantity in measured.items()}
     everything = [*runs.values(), *known]
-    fields = _fields(everything, states, values)
     observed, twins = _observed(everything, states, values)
+    fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
     check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
@@ -401,14 +401,12 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     return measured
 
 
-def _fields(
-    runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
-) -> frozenset[str]:
+def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> frozenset[str]:
     """Find which quantities are fields of position; the others must have one shape."""
-    shapes, _ = eqx.filter_eval_shape(_observed, runs, states, values)
 
     def is_field(name: str) -> bool:
-        given = {run.grid.size: made[name] for run, made in zip(runs, shapes, strict=True)}
+        arrays = [np.asarray(made[name]) for made in observed]
+        given = {run.grid.size: made for run, made in zip(runs, arrays, strict=True)}
         known, rows = ({made.shape[n:] for made in given.values()} for n in (0, 1))
         field = len(rows) == 1 and all(made.shape[:1] == (n,) for n, made in given.items())
         require(
@@ -421,7 +419,7 @@ def _fields(
         )
         return len(known) > 1
 
-    return frozenset(name for name in values if is_field(name))
+    return frozenset(name for name in observed[0] if is_field(name))
 
 
 def _require_errors(name: str, errors: Mapping[int, float]) -> None:
