@@ -40,7 +40,7 @@ if "XLA_FLAGS" not in os.environ and understood(QUICK):
     os.environ["XLA_FLAGS"] = QUICK  # before jax reads it; workers inherit it
 # Where in the source an instruction comes from takes a sixth of the time, and nobody reads it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# Threads of BLAS wait for each other by spinning: on matrices as small as these, ten times the work.
+# Threads of BLAS wait for each other by spinning: ten times the work on matrices as small as these.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The command line keeps compiled programs in the user's folder: run in a test it must not.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")

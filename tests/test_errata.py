@@ -174,28 +174,6 @@ def test_even_queries_tie_exactly():
     np.testing.assert_allclose(squares(), 1.0, rtol=1e-12)
 
 
-def test_the_attention_bounds_are_not_sharp():
-    """Averaging of p errs by 1/2L at every cell, where the theorem has C/i and (1 + log n)/n."""
-    studies = lim.limits.attention_studies(averaging(), lambda p: p[:, None], SIZES)
-    for name in ("every cell", "left region"):
-        np.testing.assert_allclose(studies[name].errors, 0.5 / np.array(SIZES), rtol=1e-9)
-
-
-def test_the_readouts_bound_is_loose_by_the_root_of_three():
-    """P_T linear in p: the mean square of p - p_l on a cell is 1/3L^2, not 1/L^2."""
-    readout = lim.LinearReadout(jax.device_put(np.eye(2)))
-    study = lim.limits.terminal_adjoint_study(
-        lambda size: readout,
-        readout,
-        lambda p: jnp.zeros((p.size, 2)),
-        lambda p: 0.5 + jnp.stack([-p, p], axis=1) / 4,
-        (32, 64, 128, 256),
-        lipschitz=True,
-    )
-    assert study.bounds is not None
-    np.testing.assert_allclose(np.divide(study.bounds, study.errors), np.sqrt(3), rtol=1e-6)
-
-
 def test_the_input_adjoint_is_of_order_one_half_in_l2():
     """One layer of averaging, an even loss: P_0 = 1 + log(1/q), on tokens 1 + the sum of 1/i."""
     flow = lim.ResidualFlow(

@@ -79,10 +79,21 @@ def found():
     return jax.tree.map(np.asarray, split_adjoint(FLOW))
 
 
+@cache
+def expected():
+    """The state after the loop, and the gradients of its loss in the input and in log weights."""
+
+    def loss_and_state(x, log_weights):
+        state = one_by_one(x, GRID.weighted(log_weights))
+        return loss(state, Y), state
+
+    of_both = jax.jit(jax.grad(loss_and_state, (0, 1), has_aux=True))
+    gradients, state = of_both(X, jnp.zeros(LENGTH))
+    return state, *gradients
+
+
 def test_layers_of_several_kinds_are_a_loop_over_them():
-    state, gradient = jax.jit(
-        lambda x: (one_by_one(x, GRID), jax.grad(lambda x: loss(one_by_one(x, GRID), Y))(x))
-    )(X)
+    state, gradient, _ = expected()
     np.testing.assert_allclose(found()["channels"].states[-1], state, atol=1e-13)
     np.testing.assert_allclose(found()["channels"].covectors[0], LENGTH * gradient, atol=1e-12)
 
@@ -96,13 +107,9 @@ def test_hops_and_heads_sum_to_the_channels():
 
 
 def test_a_mask_gradient_is_the_loss_by_log_weights():
-    def of_weights(log_weights):
-        return loss(one_by_one(X, GRID.weighted(log_weights)), Y)
-
-    expected = jax.jit(jax.grad(of_weights))(jnp.zeros(LENGTH))
     by_head = found()["mask"] / LENGTH
     assert by_head.shape == (3, 6, LENGTH) and np.abs(by_head[0]).max(axis=1).all()
-    np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected, atol=1e-13)
+    np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected()[2], atol=1e-13)
 
 
 def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
@@ -143,8 +150,8 @@ def test_a_token_more_is_that_of_the_whole_context():
 
     assert has_kv_cache(FLOW) and not has_kv_cache(replace(FLOW, step=heun))
     states, after = last_states(FLOW, X, jnp.array(3))
-    expected = found()["channels"].states[-1]
-    np.testing.assert_allclose(states[:3], expected[:3], atol=1e-12)
-    np.testing.assert_allclose(after, expected[3:5], atol=1e-12)
+    whole = found()["channels"].states[-1]
+    np.testing.assert_allclose(states[:3], whole[:3], atol=1e-12)
+    np.testing.assert_allclose(after, whole[3:5], atol=1e-12)
     with pytest.raises(ValueError, match="expected one context whose tokens weigh the same"):
         prefill(FLOW, X, GRID.weighted(jnp.zeros(LENGTH)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from reference.dense import transposed
 from reference.differences import fitted_order
+from reference.light import light_layers
 from reference.networks import (
     LENGTH,
     SCHEMES,
@@ -177,8 +178,8 @@ def test_relative_energies_do_not_see_layers_that_rescale_the_state():
 @pytest.mark.slow
 def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     # `eq:depth-integrated-cone-channel`.
-    # Attention has the cone and a local part; with its network the programs are twice as large.
-    control = linear_control(random_flow(depth=3, width=WIDTH).layers.attention)
+    # Attention has the cone and a local part, without a norm too: the programs are a third.
+    control = linear_control(light_layers(3).attention)
     grid, x = lim.graded_grid(6), random_states(1, 6, WIDTH)
     loss, depths = loss_on(grid), (8, 16, 32, 64)
 

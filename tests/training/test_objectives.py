@@ -126,6 +126,10 @@ def objectives_derivatives(params, direction):
     return *eqx.filter_value_and_grad(objective)(params), slope
 
 
+def objectives_value_and_gradient(params, _):
+    return value_and_gradient(objective, params)
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
@@ -136,7 +140,9 @@ def test_the_gradient_is_that_of_the_gradient(name):
     model = MODELS[name]()
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
     direction = randomised(arrays, 7)
-    value, gradient, slope = objectives_derivatives(model, direction)
+    forward = name in ("euler", "bare")  # the rule's, whatever the model
+    derivatives = objectives_derivatives if forward else objectives_value_and_gradient
+    value, gradient, *slopes = derivatives(model, direction)
     expected = value_and_gradient(gradient_of_gradient, model)
     np.testing.assert_allclose(value, expected[0], rtol=1e-13)
     scale = np.sqrt(dot(expected[1], expected[1]))
@@ -144,9 +150,10 @@ def test_the_gradient_is_that_of_the_gradient(name):
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected[1]), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * scale)
     along = dot(gradient, direction)
-    np.testing.assert_allclose(slope, along, rtol=1e-10)
+    for slope in slopes:
+        np.testing.assert_allclose(slope, along, rtol=1e-10)
     moved = difference_by_calls(
-        lambda arrays: objectives_derivatives(eqx.combine(arrays, static), direction)[0],
+        lambda arrays: derivatives(eqx.combine(arrays, static), direction)[0],
         arrays,
         direction,
     )
@@ -296,7 +303,7 @@ def test_training_on_the_objective_balances_influence():
     before = penalty(params)
     state = jax.jit(optimiser.init)(params)
     for _ in range(60):
-        gradient = objectives_derivatives(params, params)[1]
+        _, gradient = value_and_gradient(objective, params)
         params, state = update(params, gradient, state)
     assert float(penalty(params)) < float(before) / 4
 

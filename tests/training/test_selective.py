@@ -167,7 +167,7 @@ def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
     def penalty(params):
         return influence_penalty(weighted, params, (ONES, LABELS), lim.token_grid(2), surprising)
 
-    value, gradient = jax.value_and_grad(penalty)(at)
+    value, gradient = jax.jit(jax.value_and_grad(penalty))(at)
     expected = -(0.25 * np.log(1e-6) + 0.75 * np.log(2 + 1e-6) + np.log(1e-6)) / 2
     np.testing.assert_allclose(value, expected, rtol=1e-12)
     assert np.isfinite(gradient).all()
@@ -207,7 +207,7 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
     """Against NumPy, with a tie; half of the answers are not those that follow if they move."""
     rows = np.array([[0.3, 2.0, -1.0], [1.5, 0.2, 1.5], [-1.0, 0.4, 0.3]])
     weights = np.array([0.5, 0.2, 0.3])
-    value, gradient = jax.value_and_grad(own_margin_loss)(
+    value, gradient = jax.jit(jax.value_and_grad(own_margin_loss))(
         jax.device_put(rows), jax.device_put(weights)
     )
     answers = [1, 0, 1]
