@@ -111,7 +111,7 @@ INTERACTION = np.array([[3.0, -1, -1, -1], [-2, 0, 1, 1], [1, 1, -2, 0], [-2, 0,
 @pytest.mark.parametrize("orders", [2, 4])
 def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(orders):
     """Contexts differ in what place and document do together; the fit is right on the average."""
-    generator, repeats, contexts = np.random.default_rng(4), 250, 8
+    generator, repeats, contexts = np.random.default_rng(4), 160, 8
     values, errors, naive = [], [], []
     for repeat in range(repeats):
         documents = drawn_orders(orders, contexts, repeat)
@@ -126,7 +126,7 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
     values, errors = np.array(values), np.array(errors)
     truth = LEVEL + np.concatenate([PLACES, DOCUMENTS])
     off = (values.mean(axis=0) - truth) / (values.std(axis=0) / np.sqrt(repeats))
-    assert np.all(np.abs(off) < 4), "of 250 draws each is known to its error"
+    assert np.all(np.abs(off) < 4), "of 160 draws each is known to its error"
     spread = values.std(axis=0)
     np.testing.assert_allclose(np.sqrt((errors**2).mean(axis=0)), spread, rtol=0.15)
     if orders == 4:
@@ -139,7 +139,7 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
 @pytest.mark.parametrize("orders", [4, 6])
 def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
     """Of independent noise; and of shares that are one in all, whose noise sums to zero."""
-    generator, repeats = np.random.default_rng(5), 300
+    generator, repeats = np.random.default_rng(5), 150
     values, squares = [], []
     for repeat in range(repeats):
         documents = drawn_orders(orders, 1, repeat)
@@ -162,7 +162,7 @@ def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
 def test_a_cell_of_one_context_has_the_error_of_its_orders():
     generator, documents = np.random.default_rng(6), drawn_orders(8, 1, 0)
     cells, squares = [], []
-    for _ in range(300):
+    for _ in range(150):
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise += 0.1 * generator.standard_normal((1, 8, 1))  # of an order
         found = two_way_shares(adding_up(documents) + noise, documents).table
