@@ -4,6 +4,7 @@ import json
 from functools import partial
 from typing import get_args
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,17 +45,30 @@ def example(model, context):
     return model.embed(jax.device_put(context.window[:-1])), y
 
 
+@eqx.filter_jit
+def loss_and_gradient(model, x, y):
+    return jax.value_and_grad(partial(LOSS, model))(x, y)
+
+
+@eqx.filter_jit
+def rollout(model, x):
+    return attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
+
+
 def by_formula(model, context, method):
     """Scores of tokens, by the formula of each method."""
     x, y = example(model, context)
-    gradient = jax.jit(jax.grad(partial(LOSS, model)))
+
+    def gradient(x, y):
+        return np.asarray(loss_and_gradient(model, x, y)[1])
+
     if method == "influence":
-        energy = np.sum(np.asarray(gradient(x, y)) ** 2, axis=1)
+        energy = np.sum(gradient(x, y) ** 2, axis=1)
         return energy / energy.sum()
     if method == "gradient-times-input":
-        return -np.sum(np.asarray(x * gradient(x, y)), axis=1)
+        return -np.sum(np.asarray(x) * gradient(x, y), axis=1)
     if method == "rollout":
-        matrix = np.asarray(attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype)))
+        matrix = np.asarray(rollout(model, x))
         return np.asarray(y.weights) @ matrix[np.asarray(y.places)]
     inside = np.zeros(len(x), bool)
     for span in context.spans:
@@ -62,7 +76,7 @@ def by_formula(model, context, method):
     words = np.asarray(model.embedding)
     step = np.where(inside[:, None], words[context.window[:-1]] - words.mean(axis=0), 0)
     slopes = [
-        np.asarray(gradient(x - jnp.asarray((1 - s) * step), y))
+        gradient(x - jnp.asarray((1 - s) * step), y)
         for s in (np.arange(methods.STEPS) + 0.5) / methods.STEPS
     ]
     return -np.sum(step * np.mean(slopes, axis=0), axis=1)
@@ -84,9 +98,12 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
         np.testing.assert_allclose(sum(scored.parts.values()), expected.sum(), atol=1e-12)
 
 
+loss = eqx.filter_jit(LOSS)
+
+
 def loss_of_text(model, text, answer):
     """The loss of a text that was written without a part."""
-    return float(LOSS(model, *example(model, context_of(RenderedPrompt(text), answer))))
+    return float(loss(model, *example(model, context_of(RenderedPrompt(text), answer))))
 
 
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
@@ -110,11 +127,14 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
     context = context_of(laid, "17", asked="contrast", foil="2")
     (scored,) = methods.scores_of_parts(model, [context], contrast_loss, "leave-one-out")
 
+    @eqx.filter_jit
+    def loss(model, ids, y):
+        return contrast_loss(model, model.embed(ids), y)
+
     def odds(text):
         one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
-        x = model.embed(jax.device_put(one.window[:-1].astype("int32")))
         assert one.contrast is not None
-        return float(contrast_loss(model, x, one.contrast))
+        return float(loss(model, one.window[:-1].astype("int32"), one.contrast))
 
     gained = odds("a=1  c=3 a=") - odds(laid.text)
     np.testing.assert_allclose(scored.parts["second", "part"], gained, rtol=1e-9, atol=1e-12)

@@ -4,6 +4,7 @@ import csv
 import json
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,13 +163,16 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     for number, places in enumerate(MASKED.values()):
         numbers[slice(*places)] = number
 
+    @eqx.filter_jit
+    def loss(network, u):
+        y = models.Targets(x[1:], weights, log_weights=u, parts=jnp.asarray(numbers))
+        return network.margin_loss(network.embed(x[:-1]), y)
+
     def odds(first):
         """Minus the loss where the first document's log weight is another."""
         u = np.where(numbers >= 0, np.log(0.1), 0)
         u[slice(*MASKED["first"])] += first
-        masks = dict(zip(("log_weights", "parts"), jax.device_put((u, numbers)), strict=True))
-        y = models.Targets(x[1:], weights, **masks)
-        return -float(network.margin_loss(network.embed(x[:-1]), y))
+        return -float(loss(network, jax.device_put(u)))
 
     slope = (odds(1e-4) - odds(-1e-4)) / 2e-4
     (part,) = (part for part in answer.parts if part.name == "first")
@@ -194,46 +198,46 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
 
 
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
-    """To the odds with them less the odds with next to nothing of them, a foil's too.
+    """To the odds over a foil with them less the odds with next to nothing of them.
 
     So do parts of documents, for all parts of the answer together.
     """
     monkeypatch.setattr(methods, "NODES", 16)
-    model, answers = models.LanguageModel.from_pretrained(folder, "float64"), []
-    for foil in ("", "f"):
-        answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil=foil)
-        answers.append(answer)
-        given = sum(part.score for part in answer.parts)
-        asked: Any = answer.context.asked
-        network = model.network
-        u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
-        for number, places in enumerate(MASKED.values()):
-            u[slice(*places)], numbers[slice(*places)] = np.log(1e-3), number
-        numbers = jax.device_put(numbers)
-        x = network.embed(jax.device_put(answer.context.window[:-1]))
-        loss: Any = models.contrast_loss if foil else models.CausalLM.margin_loss
-        targets = jax.device_put(answer.context.window[1:])
-        y: Any = asked if foil else models.Targets(targets, jax.device_put(asked))
-        ends = [
-            float(loss(network, x, y._replace(log_weights=u, parts=numbers)))
-            for u in map(jax.device_put, (u, 0 * u))
-        ]
-        assert abs(ends[0] - ends[1]) > 1e-3
-        np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
-        assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
-        both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
-        assert f"All documents together {both}" in str(answer)
-        assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
-        assert answer.by_part is not None and len(answer.by_part.documents) > 2
-        np.testing.assert_allclose(answer.by_part.scores.sum(), given, rtol=1e-12)
-        assert [part.text.strip() for part in answer.by_part.answer] == [answer.text]
-        page = answer_page(answer).html
-        assert "a score is the integral of" in page
-        assert f"in log odds, {'of the answer over the foil' if foil else 'on average'}" in page
-    alike = answers[0].compare(answers[0])
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
+    given = sum(part.score for part in answer.parts)
+    y: Any = answer.context.asked
+    network = model.network
+    u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
+    for number, places in enumerate(MASKED.values()):
+        u[slice(*places)], numbers[slice(*places)] = np.log(1e-3), number
+    numbers = jax.device_put(numbers)
+    ids = jax.device_put(answer.context.window[:-1])
+
+    @eqx.filter_jit
+    def loss(network, u):
+        return models.contrast_loss(
+            network, network.embed(ids), y._replace(log_weights=u, parts=numbers)
+        )
+
+    ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
+    assert abs(ends[0] - ends[1]) > 1e-3
+    np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
+    assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
+    both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
+    assert f"All documents together {both}" in str(answer)
+    assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
+    assert answer.by_part is not None and len(answer.by_part.documents) > 2
+    np.testing.assert_allclose(answer.by_part.scores.sum(), given, rtol=1e-12)
+    assert [part.text.strip() for part in answer.by_part.answer] == [answer.text]
+    plain = answer._replace(foil="")
+    for one, unit in ((answer, "of the answer over the foil"), (plain, "on average")):
+        page = answer_page(one).html
+        assert "a score is the integral of" in page and f"in log odds, {unit}" in page
+    alike = answer.compare(answer)
     assert {part.difference for part in alike.parts} == {0.0} and len(alike.parts) == 4
     with pytest.raises(ValueError, match="second: got scores by mask-path, against a foil"):
-        answers[0].compare(answers[1])
+        plain.compare(answer)
 
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):

@@ -6,18 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.architectures import architecture_flow
 from reference.compilations import compilations
-from reference.networks import WIDTH, byte_network, random_states
+from reference.networks import byte_network
 
 import lim_jax as lim
-from lim_jax import explanations, models
+from lim_jax import explanations
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.explanations import account_of_context
 from lim_jax.models.ids import padded_size
-from lim_jax.network.norms import RMSNorm
 
 LENGTH, LAYERS, DEPTH = 5, 3, 1
 GRID = lim.token_grid(LENGTH)
@@ -103,34 +101,6 @@ def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it(mon
     # The loss asks at all places but one, and two layers make at most two hops.
     assert (np.asarray(found.hops[0]) > 0).tolist() == (ASKED > 0).tolist()
     assert not np.any(found.hops[3])
-
-
-@pytest.mark.slow
-def test_a_margin_loss_of_grouped_heads_is_accounted_for_in_single_precision():
-    """Against float64: the gradient, and channels and hops that sum to it."""
-    flow = architecture_flow("everything", step=lim.split, horizon=2.0)
-    network = models.CausalLM(
-        random_states(7, 11, WIDTH), None, flow, RMSNorm.init(WIDTH, 0.2), None
-    )
-    single = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, "float32")), network)
-    window, weights = jax.device_put((WINDOW % 11, ASKED))
-    margin = models.CausalLM.margin_loss
-    found = account_of_context(single, window, weights, loss=margin)
-
-    @jax.jit
-    def measured():
-        example = network.example(window, weights)
-        rest = flow, partial(margin.terminal, network), example, GRID
-        loss, gradient = jax.value_and_grad(network.margin_loss)(*example)
-        return loss, LENGTH * gradient, channels(*rest).vectors, attention_hops(*rest, 3)[0]
-
-    loss, gradient, vectors, hops = map(np.asarray, measured())
-    assert {leaf.dtype for leaf in found} == {jnp.dtype("float32")}
-    np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
-    for ours, theirs in ((found.energy, gradient), (found.channels, vectors), (found.hops, hops)):
-        close(theirs.reshape(-1, *gradient.shape).sum(axis=0), gradient)
-        expected = squares(theirs)
-        np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5 * expected.max())
 
 
 def test_contexts_of_one_length_are_compiled_for_once():

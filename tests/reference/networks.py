@@ -62,10 +62,18 @@ def _layers(depth, width, heads):
     return jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
 
 
+def drawn(init, seed=0, count=None):
+    """What ``init(key=...)`` makes, or so many along an axis; on the device it takes a program."""
+    key = jax.random.key(0)
+    if count is None:
+        return randomised(eqx.filter_eval_shape(init, key=key), seed)
+    several = eqx.filter_vmap(lambda key: init(key=key))
+    return randomised(eqx.filter_eval_shape(several, jax.random.split(key, count)), seed)
+
+
 def byte_network(length, *, heads=2, depth=1, seed=0):
-    """A language model over bytes, of width 4; to draw one on the device compiles for a second."""
-    init = partial(lim.models.byte_model, length, width=4, heads=heads, depth=depth)
-    return randomised(eqx.filter_eval_shape(init, key=jax.random.key(0)), seed)
+    """A language model over bytes, of width 4."""
+    return drawn(partial(lim.models.byte_model, length, width=4, heads=heads, depth=depth), seed)
 
 
 def layer_of(flow, index=0):

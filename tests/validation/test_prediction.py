@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import numpy_network
-from reference.networks import layer_of
+from reference.networks import drawn, layer_of
 from scipy import stats
 
 from benchmarks.validation.prediction import (
@@ -33,7 +33,6 @@ from lim_jax.models import CausalLM
 
 RECORDS, STEPS, SEEDS = 3, 2, 2
 SETTING = Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
-KEYS = jax.random.split(jax.random.key(0), SEEDS)
 
 
 @eqx.filter_jit
@@ -100,14 +99,15 @@ def looked_at(models, ids, y):
 def measured():
     """Models, what `record_scores` finds of two seeds, and what the reference does of each."""
 
+    models = drawn(partial(new_retriever, SETTING), count=SEEDS)
+
     @eqx.filter_jit
-    def all_of(keys):
-        models = eqx.filter_vmap(lambda key: new_retriever(SETTING, key=key))(keys)
+    def all_of(models):
         examples = examples_of_every_place(SETTING, 2, key=jax.random.key(3))
         found = of_seeds(partial(record_scores, steps=STEPS))(models, examples)
-        return models, found, asked(examples), examples.gold[:, 0]
+        return found, asked(examples), examples.gold[:, 0]
 
-    models, found, (ids, y), gold = all_of(KEYS)
+    found, (ids, y), gold = all_of(models)
     reference = looked_at(models, np.asarray(ids), y)
     return models, jax.tree.map(np.asarray, found), reference, np.asarray(gold)
 

@@ -1,11 +1,14 @@
 """Networks of many questions: what is asked, what a step follows, what is compared."""
 
+from functools import partial
+
 import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.networks import drawn
 from scipy import stats
 
 from benchmarks.validation import recalled
@@ -34,7 +37,7 @@ def four_of(seed):
     return recall_examples(TASK, 4, key=jax.random.key(seed))
 
 
-def drawn(count, seed):
+def some(count, seed):
     """The first of four, so that one program draws all."""
     four = jax.tree.map(np.asarray, four_of(seed))
     return jax.tree.map(lambda leaf: jax.device_put(leaf[:count]), four)
@@ -54,7 +57,7 @@ def cheap(monkeypatch):
 
 
 def test_every_question_is_asked_where_its_key_stands_again():
-    examples = drawn(4, 0)
+    examples = some(4, 0)
     ids, y = all_asked(examples)
     assert y.places is not None
     for row in range(4):
@@ -69,7 +72,7 @@ def test_every_question_is_asked_where_its_key_stands_again():
 
 @pytest.fixture(scope="module")
 def model():
-    return gaussian_model(9, 14, width=4, heads=1, depth=1, key=jax.random.key(1))
+    return drawn(partial(gaussian_model, 9, 14, width=4, heads=1, depth=1))
 
 
 def cross_entropy(model, examples):
@@ -102,7 +105,7 @@ def surprise(model, probes, chosen):
 
 def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(model):
     """And by the latter no further than a step of length one."""
-    key, examples, probes = jax.random.key(7), drawn(2, 1), drawn(2, 2)
+    key, examples, probes = jax.random.key(7), some(2, 1), some(2, 2)
 
     @eqx.filter_jit
     def ours(strength):
@@ -127,7 +130,7 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 
 @pytest.mark.usefixtures("cheap")
 def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
-    test = drawn(4, 5)
+    test = some(4, 5)
     found = {
         arm: recall_record(SETTING, KEYS, arm, test=test, checkpoint=tmp_path / f"{arm}.run")
         for arm in RECALLED
@@ -145,9 +148,7 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     )
     assert again == ours
     # Before the first step: of each seed's network, by the pair that is asked for.
-    models = jax.jit(jax.vmap(lambda key: gaussian_model(
-        9, 14, width=4, heads=1, depth=1, key=jax.random.fold_in(key, 0)
-    )))(KEYS)  # fmt: skip
+    models, _ = recalled._begun(SETTING, KEYS)
     ids, y = all_asked(test)
 
     @eqx.filter_jit

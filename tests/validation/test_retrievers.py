@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.networks import drawn
 from scipy.special import logsumexp, softmax
 
 from benchmarks.validation import retrievers
@@ -34,8 +35,7 @@ def judged():
     """A random network, examples of gold places 0 and 2, and all that is said of them."""
 
     @eqx.filter_jit
-    def all_of(key):
-        model = new_retriever(SETTING, key=key)
+    def all_of(model):
         gold = jnp.array([2, 0, 0, 2, 2, 0, 2])
         examples = key_value_examples(TASK, gold, key=jax.random.key(1))
         ids, y = asked(examples)
@@ -49,7 +49,7 @@ def judged():
         scores = scores_by_place(model, examples)
         return examples, jax.vmap(model.logits)(ids), losses, risks, scores
 
-    return jax.tree.map(np.asarray, all_of(jax.random.key(0)))
+    return jax.tree.map(np.asarray, all_of(drawn(partial(new_retriever, SETTING))))
 
 
 def test_what_is_asked_is_the_answer_at_the_last_place(judged):

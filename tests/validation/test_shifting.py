@@ -1,12 +1,13 @@
 """Networks that turn places are asked in contexts longer than in training."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from reference.networks import drawn
 
 from benchmarks.validation import shifting
 from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
@@ -25,8 +26,7 @@ SETTING = Setting(KeyValueTask(2, 4, 3), width=4, heads=1, depth=1, rotary=True)
 @cache
 def networks():
     """Of three seeds."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    return jax.jit(jax.vmap(lambda key: new_retriever(SETTING, key=key)))(keys)
+    return drawn(partial(new_retriever, SETTING), count=3)
 
 
 def test_a_longer_context_has_the_same_words_and_more_records():

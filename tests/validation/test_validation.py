@@ -1,9 +1,10 @@
 """The study of the remedies: gains by hand, and a run that is taken up where it ended."""
 
-from functools import cache
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.made_results import explanation
@@ -14,7 +15,7 @@ from benchmarks.validation import accounts, remedies, study
 from benchmarks.validation.gains import compare_arms, gain, gains_on_base
 from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
 from benchmarks.validation.recalled import RecallSetting
-from benchmarks.validation.remedies import PLAIN, SELECTIVE, balanced_on_probes
+from benchmarks.validation.remedies import PLAIN, SELECTIVE, Arm
 from benchmarks.validation.retrieval import KeyValueTask, RecallTask
 from benchmarks.validation.retrievers import PlaceScores, Setting
 from benchmarks.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
@@ -103,6 +104,8 @@ def explained(monkeypatch):
         return explanation()
 
     monkeypatch.setattr(accounts, "explain", explain)
+    evidence = lambda setting, models, examples: {"evidence": examples.gold.shape}  # noqa: E731
+    monkeypatch.setattr(accounts, "evidence_record", evidence)
     return calls
 
 
@@ -153,10 +156,15 @@ def counted(monkeypatch):
 
 @pytest.fixture
 def varied(monkeypatch):
-    """Arms too: Algorithm 1 is trained by once, and its variant, of these options, is the same."""
-    options, arm = {"every": 2, "target": "middle", "probes": 1}, cache(balanced_on_probes)
-    given = lambda setting, **others: arm(setting, **(options | others))  # noqa: E731
-    monkeypatch.setitem(remedies.ARMS, BALANCED, given)
+    """Arms too: one that follows its probes is trained by once, and its variant is the same."""
+
+    def gradient(model, memory, batches):
+        seen = batches.training.window.sum() + 2 * batches.probes.window.sum()
+        arrays = eqx.filter(model, eqx.is_array)
+        return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), memory
+
+    options, arm = {"every": 2, "probes": 1}, Arm(gradient, every=2)
+    monkeypatch.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
     monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
     study._arm.cache_clear()
     yield options
@@ -212,6 +220,7 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
         np.testing.assert_allclose(one["correlations"], correlations)
     made = explanation()
     assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
+    assert arms[PLAIN]["evidence"] == [2, 1]
     one = arms[PLAIN]["certificates"][1]["one of them"]
     assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
                    "concluded": True}  # fmt: skip
