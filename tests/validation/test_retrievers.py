@@ -1,5 +1,6 @@
 """Networks that retrieve: what they are asked, how they are judged, and that they learn."""
 
+import shutil
 from functools import partial
 
 import equinox as eqx
@@ -127,28 +128,31 @@ def trained(**options):
 
 
 @pytest.fixture(scope="module")
-def whole():
-    return trained()
+def checkpoint(tmp_path_factory):
+    """What an interruption in step 130 would leave."""
+    return tmp_path_factory.mktemp("interrupted") / "trained"
 
 
-def interrupted(steps):
-    for index in steps:
-        if index == 90:
-            raise KeyboardInterrupt
-        yield index
+@pytest.fixture(scope="module")
+def whole(checkpoint):
+    resumable, kept = retrievers.resumable, checkpoint.with_name("whole")
+
+    def copying(steps):
+        for index in steps:
+            if index == 130:
+                shutil.copyfile(kept, checkpoint)
+            yield index
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrievers, "resumable", lambda *a, **o: resumable(*a, **o | {"every": 40}))
+        return trained(checkpoint=kept, progress=copying)
 
 
-def test_training_that_was_interrupted_gives_the_same_networks(whole, tmp_path, monkeypatch):
+def test_training_that_was_interrupted_gives_the_same_networks(whole, checkpoint):
     """Bit for bit, from a checkpoint some steps before; and seeds differ."""
-    resumable, left = retrievers.resumable, []
-    monkeypatch.setattr(
-        retrievers, "resumable", lambda *a, **options: resumable(*a, **options | {"every": 40})
-    )
-    checkpoint = tmp_path / "trained"
-    with pytest.raises(KeyboardInterrupt):
-        trained(checkpoint=checkpoint, progress=interrupted)
+    left = []
     again = trained(checkpoint=checkpoint, progress=lambda steps: left.append(steps) or steps)
-    assert left == [range(80, 150)]
+    assert left == [range(120, 150)]
     leaves = [jax.tree.leaves(eqx.filter(found, eqx.is_array)) for found in (whole, again)]
     for ours, theirs in zip(*leaves, strict=True):
         np.testing.assert_array_equal(ours, theirs)
