@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ QUANTISED, MODELOPT = "quantization_config", "hf_quant_config.json"
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
-ALIGNMENT = 64
 FOLDER = "a folder with config.json and safetensors files"
 REPOSITORY = "Download the whole repository of the model."
 
@@ -159,7 +159,7 @@ class Checkpoint(NamedTuple):
 
 def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
     """Read a tensor some rows at a time, each converted and checked as it comes."""
-    values = unfilled(shape, dtype)
+    values = np.empty(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
         part = slice(start, min(start + step, shape[0]))
@@ -169,11 +169,14 @@ def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.n
 
 
 def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
-    """Return an empty array, aligned so that a CPU's JAX takes it over without a copy."""
+    """Return an array of zeros, aligned so that a CPU's JAX takes it over without a copy.
+
+    In pages of the system's own size: NumPy asks for huge ones, and a virtual machine that has none
+    at hand takes longer to find them than the weights take to be read.
+    """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    memory = mmap(-1, max(size, 1), access=ACCESS_COPY)
+    return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
 
 
 def require_tensor(files: Mapping[str, Any], name: str) -> None:

@@ -50,8 +50,8 @@ def on_device(precision: str | None = None) -> WeightPlacement:
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
         if precision is None:
-            return jax.device_put(read.whole(name, *shape))
-        return HalfRows(jax.device_put(_half_table(read, name, shape, precision)))
+            return jax.device_put(_table(read, name, shape, read.dtype))
+        return HalfRows(jax.device_put(_table(read, name, shape, precision)))
 
     return WeightPlacement(layers, rows)
 
@@ -72,13 +72,13 @@ def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
         return FetchedLayers(told, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
-        table = _half_table(read, name, shape, precision)
+        table = _table(read, name, shape, precision)
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
     return WeightPlacement(layers, rows)
 
 
-def _half_table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
+def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
     table = unfilled(shape, precision)
     for part, some in row_blocks(read, name, shape):
         table[part] = some

@@ -21,7 +21,7 @@ from lim_jax.adjoint.ledger import channels
 from lim_jax.density import LossOfIds
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import Targets, checkpoint
+from lim_jax.models import Targets, checkpoint, placement
 from lim_jax.models.ids import padded_size
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
@@ -205,6 +205,13 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
     config = CONFIGS["llama"] | dict(zip(names, sizes.values(), strict=True))
     models.load(write(tmp_path, config))  # once before, so that all else that it takes is there
     monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 10_000)
+    monkeypatch.setattr(placement, "ROWS_AT_ONCE", 160)
+
+    def traced(_, size, **__):  # memory that is counted, aligned as a page is
+        memory = np.empty(size + 64, np.uint8)
+        return memory[-memory.ctypes.data % 64 :]
+
+    monkeypatch.setattr(checkpoint, "mmap", traced)
 
     def loaded():
         tracemalloc.start()
