@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType
 from jax.test_util import check_grads
 from reference.networks import random_states
@@ -209,7 +210,7 @@ def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped)
     @jax.jit
     def derived(operands, slopes, covector):
         def value(*operands):
-            return jax.core.eval_jaxpr(program.jaxpr, program.consts, *operands)[0]
+            return jaxpr_as_fun(program)(*operands)[0]
 
         return jax.jvp(value, operands, slopes), jax.vjp(value, *operands)[1](covector)
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import tyro
 
+from lim_jax import plots
 from lim_jax._checks import as_path, require_extra
 from lim_jax._tables import text_table
 from lim_jax.attribution.comparing import Record, compare_answers, read_answers
 from lim_jax.attribution.files import read_contexts, write_compared_answers
 from lim_jax.cli.arguments import Named, Out, Overwrite
-from lim_jax.plots.drawing import save_figure
-from lim_jax.plots.profile import influence_difference
 from lim_jax.report.page import write_comparison
 from lim_jax.results.compared import (
     by_position,
@@ -123,4 +122,6 @@ def _write(compared: ComparedContexts, names: Names, folder: Path) -> None:
     write_table(folder / "records.csv", FILES["compare, records.csv"], records)
     for name, part in measured.items():
         title = "queries left out" if name != "influence" else ""
-        save_figure(influence_difference(part, names, title), folder, name)
+        plots.drawing.save_figure(
+            plots.profile.influence_difference(part, names, title), folder, name
+        )

@@ -19,7 +19,6 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import LanguageModel
-from lim_jax.plots.drawing import save_figure
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.sentences import (
@@ -64,7 +63,7 @@ def report_explanations(
     }
     write_json(out / "explanation.json", document)
     if masses:
-        save_figure(plots.cone_masses(masses, regions), out, "cone_mass")
+        plots.drawing.save_figure(plots.cone_masses(masses, regions), out, "cone_mass")
         figures += 1
     if losses is not None:
         print(f"\nTraining took the loss from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte.")
@@ -117,7 +116,7 @@ def _save_explanation(result: Explanation, name: str, out: Path) -> int:
     if result.without_queries is not None:
         figures["influence_without_queries"] = plots.influence_profile(result.without_queries, name)
     for kind, figure in figures.items():
-        save_figure(figure, out, f"{file}_{kind}")
+        plots.drawing.save_figure(figure, out, f"{file}_{kind}")
     return len(figures)
 
 

@@ -25,8 +25,6 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.losses import LOSSES, LossName, loss_kind
-from lim_jax.plots.drawing import save_figure
-from lim_jax.plots.profile import signed_density
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
@@ -183,10 +181,10 @@ def write_profile(
     if result.shuffled is not None:
         write_shuffled(result.shuffled, result.measured.names, title, folder)
     for name, influence in result.influences.items():
-        save_figure(plots.influence_profile(influence, title), folder, name)
+        plots.drawing.save_figure(plots.influence_profile(influence, title), folder, name)
     if signed is not None:
-        drawn = signed_density(signed.density, signed.regions, signed.contexts, title)
-        save_figure(drawn, folder, "signed")
+        drawn = plots.profile.signed_density(signed.density, signed.regions, signed.contexts, title)
+        plots.drawing.save_figure(drawn, folder, "signed")
 
 
 def write_profile_page(

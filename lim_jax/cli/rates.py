@@ -14,7 +14,6 @@ from lim_jax import limits, plots
 from lim_jax._checks import as_path
 from lim_jax.cli.arguments import Out, Overwrite
 from lim_jax.limits.rows import Curve, Row, rates_table
-from lim_jax.plots.drawing import save_figure
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import write_json, write_table
 
@@ -75,9 +74,11 @@ def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], ou
     for topic in dict.fromkeys(row.topic for row in rows):
         of_topic = [row for row in rows if row.topic == topic]
         file = re.sub(r"[^\w-]+", "_", topic).strip("_")  # a topic may hold a formula
-        save_figure(plots.convergence_rates(of_topic, topic), out, file)
+        plots.drawing.save_figure(plots.convergence_rates(of_topic, topic), out, file)
     for name, of_cost in curves.items():
-        save_figure(plots.error_against_cost(of_cost, COSTS[name]), out, f"cost_{name}")
+        plots.drawing.save_figure(
+            plots.error_against_cost(of_cost, COSTS[name]), out, f"cost_{name}"
+        )
     print(rates_table(list(rows)))
     missed = [row.name for row in rows if not row.agrees]
     print(f"{len(rows) - len(missed)} of {len(rows)} orders and bounds are as expected.")

@@ -12,7 +12,6 @@ from lim_jax import paper, plots
 from lim_jax.cli.arguments import Out, Overwrite, Unnamed
 from lim_jax.paper.outcomes import Section4, summary
 from lim_jax.paper.printed import Comparison, beyond_the_paper, compare, comparison_table
-from lim_jax.plots.drawing import save_figure
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import write_json, write_table
 
@@ -41,7 +40,7 @@ def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> i
         plots.simulation_convergence,
         plots.simulation_probe_errors,
     ):
-        save_figure(draw(results), out, draw.__name__)
+        plots.drawing.save_figure(draw(results), out, draw.__name__)
     comparisons = compare(numbers)
     write_table(out / "section4.csv", Comparison._fields, comparisons)
     print(comparison_table(comparisons))

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lim_jax import plots
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
-from lim_jax.plots.drawing import save_figure
-from lim_jax.plots.profile import shares_by_place
 from lim_jax.prompts import cyclic_orders, shuffled
 from lim_jax.prompts.reading import read_lines
 from lim_jax.prompts.shuffling import ShuffledContexts
@@ -66,4 +65,6 @@ def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folde
         "table": plain_estimate(effects.table),
     }
     write_json(folder / "shuffle.json", document)
-    save_figure(shares_by_place(effects, names, title), folder, "shuffle")
+    plots.drawing.save_figure(
+        plots.profile.shares_by_place(effects, names, title), folder, "shuffle"
+    )

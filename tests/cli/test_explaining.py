@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.hybrids import hybrid_flow
-from reference.networks import byte_network
+from reference.networks import WIDTH, byte_network
 from reference.publishers import CONFIGS, spelt, write_with_letters
 
 import lim_jax as lim
