@@ -55,9 +55,9 @@ def matmul(left: Array, right: Array) -> Array:
         sums = accumulator(jnp.result_type(left, right))
         return jnp.matmul(left, right, preferred_element_type=sums)
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    both = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right)]
+    left, right = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
     numbers = tuple(range(3, 3 + len(batch)))
-    return product(*both, ((*numbers, 0, 1), (*numbers, 1, 2), (*numbers, 0, 2)))
+    return product(left, right, ((*numbers, 0, 1), (*numbers, 1, 2), (*numbers, 0, 2)))
 
 
 def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[Array, "..."]:
@@ -135,16 +135,16 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
     def laid_out(x: Array, own: Axes, *groups: list[int]) -> Array:
         first, second, last = ([1 + own.index(n) for n in group] for group in groups)
         # The axis of one before the last keeps XLA from taking this for a matrix that lies turned.
-        turned = jnp.transpose(x.astype(jnp.bfloat16)[None], [*first, *second, 0, *last])
-        return turned.reshape([math.prod(sizes[n] for n in group) for group in groups])
+        x = jnp.transpose(x.astype(jnp.bfloat16)[None], [*first, *second, 0, *last])
+        return x.reshape([math.prod(sizes[n] for n in group) for group in groups])
 
     by_rows = theirs[-1] in summed
-    operands = jax.lax.optimization_barrier((
-        laid_out(left, ours, batch, rows, summed),
-        laid_out(right, theirs, batch, *((columns, summed) if by_rows else (summed, columns))),
-    ))  # fmt: skip
+    turned = (columns, summed) if by_rows else (summed, columns)
+    left, right = jax.lax.optimization_barrier(
+        (laid_out(left, ours, batch, rows, summed), laid_out(right, theirs, batch, *turned))
+    )
     dimensions = ((2,), (2 if by_rows else 1,)), ((0,), (0,))
-    single = jax.lax.dot_general(*operands, dimensions, preferred_element_type=jnp.float32)
+    single = jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
     single, order = jax.lax.optimization_barrier(single), [*batch, *rows, *columns]
     return single.reshape([sizes[n] for n in order]).transpose([order.index(n) for n in result])
 

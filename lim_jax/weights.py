@@ -14,11 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, UInt16
 
 from lim_jax._checks import no_derivative
-from lim_jax._precision import accumulator, promote, rounds
+from lim_jax._precision import HALF, accumulator, precision_asked, promote
 
 HELD = (
     "weights: got a derivative in weights that are fetched as they are needed. They do not train: "
@@ -123,8 +122,52 @@ class FetchedParts(eqx.Module):
         return self.part(self.source.like)
 
 
+class HalfLayers(eqx.Module):
+    """Layers or parts of them whose matrices are on the device in half precision.
+
+    They are held as bits, which XLA slices as they are. Conversions it exchanges with the slice of
+    one layer, and moves out of the loop over layers; and on a CPU it slices no bfloat16, but the
+    whole stack in float32.
+    """
+
+    layers: PyTree  # as in `ResidualFlow.layers`, with numbers of 16 bits in place of halves
+    precision: str = eqx.field(static=True)
+
+    def widened(self) -> PyTree:
+        """The same in float32."""
+
+        def wide(leaf: Any) -> Any:
+            held = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
+            return _from_bits(leaf, self.precision) if held else leaf
+
+        return jax.tree.map(wide, no_derivative(self.layers, HELD))
+
+
+def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."]:
+    if precision_asked() in HALF:  # where a product rounds again, and the two conversions cancel
+        return jax.lax.bitcast_convert_type(bits, jnp.dtype(precision)).astype(jnp.float32)
+    bits = bits.astype(jnp.uint32)
+    if precision == "bfloat16":
+        return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
+    rest = bits & 0x7FFF  # of float16, without the sign
+    normal = jax.lax.bitcast_convert_type((rest << 13) + (112 << 23), jnp.float32)
+    size = jnp.where(rest < 1 << 10, rest.astype(jnp.float32) * 2.0**-24, normal)
+    return jnp.where(bits > rest, -size, size)
+
+
+def like_of(layers: PyTree) -> PyTree:
+    """Layers of one kind, or a part of them, of shapes alone if they are fetched."""
+    if isinstance(layers, HalfLayers):
+        return layers.layers
+    if isinstance(layers, FetchedParts):
+        return layers.like
+    return layers.source.like if isinstance(layers, FetchedLayers) else layers
+
+
 def in_memory(part: PyTree) -> PyTree:
-    """The part of one layer, fetched now if it is a `FetchedParts`."""
+    """The part of one layer, fetched or widened now if it is a `FetchedParts` or `HalfLayers`."""
+    if isinstance(part, HalfLayers):
+        return part.widened()
     if not isinstance(part, FetchedParts):
         return part
     return part.part(FetchedLayers(part.fingerprint, part.source).layer(part.number))
@@ -176,63 +219,27 @@ class FetchedRows(eqx.Module):
 class HalfRows(eqx.Module):
     """A matrix on the device in half precision; rows are widened as they are taken."""
 
-    half: Float[Array, "rows width"]
+    bits: UInt16[Array, "rows width"]
+    precision: str = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole matrix."""
-        return self.half.shape
+        return self.bits.shape
 
     @property
     def dtype(self) -> jnp.dtype:
         """The precision of rows that are taken."""
-        return accumulator(self.half.dtype)
+        return jnp.dtype("float32")
 
 
 Rows = Float[Array, "rows width"] | HalfRows | FetchedRows
 
 
-def widened(layer: PyTree, dtype: DTypeLike) -> PyTree:
-    """A layer's weights for states of a precision: those in half for others than half."""
-    return promote_bits(layer) if accumulator(dtype) == dtype else layer
-
-
-def promote_bits(tree: PyTree) -> PyTree:
-    """As `promote`, without XLA's converting all layers before it comes to the first of them."""
-
-    def wide(leaf: Any) -> Any:
-        half = eqx.is_inexact_array(leaf) and leaf.dtype in (jnp.bfloat16, jnp.float16)
-        return _wide(leaf) if half else leaf
-
-    return jax.tree.map(wide, tree)
-
-
-@jax.custom_jvp
-def _wide(half: Array) -> Array:
-    # XLA exchanges a conversion with the slice of one layer, and then moves it out of the loop over
-    # layers; not so the shifts of integers. Where a product rounds again the two cancel at once.
-    if rounds(half, jnp.float32(0)):
-        return half.astype(jnp.float32)
-    bits = jax.lax.bitcast_convert_type(half, jnp.uint16).astype(jnp.uint32)
-    if half.dtype == jnp.bfloat16:
-        return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
-    sign, rest = bits >> 15, bits & 0x7FFF
-    normal = jax.lax.bitcast_convert_type((rest << 13) + (112 << 23), jnp.float32)
-    size = jnp.where(rest < 1 << 10, rest.astype(jnp.float32) * 2.0**-24, normal)
-    return jax.lax.bitcast_convert_type(
-        jax.lax.bitcast_convert_type(size, jnp.uint32) | sign, jnp.float32
-    )
-
-
-@_wide.defjvp
-def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _wide(*primals), tangents[0].astype(jnp.float32)
-
-
 def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
     """Rows of a matrix by their numbers."""
     if isinstance(rows, HalfRows):
-        return promote_bits(rows.half[numbers])
+        return _from_bits(rows.bits[numbers], rows.precision)
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
     # As in JAX's own indexing, a number outside the matrix means the row at its end.
@@ -243,7 +250,8 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
 def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
     """Neighbouring rows of a matrix."""
     if isinstance(rows, HalfRows):
-        return promote_bits(jax.lax.dynamic_slice_in_dim(rows.half, start, size))
+        bits = jax.lax.dynamic_slice_in_dim(rows.bits, start, size)
+        return _from_bits(bits, rows.precision)
     if not isinstance(rows, FetchedRows):
         return jax.lax.dynamic_slice_in_dim(rows, start, size)
     return rows.fetch(partial(rows.source.slice_rows, size=size), (size, rows.shape[1]), start)

@@ -235,12 +235,14 @@ def test_half_precision_is_widened_as_it_comes(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_all_numbers_of_half_precision_are_widened_by_their_bits(dtype):
-    """But those that are not finite, which no weights are; denormal ones too, as they are read."""
+    """But those that are not finite, which no weights are; as a program for a CPU reads them."""
     half = np.arange(2**16, dtype=np.uint16).view(dtype)
     half = half[np.isfinite(half.astype(np.float32))]
     half = half[(np.abs(half.astype(np.float32)) >= 2.0**-126) | (half == 0)]
-    wide = jax.jit(lambda half: weights.widened(half, jnp.float32))(half)
+    layers = weights.HalfLayers((jnp.asarray(half.view(np.uint16)), jnp.ones(2)), half.dtype.name)
+    wide, whole = jax.jit(weights.in_memory)(layers)
     np.testing.assert_array_equal(wide, half.astype(np.float32))
-    assert weights.widened(jnp.asarray(half), jnp.float16).dtype == dtype
-    given = jax.grad(lambda half: weights.widened(half, jnp.float32)[3])(jnp.asarray(half))
-    np.testing.assert_array_equal(given, np.arange(half.size) == 3)
+    np.testing.assert_array_equal(whole, [1, 1])
+    table = weights.HalfRows(layers.layers[0][:, None], layers.precision)
+    found = jax.jit(weights.slice_rows, static_argnums=2)(table, jnp.array(5), 3)
+    np.testing.assert_array_equal(found, half[5:8, None].astype(np.float32))

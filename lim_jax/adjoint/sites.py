@@ -19,7 +19,7 @@ from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of, parts_of
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.weights import FetchedParts, in_memory, widened
+from lim_jax.weights import in_memory, like_of
 
 Result = TypeVar("Result")
 
@@ -64,7 +64,7 @@ def attention_sites(
 
 def attention_kinds(attention: Any) -> tuple[Any, ...]:
     """The attention of each kind of layers of `AttentionSites.attention`."""
-    return tuple(k.like if isinstance(k, FetchedParts) else k for k in kinds_of(attention))
+    return tuple(map(like_of, kinds_of(attention)))
 
 
 def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:

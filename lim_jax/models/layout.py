@@ -11,11 +11,11 @@ from jaxtyping import Array, PyTree
 
 from lim_jax._checks import require
 from lim_jax.models.checkpoint import unfilled
-from lim_jax.models.placement import Layer, WeightPlacement, halved, row_blocks
+from lim_jax.models.placement import Layer, WeightPlacement, in_bits, row_blocks
 from lim_jax.models.reading import Reader
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
-from lim_jax.weights import HalfRows, Rows
+from lim_jax.weights import HalfLayers, HalfRows, Rows
 
 AXIS, CONTEXT = "model", "context"
 
@@ -40,7 +40,7 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
         parts, tree = [], None
         for index in range(depth):
-            read = halved(layer(index), precision)
+            read = in_bits(layer(index), precision)
             leaves, tree = jax.tree_util.tree_flatten_with_path(read)
             parts = parts or [
                 _Parts(mesh, (depth, *leaf.shape), leaf.dtype, _axis(read, path))
@@ -49,13 +49,14 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
             for part, (_, leaf) in zip(parts, leaves, strict=True):
                 part.fill(slice(index, index + 1), leaf[None])
             del read, leaves  # before the next layer is read
-        return jax.tree.unflatten(tree, [part.array() for part in parts])
+        layers = jax.tree.unflatten(tree, [part.array() for part in parts])
+        return layers if precision is None else HalfLayers(layers, precision)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
-        table = _Parts(mesh, shape, precision or read.dtype, -1)
+        table = _Parts(mesh, shape, read.dtype if precision is None else "uint16", -1)
         for part, some in row_blocks(read, name, shape):
-            table.fill(part, some)
-        return table.array() if precision is None else HalfRows(table.array())
+            table.fill(part, some if precision is None else some.astype(precision).view(np.uint16))
+        return table.array() if precision is None else HalfRows(table.array(), precision)
 
     return WeightPlacement(layers, rows)
 

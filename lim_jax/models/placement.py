@@ -12,7 +12,15 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax.models.checkpoint import unfilled
 from lim_jax.models.reading import Reader, Source
 from lim_jax.network.layer_kinds import LayersByKind
-from lim_jax.weights import FetchedLayers, FetchedRows, HalfRows, LayerSource, Rows, RowSource
+from lim_jax.weights import (
+    FetchedLayers,
+    FetchedRows,
+    HalfLayers,
+    HalfRows,
+    LayerSource,
+    Rows,
+    RowSource,
+)
 
 Layer = Callable[[int], Any]
 ROWS_AT_ONCE = 4096
@@ -45,13 +53,15 @@ def on_device(precision: str | None = None) -> WeightPlacement:
     """All weights on the default device; of half precision, matrices alone are in it."""
 
     def layers(layer: Layer, depth: int) -> Any:
-        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
-        return jax.tree.unflatten(tree, jax.device_put(leaves))
+        leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
+        layers = jax.tree.unflatten(tree, jax.device_put(leaves))
+        return layers if precision is None else HalfLayers(layers, precision)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
         if precision is None:
             return jax.device_put(_table(read, name, shape, read.dtype))
-        return HalfRows(jax.device_put(_table(read, name, shape, precision)))
+        table = _table(read, name, shape, precision)
+        return HalfRows(jax.device_put(table.view(np.uint16)), precision)
 
     return WeightPlacement(layers, rows)
 
@@ -126,11 +136,19 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
     return jnp.asarray(np.frombuffer(told, np.uint8), float)
 
 
-def halved(layer: Any, precision: str | None) -> Any:
-    """The matrices in half precision, or None for all as it is."""
+def in_bits(layer: Any, precision: str | None) -> Any:
+    """The bits of `halved` matrices, as the device holds them, or None for all as it is."""
     if precision is None:
         return layer
 
+    def bits(leaf: Any) -> Any:
+        return leaf.view(np.uint16) if leaf.dtype == precision else leaf
+
+    return jax.tree.map(bits, halved(layer, precision))
+
+
+def halved(layer: Any, precision: str) -> Any:
+    """The matrices in half precision."""
     # Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
     # is a row of two axes, which its name alone tells from a matrix. Taps and rates are few, and a
     # family's multipliers are put into them.

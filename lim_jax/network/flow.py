@@ -36,7 +36,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.blocked import ATTENTION_OUTPUTS
 from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of, layer_of
 from lim_jax.network.slots import Field, State
-from lim_jax.weights import FetchedLayers, widened
+from lim_jax.weights import FetchedLayers, in_memory, like_of
 
 Scalar = Float[Array, ""]
 Result = TypeVar("Result")
@@ -145,7 +145,6 @@ class ResidualFlow(eqx.Module):
         One field whose arrays have a leading layer axis: the layerwise control
         :math:`\theta_0,\dots,\theta_{M-1}`; or `weights.FetchedLayers`, whose weights come to
         the processor a layer at a time; or, where layers differ in kind, `LayersByKind` of these.
-        Arrays in half precision are widened, a layer at a time, for states that are not.
     horizon
         :math:`T`; the step is :math:`\varepsilon = T/M`.
     profile
@@ -219,7 +218,7 @@ class ResidualFlow(eqx.Module):
     def kinds(self) -> tuple[Any, ...]:
         """The field of each kind of layers, whose arrays may be shapes alone."""
         kinds = kinds_of(self.layers)
-        return tuple(k.source.like if isinstance(k, FetchedLayers) else k for k in kinds)
+        return tuple(map(like_of, kinds))
 
     @property
     def fetched(self) -> bool:
@@ -256,14 +255,11 @@ class ResidualFlow(eqx.Module):
     ) -> tuple[PyTree, PyTree]:
         r"""Scan ``body(carry, (field, increment), *inputs)`` over depth, by :math:`\zeta(t_k)`."""
         numbered, call = self._numbered()
-        dtype = jax.tree.leaves(carry)[0].dtype
-        increments = self._increments(dtype)
+        increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
         def layer_body(carry, scanned):
             number, increment, *inputs = scanned
-            return call(
-                lambda field: body(carry, (widened(field, dtype), increment), *inputs), number
-            )
+            return call(lambda field: body(carry, (field, increment), *inputs), number)
 
         rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
         scanned = numbered, increments, *inputs
@@ -281,8 +277,8 @@ class ResidualFlow(eqx.Module):
 
         def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
             own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
-            layer = widened(layer_of(layers.kinds[kind], position), increment.dtype)
-            return body(carry, (layer, increment), *own)
+            layer = layer_of(layers.kinds[kind], position), increment
+            return body(carry, layer, *own)
 
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
         kinds = range(len(layers.kinds))
@@ -326,7 +322,7 @@ class ResidualFlow(eqx.Module):
         increment = self._increments(dtype)[number]
         entry = jax.tree.map(lambda leaf: leaf[number], numbered)
         with computing(self.compute):
-            return call(lambda field: function((widened(field, dtype), increment)), entry)
+            return call(lambda field: function((field, increment)), entry)
 
     def _increments(self, dtype: DTypeLike) -> Float[Array, " depth"]:
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
@@ -341,7 +337,7 @@ class ResidualFlow(eqx.Module):
             fetch = self.layers.layer
             return jnp.arange(self.depth), lambda function, number: function(fetch(number))
         arrays, static = eqx.partition(self.layers, eqx.is_array)
-        return arrays, lambda function, arrays: function(eqx.combine(arrays, static))
+        return arrays, lambda function, arrays: function(in_memory(eqx.combine(arrays, static)))
 
     def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)

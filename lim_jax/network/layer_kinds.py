@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from lim_jax._checks import require
-from lim_jax.weights import FetchedLayers, in_memory
+from lim_jax.weights import FetchedLayers, HalfLayers, in_memory
 
 Result = TypeVar("Result")
 Number = Int[Array, "*layers"]
@@ -66,6 +66,8 @@ def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
     if isinstance(layers, LayersByKind):
         parts = tuple(parts_of(kind, part) for kind in layers.kinds)
         return LayersByKind(parts, layers.order)
+    if isinstance(layers, HalfLayers):
+        return HalfLayers(part(layers.layers), layers.precision)
     return layers.parts(part) if isinstance(layers, FetchedLayers) else part(layers)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -21,7 +22,7 @@ from lim_jax.density import LossOfIds
 from lim_jax.grid import token_grid
 from lim_jax.models import causal, placement
 from lim_jax.network import RingAttention
-from lim_jax.weights import FetchedLayers, FetchedRows, HalfRows
+from lim_jax.weights import FetchedLayers, FetchedRows, HalfLayers, HalfRows
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
@@ -123,11 +124,17 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
     expected = energies(whole)
     for model in (on_device, kept):
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
-    half, like = jax.tree.leaves(on_device.flow.layers), kept.flow.kinds[0]
-    assert [leaf.dtype for leaf in half] == [leaf.dtype for leaf in jax.tree.leaves(like)]
+    like = kept.flow.kinds[0]
+    layers, widened = on_device.flow.layers, on_device.flow.layers.widened()
+    assert isinstance(layers, HalfLayers)
+    for held, of_host in zip(*map(jax.tree.leaves, (layers, like)), strict=True):
+        assert held.dtype == {"bfloat16": "uint16"}.get(of_host.dtype.name, "float32")
+    jax.tree.map(np.testing.assert_array_equal, widened, whole.flow.layers)
     for rows, table in ((on_device.embedding, whole.embedding), (on_device.head, whole.head)):
         assert isinstance(rows, HalfRows) and rows.dtype == "float32"
-        np.testing.assert_array_equal(rows.half, table)
+        np.testing.assert_array_equal(
+            rows.bits, np.asarray(table, ml_dtypes.bfloat16).view("uint16")
+        )
     assert like.attention.query.dtype == like.feed_forward.gate.dtype == "bfloat16"
     # Norms stay as they are: theirs are other numbers.
     assert like.attention.norm.scale.dtype == "float32"
@@ -160,7 +167,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
     expected, whole = energies(models.load(folder)), models.load(folder, kept="as published")
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
     # One matrix in another precision: what is mixed is read from its files.
-    for stored, held in ((halves, "bfloat16"), (halves | {first: arrays[first]}, "float32")):
+    for stored, held in ((halves, "uint16"), (halves | {first: arrays[first]}, "float32")):
         save_file(stored, folder / FILE)
         model = models.load(folder, kept="as published")
         assert model.flow.kinds[0].attention.query.dtype == held
@@ -331,8 +338,9 @@ def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
     assert all(np.asarray(model.flow.layers.fingerprint).size == 32 for model in prints)
 
 
-def test_weights_that_are_fetched_do_not_train(folder):
-    model = models.open(folder)
+@pytest.mark.parametrize("held", [models.open, partial(models.load, kept="bfloat16")])
+def test_weights_that_are_kept_or_fetched_do_not_train(held, folder):
+    model = held(folder)
 
     def loss(model):
         return loss_of_ids(
