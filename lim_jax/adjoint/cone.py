@@ -29,7 +29,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.slots import Field, State
 from lim_jax.probes import Estimate, Probes, sample_mean
-from lim_jax.weights import in_memory, widened
+from lim_jax.weights import in_memory
 
 Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
@@ -181,11 +181,9 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_sites(sites, grid, "examples depth length width")
     require_softmax(sites.attention, BLOCKS_OF_SOFTMAX)
-
-    def factors_at(attention: Any, x: State) -> Any:
-        return kernel_factors(widened(in_memory(attention), x.dtype), x, grid)
-
-    factors = jax.vmap(jax.vmap(factors_at))(sites.attention, sites.states)
+    factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
+        sites.attention, sites.states
+    )
     step, profile = sites.step[0, 0], sites.increments / sites.step
     cone_weights = _cone_weights(grid, "density")
 

@@ -70,19 +70,15 @@ def attention_kinds(attention: Any) -> tuple[Any, ...]:
 def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:
     """Map a function of a layer's attention, None where there is none, and its site over layers."""
     rest = sites._replace(attention=None)
-
-    def at_site(attention: Any, site: AttentionSites) -> Result:
-        return function(widened(attention, site.states.dtype), site)
-
     if isinstance(sites.attention, LayersByKind):
         call, numbers = sites.attention.call, sites.attention.numbers
         return jax.lax.map(
-            lambda each: call(lambda attention: at_site(attention, each[1]), each[0]),
+            lambda each: call(lambda attention: function(attention, each[1]), each[0]),
             (numbers, rest),
         )
     arrays, static = eqx.partition(sites.attention, eqx.is_array)
     return jax.lax.map(
-        lambda each: at_site(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
+        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
     )
 
 
