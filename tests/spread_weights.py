@@ -3,6 +3,8 @@
 Roles of `devices.py`: ``weights`` of its 8 virtual devices, and the end of its two processes.
 """
 
+import json
+import runpy
 from pathlib import Path
 
 import equinox as eqx
@@ -11,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from reference import publishers
+from reference.as_users import ROOT
 
 import lim_jax as lim
 from lim_jax import adjoint, models
 from lim_jax.density import LossOfIds
+from lim_jax.network import recurrent
 
 jax.config.update("jax_enable_x64", True)
 WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
@@ -31,6 +35,8 @@ LAYER = {
     "mlp.down_proj": (WIDTH, HIDDEN),
 }  # fmt: skip
 BESIDE = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH), "model.norm": (WIDTH,)}
+RECORD = ROOT / "tests" / "models" / "recorded.json"
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5])
 GRID = lim.token_grid(8, float)
 loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
@@ -110,6 +116,29 @@ def over_eight(folder):
     for ours, expected in zip(*leaves, strict=True):
         np.testing.assert_array_equal(ours, expected)
     print("weights equal")
+    hybrid_over_eight(folder)
+
+
+def hybrid_over_eight(folder):
+    """Gated delta rules and attention: heads over four devices, rows over two."""
+    (Path(folder) / "hybrid").mkdir()
+    network = json.loads(RECORD.read_text())["networks"]["olmo_hybrid"]
+    at = WRITE(Path(folder) / "hybrid", network["config"], network["shapes"])
+    recurrent.CHUNK = 4
+    mesh, ids = mesh_of((2, 4), "data", "model"), jnp.asarray([WINDOW, WINDOW[::-1]])
+
+    @eqx.filter_jit
+    def gradients(model, ids):
+        x, y = jax.vmap(model.example, in_axes=(0, None))(ids, jnp.full(8, 1 / 8))
+        return jax.vmap(jax.grad(model.loss))(x, y)
+
+    alone, whole = models.load(at, "float64"), models.load(at, "float64", mesh=mesh)
+    values = whole.flow.kinds[0].sublayers[0].value
+    assert values.addressable_shards[0].data.size == values.size / 4
+    found = gradients(whole, jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data"))))
+    assert len(found.sharding.device_set) == 8
+    np.testing.assert_allclose(found, gradients(alone, ids), atol=1e-12)
+    print("hybrid equal")
 
 
 def over_two(folder):

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
 
 
-WEIGHTS, SPREAD, RING = 2, 12, 8  # lines
+WEIGHTS, SPREAD, RING = 3, 12, 8  # lines
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_two_processes_share_examples_and_then_a_context(two):
 @pytest.mark.slow
 def test_weights_are_spread_over_devices_and_processes(virtual, two):
     """Gradients to 1e-12; on the devices of one process profile, channels and hops too."""
-    assert lines(virtual)[:WEIGHTS] == ["15 equal", "weights equal"]
+    assert lines(virtual)[:WEIGHTS] == ["15 equal", "weights equal", "hybrid equal"]
     for finished in two:
         # The loopback network's own lines stand between, and may be cut by ours.
         assert finished.returncode == 0, finished.stderr[-2000:]
