@@ -15,6 +15,7 @@ import pages
 from picture_numbers import numbered
 
 import lim_jax as lim
+from benchmarks.validation.hybrids import hybrid_figure
 from benchmarks.validation.judge_attributions import faithfulness_figures
 from benchmarks.validation.runs import study_figures
 from benchmarks.validation.train_published import tuning_figures
@@ -63,15 +64,16 @@ def draw(page: Path) -> None:
 
 def draw_study(folder: Path) -> None:
     """The figures of the studies' results, as their commands draw them."""
-    of_networks, of_training, of_answers = (
+    of_networks, of_training, of_answers, of_hybrids = (
         json.loads((HERE / "study" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("study", "tuning", "faithfulness")
+        for name in ("study", "tuning", "faithfulness", "hybrids")
     )
     with numbered():
         figures = {
             **study_figures(of_networks),
             **tuning_figures(of_training, PUBLISHED),
             **faithfulness_figures(of_answers, PUBLISHED),
+            "hybrids": hybrid_figure(of_hybrids),
         }
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png")

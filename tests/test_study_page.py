@@ -12,6 +12,7 @@ from reference.drawn import require_as_drawn
 from benchmarks.validation.faithfulness import SETTINGS
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import findings_page, prompted_page
+from benchmarks.validation.hybrids import SEEDS, TWIN, hybrid_table
 from benchmarks.validation.recalled import RECALLED
 from benchmarks.validation.study import presets
 from benchmarks.validation.tuned import TUNED, Tuning
@@ -71,6 +72,13 @@ def test_the_page_of_faithfulness_says_what_its_results_say():
     assert found["settings"] == {name: settings[name] for name in found["settings"]}
 
 
+def test_the_page_on_recurrent_layers_has_the_table_of_the_hybrid_and_its_twin():
+    found = json.loads((FOLDER / "hybrids.json").read_text(encoding="utf-8"))
+    page = (FOLDER.parent / "extending.md").read_text(encoding="utf-8")
+    assert f"\n\n{hybrid_table(found)}\n\n" in page
+    assert {np.shape(each["accuracy"]) for each in found.values()} == {(SEEDS, TWIN.task.records)}
+
+
 def test_the_studys_pictures_are_those_of_its_results(tmp_path):
     PICTURES["draw_study"](tmp_path)
     plt.close("all")
@@ -79,4 +87,4 @@ def test_the_studys_pictures_are_those_of_its_results(tmp_path):
     for file in tmp_path.glob("*.png"):
         shutil.copy(FOLDER / file.name, committed)
     require_as_drawn(committed, tmp_path)
-    assert len(list(committed.iterdir())) == 10
+    assert len(list(committed.iterdir())) == 11

@@ -68,6 +68,27 @@ def influence_by_record(settings: Mapping[str, Record], title: str) -> Figure:
     return figure
 
 
+def hybrid_beside_attention(networks: Mapping[str, Record], title: str) -> Figure:
+    """Draw accuracy and influence by record of networks that differ in how their layers read."""
+    figure, panels = _panels(3, title)
+    shown = (
+        ("accuracy (share)", lambda record: record["accuracy"]),
+        *(
+            (f"influence, margin (1 = uniform),\n{when}", of)
+            for when, of in (
+                ("before training", lambda record: record["before"]["margin_records"]),
+                ("trained", lambda record: record["margin_records"]),
+            )
+        ),
+    )
+    for axes, (words, of) in zip(panels, shown, strict=True):
+        for index, (name, record) in enumerate(networks.items()):
+            _band(axes, np.array(of(record)), name, index)
+        axes.set_title(words, fontsize=8)
+    _label(figure, panels, "record", "share, or density")
+    return figure
+
+
 def middle_against_time(arms: Mapping[str, Record], title: str) -> Figure:
     """Draw accuracy in the middle over the processor's seconds of training, all seeds."""
     figure, axes = new_figure(

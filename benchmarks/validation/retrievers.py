@@ -5,7 +5,9 @@ Lost-in-the-Middle that is made on purpose, in a minute, so that what lifts it c
 Networks of several seeds are trained at once, as one pytree with a leading axis.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -31,11 +33,16 @@ from lim_jax._checks import (
     as_path,
 )
 from lim_jax._errors import filter_jit
+from lim_jax._random import fan_in
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language import gaussian_model
+from lim_jax.network.field import TransformerField
 from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.layer_kinds import LayersByKind
+from lim_jax.network.norms import GroupedNorm, LayerNorm
 from lim_jax.network.positions import Rotary
 from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import Progress, resumable
@@ -45,6 +52,7 @@ Retrievers = CausalLM  # with a leading axis of seeds
 ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
 OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
+TAPS = 4  # of the convolutions of recurrent layers
 LAWS: dict[str, Callable[[int], Law]] = {
     "uniform": uniform_law, "edges": edge_law, "middle": middle_law,
     "only edges": partial(edge_law, odds=0.0),
@@ -62,6 +70,8 @@ class Setting(NamedTuple):
         Of the network.
     rotary
         Whether places are turned, and not learned: then contexts may be longer than in training.
+    attention_every
+        Every how many-th layer is attention; the others are gated delta rules.
     law
         Of the gold place, a name of `LAWS`.
     steps, batch, rate
@@ -74,6 +84,7 @@ class Setting(NamedTuple):
     heads: int = 2
     depth: int = 2
     rotary: bool = False
+    attention_every: int = 1
     law: str = "edges"
     steps: int = 1000
     batch: int = 64
@@ -145,10 +156,43 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     (7, (5, 8))
     """
     task, size = setting.task, setting.width // setting.heads
-    return gaussian_model(
+    model = gaussian_model(
         task.vocabulary, task.length, width=setting.width, heads=setting.heads,
         depth=setting.depth, rotary=Rotary(rotary_frequencies(size)) if setting.rotary else None,
         key=key,
+    )  # fmt: skip
+    if setting.attention_every == 1:
+        return model
+    layers = _hybrid(model.flow.layers, setting, jax.random.fold_in(key, 1))
+    return eqx.tree_at(lambda model: model.flow.layers, model, layers)
+
+
+def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> LayersByKind:
+    """Layers of which only every so-many-th keeps its attention."""
+    order = [int((k + 1) % setting.attention_every == 0) for k in range(setting.depth)]
+
+    def of_kind(kind: int) -> TransformerField:
+        return jax.tree.map(lambda leaf: leaf[np.flatnonzero(np.equal(order, kind))], layers)
+
+    keys = jax.random.split(key, order.count(0))
+    states = jax.vmap(partial(_gated_delta, setting.width, setting.heads))(keys)
+    return LayersByKind((replace(of_kind(0), attention=states), of_kind(1)), order)
+
+
+def _gated_delta(width: int, heads: int, key: Key[Array, ""]) -> GatedDelta:
+    """A random layer, whose decays begin as those of published networks do."""
+    keys, size = jax.random.split(key, 12), width // heads
+    query, key_, value, gate = (fan_in(k, heads, size, width) for k in keys[:4])
+    taps = (fan_in(k, heads, size, TAPS) for k in keys[4:7])
+    low, high = math.log(0.001), math.log(0.1)
+    rates = jnp.exp(jax.random.uniform(keys[7], (heads,), minval=low, maxval=high))
+    return GatedDelta(
+        LayerNorm.init(width), query, key_, value, fan_in(keys[8], heads, width),
+        jnp.log(jnp.expm1(rates)),
+        jnp.log(jax.random.uniform(keys[9], (heads,), minval=1.0, maxval=16.0)),
+        gate, fan_in(keys[10], heads, width, size) / math.sqrt(heads), *taps,
+        head_norm=GroupedNorm(jnp.ones((heads, size)), heads),
+        write=fan_in(keys[11], heads, width),
     )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from benchmarks.validation.retrievers import (
     train_retrievers,
 )
 from lim_jax.models import CausalLM
+from lim_jax.network import CausalAttention
+from lim_jax.network.gated_delta import GatedDelta
 
 TASK = KeyValueTask(records=3, keys=5, values=4)
 SETTING = Setting(TASK, width=4, heads=2, depth=1)
@@ -113,6 +115,17 @@ def test_networks_of_turned_places_read_longer_contexts_than_learned_ones_do():
     assert learned.positions is not None and learned.positions.shape[0] == TASK.length
     with pytest.raises(ValueError, match="ids: got 14 of them"):
         eqx.filter_eval_shape(CausalLM.logits, learned, longer)
+
+
+def test_every_so_many_layers_are_attention_and_the_others_gated_delta_rules():
+    setting = SETTING._replace(depth=4, attention_every=2)
+    model = eqx.filter_eval_shape(new_retriever, setting, key=jax.random.key(0))
+    states, attention = (kind.attention for kind in model.flow.kinds)
+    assert model.flow.layers.order == (0, 1, 0, 1)
+    assert isinstance(states, GatedDelta) and isinstance(attention, CausalAttention)
+    assert {len(layers.output) for layers in (states, attention)} == {2}
+    ids = jax.ShapeDtypeStruct((TASK.length,), int)
+    assert eqx.filter_eval_shape(CausalLM.logits, model, ids).shape == (7, TASK.vocabulary)
 
 
 LEARNING = Setting(

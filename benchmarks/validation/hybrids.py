@@ -1,0 +1,90 @@
+"""Is the middle lost less where layers read a state? A hybrid beside its attention-only twin.
+
+``python -m benchmarks.validation.hybrids``, some seven minutes of one core, writes
+docs/study/hybrids.json, which ``docs/pictures.py`` draws. Three of the hybrid's four layers are
+gated delta rules; all else, seeds and batches too, is the same.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.validation.accounts import influence_record
+from benchmarks.validation.figures import hybrid_beside_attention
+from benchmarks.validation.findings_page import markdown_table
+from benchmarks.validation.retrieval import KeyValueTask
+from benchmarks.validation.retrievers import (
+    Setting,
+    examples_of_every_place,
+    in_the_middle,
+    of_seeds,
+    scores_by_place,
+    train_retrievers,
+)
+from lim_jax.results.tables import write_json
+
+TWIN = Setting(KeyValueTask(12, 24, 12), width=64, heads=4, depth=4, steps=800, rate=1e-3)
+SETTINGS = {"attention alone": TWIN, "hybrid": TWIN._replace(attention_every=4)}
+SEEDS, TESTS, FIFTHS = 3, 32, 5
+FILE = Path(__file__).parents[2] / "docs" / "study" / "hybrids.json"
+
+
+def hybrid_record(setting: Setting) -> dict[str, Any]:
+    """Accuracy and influence by record, before training and after."""
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    test = examples_of_every_place(setting, TESTS, key=jax.random.key(1))
+
+    def judged(setting: Setting) -> dict[str, Any]:
+        models, _ = train_retrievers(setting, keys)
+        accuracy = of_seeds(scores_by_place)(models, test).accuracy
+        record = influence_record(setting, models, test)
+        return {"accuracy": np.asarray(accuracy).tolist(), **record}
+
+    return {"before": judged(setting._replace(steps=0)), **judged(setting)}
+
+
+def hybrid_figure(records: dict[str, Any]) -> Figure:
+    """The bands are two standard errors over seeds."""
+    title = (
+        f"{TWIN.task.records} records, {SEEDS} seeds: three of four layers read a state, or none"
+    )
+    return hybrid_beside_attention(records, title)
+
+
+def in_fifths(by_record: Any) -> np.ndarray:
+    """The mean of each fifth of the context, a record's density being the same throughout it."""
+    values = np.asarray(by_record)
+    repeated = np.repeat(values, FIFTHS, axis=-1)
+    return repeated.reshape(*values.shape[:-1], FIFTHS, -1).mean(axis=-1)
+
+
+def hybrid_table(records: dict[str, Any]) -> str:
+    """Means over seeds, with their standard deviations but for the fifths."""
+
+    def said(values: Any) -> str:
+        values = np.asarray(values)
+        return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+    def of_fifths(record: Any) -> str:
+        return " ".join(f"{v:.2f}" for v in in_fifths(record["margin_records"]).mean(axis=0))
+
+    head = (
+        "network", "accuracy", "in the middle", "LIM", "density by fifths", "before training"
+    )  # fmt: skip
+    return markdown_table(head, [
+        (
+            name, said(np.mean(record["accuracy"], axis=1)),
+            said(in_the_middle(np.asarray(record["accuracy"]))), said(record["margin_lim"]),
+            of_fifths(record), of_fifths(record["before"]),
+        )
+        for name, record in records.items()
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    found = {name: hybrid_record(setting) for name, setting in SETTINGS.items()}
+    write_json(FILE, found)
+    print(hybrid_table(found))
