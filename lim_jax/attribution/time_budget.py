@@ -20,6 +20,7 @@ from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
+from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of
 from lim_jax.network.multihead import CausalAttention
@@ -150,11 +151,27 @@ def _layer_weights(network: CausalLM) -> int:
     flow = network.flow
     counts = []
     for layers, kind in zip(kinds_of(flow.layers), flow.kinds, strict=True):
-        shapes = [leaf.shape for leaf in jax.tree.leaves(kind) if hasattr(leaf, "shape")]
         # Layers that are fetched show the shapes of one.
         each = layers.depth if isinstance(layers, FetchedLayers) else 1
-        counts.append(each * sum(map(math.prod, shapes)))
+        counts.append(each * _weights_met(kind))
     return sum(counts) or 1
+
+
+def _weights_met(layer: Any) -> int:
+    """How many weights a token meets: of experts, those that are chosen for it."""
+
+    def is_mixture(node: Any) -> bool:
+        return isinstance(node, MixtureOfExperts)
+
+    met = 0
+    for node in jax.tree.leaves(layer, is_leaf=is_mixture):
+        if is_mixture(node):
+            count, every = node.router.shape[-2], _weights_met(node.experts)
+            met -= every - every * node.routing.top // count
+        met += sum(
+            math.prod(leaf.shape) for leaf in jax.tree.leaves(node) if hasattr(leaf, "shape")
+        )
+    return met
 
 
 def _product_rate(width: int) -> float:

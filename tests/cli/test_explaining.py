@@ -26,6 +26,8 @@ from lim_jax.cli.commands import main
 from lim_jax.density import Influence
 from lim_jax.explanations.account import TokenAccount
 from lim_jax.network import recurrent
+from lim_jax.network.experts import Experts, MixtureOfExperts, Routing
+from lim_jax.network.field import SumOfFields
 from lim_jax.probes import Estimate
 from lim_jax.prompts import answering
 
@@ -423,6 +425,13 @@ def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     assert time_budget._pass_operations(network, tokens) == expected
     case = time_budget.Case(network, jnp.zeros((2, tokens)))  # no blocks in closed form
     assert time_budget._more(case, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
+
+
+def test_of_experts_a_token_meets_those_that_are_chosen():
+    """Of four with two matrices of six weights, beside a router of twelve."""
+    experts = Experts(None, jnp.ones((4, 2, 3)), jnp.ones((4, 3, 2)))
+    mixture = MixtureOfExperts(lambda z: z, jnp.ones((4, 3)), experts, Routing(3))
+    assert time_budget._weights_met(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
 
 
 def case_of_ten(windows):
