@@ -12,6 +12,7 @@ from reference.networks import WIDTH, random_states
 
 import lim_jax as lim
 from lim_jax.adjoint import stages, tangent
+from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import recurrent
 from lim_jax.network.gated_delta import GatedDelta
 from lim_jax.network.short_convolution import ShortConvolution
@@ -142,13 +143,17 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         slots = [jax.vmap(push)(basis, 0 * basis), jax.vmap(push)(0 * basis, basis)]
         parts = tangent.pull_back(field, x, covector, grid)
         _, pull = stages._linearised(field, x, grid)
-        return slots, parts, pull(jnp.zeros_like(x)[None], sparse)
+        return slots, parts, pull(jnp.zeros_like(x)[None], sparse), cone_mass(field, x, grid)
 
-    slots, parts, (_, (own, of_rows), heads) = jax.tree.map(np.asarray, of(field, x, covector))
+    slots, parts, (_, (own, of_rows), heads), mass = jax.tree.map(
+        np.asarray, of(field, x, covector)
+    )
     local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
     rows, columns = np.indices((4, 4))
     assert np.all(local[rows != columns] == 0) and np.all(kernel[columns > rows] == 0)
     assert (np.abs(kernel[3, 0]).max() > 1e-4) == (name != "convolution")  # of three taps
+    expected = 4 * (np.linalg.norm(kernel, 2, axis=(2, 3)) ** 2).sum(axis=0)
+    np.testing.assert_allclose(mass, expected, rtol=1e-12)
     for part, blocks in zip(parts, (local, kernel), strict=True):
         np.testing.assert_allclose(part, np.einsum("ijab,ia->jb", blocks, covector), atol=1e-12)
     np.testing.assert_allclose(heads.sum(axis=0), parts.kernel, atol=1e-12)
