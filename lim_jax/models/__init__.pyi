@@ -11,7 +11,6 @@ from . import gguf_architectures as gguf_architectures
 from . import gguf_checkpoint as gguf_checkpoint
 from . import gguf_file as gguf_file
 from . import gguf_header as gguf_header
-from . import gguf_options as gguf_options
 from . import gguf_tokenizer as gguf_tokenizer
 from . import hub as hub
 from . import hybrid_family as hybrid_family

@@ -71,7 +71,6 @@ def answer(
 
 
 def _steps(model: CausalLM, length: int, stop: int) -> int:
-    """How many further ids one pass over a context of a length serves."""
     if not has_kv_cache(model.flow):
         return 1
     return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))

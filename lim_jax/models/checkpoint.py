@@ -278,7 +278,6 @@ def _names(file: Path) -> list[str]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return a file's header, and where its tensors begin."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         got, most = f"a header of {size} bytes", f"at most {LONGEST_HEADER}"
@@ -325,7 +324,6 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def _loads(data: bytes, file: Path) -> Any:
-    """Parse JSON in which no name stands twice."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs)

@@ -4,17 +4,7 @@ from typing import Any
 
 from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import llama_like, masks_by_kind, rotary_masks
-from lim_jax.models.options import (
-    Configuration,
-    Options,
-    alike,
-    get_choice,
-    get_int,
-    get_int_or,
-    get_positive,
-    refuse_options,
-    require_config,
-)
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.recipe import Biases, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import (
     FULL,
@@ -28,7 +18,7 @@ from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
 
 DENSE, SPARSE = "dense", "sparse"
-# Options of an index of tokens.
+# Configuration of an index of tokens.
 OF_INDEX = (
     "index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset",
     "index_topk_freq", "index_topk_pattern", "indexer_rope_interleave", "indexer_types",
@@ -39,11 +29,11 @@ def deepseek_v2(config: Configuration) -> Recipe:
     """DeepSeek V2: latent attention; experts beside shared ones, chosen by a softmax."""
     method = config.get("topk_method", "greedy")
     limited = method == "group_limited_greedy"
-    refuse_options({"topk_method": "greedy" if limited else method}, topk_method="greedy")
-    refuse_options(config, norm_topk_prob=False, scoring_func="softmax")
+    Configuration({"topk_method": "greedy" if limited else method}).refuse(topk_method="greedy")
+    config.refuse(norm_topk_prob=False, scoring_func="softmax")
     routing = Routing(
-        get_int(config, "num_experts_per_tok"), normalised=False,
-        factor=get_positive(config, "routed_scaling_factor", 1.0),
+        config.get_int("num_experts_per_tok"), normalised=False,
+        factor=config.get_positive("routed_scaling_factor", 1.0),
         groups=(config.get("n_group") or 1) if limited else 1,
         kept=(config.get("topk_group") or 1) if limited else 1,
     )  # fmt: skip
@@ -68,7 +58,7 @@ def deepseek_v32(config: Configuration) -> Recipe:
 
 def glm4_moe_lite(config: Configuration) -> Recipe:
     """GLM-4.7 Flash: DeepSeek V3 without groups."""
-    refuse_options(config, partial_rotary_factor=1.0)
+    config.refuse(partial_rotary_factor=1.0)
     return _deepseek(config, 1e-5, dense=1, count=64, top=4, factor=1.8)
 
 
@@ -92,7 +82,7 @@ def glm4_moe(config: Configuration) -> Recipe:
 
 def solar_open(config: Configuration) -> Recipe:
     """Solar Open: GLM-4.5 with whole heads rotated, and experts in every layer."""
-    refuse_options(config, first_k_dense_replace=0, use_qk_norm=False)
+    config.refuse(first_k_dense_replace=0, use_qk_norm=False)
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     return _glm4_moe(config, sizes, 1.0, 1e6, dense=0, hidden=1280)
 
@@ -107,7 +97,7 @@ def _glm4_moe(
 ) -> Recipe:
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default=theta, default_part=part),
-        biases=Biases(qkv=bool(config.get("attention_bias", False))), head_norm=head_norm,
+        biases=Biases(qkv=config.get_flag("attention_bias")), head_norm=head_norm,
         network=_beside_shared(config, sizes.depth, count=128, factor=1.0, **mixture),
         num_mtp_layers=_mtp_layers(config),
     )  # fmt: skip
@@ -116,7 +106,7 @@ def _glm4_moe(
 def dots1(config: Configuration) -> Recipe:
     """dots.llm1: Qwen 3 with experts beside shared ones, chosen by sigmoids."""
     sizes = sizes_of(config)
-    first = get_int(config, "max_window_layers", 62, least=0)
+    first = config.get_int("max_window_layers", 62, least=0)
     first = sizes.depth if config.get("sliding_window", WINDOW) is None else first
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
     network = _beside_shared(
@@ -135,11 +125,10 @@ def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> 
 
 
 def _latent(config: Configuration, norm_eps: float, **more: Any) -> Recipe:
-    """Read latent attention, with gated networks."""
-    refuse_options(config, attention_bias=False, mlp_bias=False, rope_interleave=True)
+    config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=True)
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
-    size, rope = sizes.head_dim + get_int(config, "qk_nope_head_dim"), rope_options(config)
+    size, rope = sizes.head_dim + config.get_int("qk_nope_head_dim"), rope_options(config)
     return llama_like(
         config, sizes, rotary_masks(config, sizes), attention=experts.read_mla(config),
         scale=_yarn_scale(size, rope), **more,
@@ -158,20 +147,20 @@ def _beside_shared(
     **sigmoids: Any,
 ) -> experts.Mixture:
     """Read experts beside shared ones in all layers but some, given the options' defaults."""
-    refuse_options(config, moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
+    config.refuse(moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
     preference = "gate.e_score_correction_bias" if routing is None else None
     routing = routing or _by_sigmoids(config, **sigmoids)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
-    count, hidden = get_int(config, name, count), get_int(config, "moe_intermediate_size", hidden)
-    refuse_options(config, num_experts=count, num_local_experts=count)
+    count, hidden = config.get_int(name, count), config.get_int("moe_intermediate_size", hidden)
+    config.refuse(num_experts=count, num_local_experts=count)
     experts.require_open(routing, count)
-    first = get_int(config, "first_k_dense_replace", dense, least=0)
+    first = config.get_int("first_k_dense_replace", dense, least=0)
     kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
     holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
     require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
     return experts.Mixture(
         count, hidden, routing, experts.PROJECTIONS, preference=preference,
-        shared=("shared_experts", hidden * get_int(config, "n_shared_experts", shared)),
+        shared=("shared_experts", hidden * config.get_int("n_shared_experts", shared)),
         dense_layers=frozenset(k for k, kind in enumerate(kinds) if kind == DENSE),
     )  # fmt: skip
 
@@ -184,14 +173,13 @@ def _by_sigmoids(
     groups: tuple[int, int] = (1, 1),
     normalised: bool = True,
 ) -> Routing:
-    """Read DeepSeek V3's routing, given the defaults of its options."""
-    refuse_options(config, topk_method="noaux_tc")
-    get_choice(config, "scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
-    stated = get_int_or(config, "n_group", groups[0]), get_int_or(config, "topk_group", groups[1])
+    config.refuse(topk_method="noaux_tc")
+    config.get_choice("scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
+    stated = config.get_int_or("n_group", groups[0]), config.get_int_or("topk_group", groups[1])
     return Routing(
-        get_int(config, "num_experts_per_tok", top), "sigmoid",
-        bool(config.get("norm_topk_prob", normalised)),
-        get_positive(config, "routed_scaling_factor", factor), *stated, best=2,
+        config.get_int("num_experts_per_tok", top), "sigmoid",
+        config.get_flag("norm_topk_prob", normalised),
+        config.get_positive("routed_scaling_factor", factor), *stated, best=2,
     )  # fmt: skip
 
 
@@ -199,14 +187,14 @@ def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
     """Leave out the index of tokens, which chooses all of so many, and refuse longer contexts."""
     config.ignore(*OF_INDEX)
     kinds = "indexed_attention", "deepseek_sparse_attention"
-    kind = {"layer_types": alike(config, "layer_types", kinds[0])}
-    get_choice(kind, "layer_types", dict.fromkeys(kinds), kinds[0])
+    kind = Configuration({"layer_types": config.get_alike("layer_types", kinds[0])})
+    kind.get_choice("layer_types", dict.fromkeys(kinds), kinds[0])
     tensors = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
     ignored = recipe.names.ignored + tuple(f"self_attn.indexer.{name}" for name in tensors)
     why = "index_topk: of longer ones an index chooses so many tokens that attention sees"
     return recipe._replace(
         names=recipe.names._replace(ignored=ignored),
-        longest=(get_int(config, "index_topk", 2048), why),
+        longest=(config.get_int("index_topk", 2048), why),
     )
 
 
@@ -214,9 +202,9 @@ def _mtp_layers(config: Configuration) -> int:
     return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
 
 
-def _yarn_scale(size: int, rope: Options) -> float | None:
+def _yarn_scale(size: int, rope: Configuration) -> float | None:
     """Return the scale of scores times the square of YaRN's amplitude of all features."""
     _, weight = yarn_weights(rope)
     if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
         return None
-    return size**-0.5 * yarn_amplitude(get_positive(rope, "factor"), weight) ** 2
+    return size**-0.5 * yarn_amplitude(rope.get_positive("factor"), weight) ** 2

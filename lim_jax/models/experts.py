@@ -6,15 +6,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from lim_jax.models.options import Options, get_int, get_int_or, require_config
-from lim_jax.models.parts import (
-    Arrays,
-    deinterleaved,
-    gated_mlp,
-    read_matrix,
-    read_norm,
-    rms_norm,
-)
+from lim_jax.models.options import Configuration, require_config
+from lim_jax.models.parts import Arrays, deinterleaved, gated_mlp, read_matrix, read_norm, rms_norm
 from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing, SparseMixer
@@ -196,13 +189,13 @@ def require_open(routing: Routing, count: int) -> None:
     require_config(fits, got, expected)
 
 
-def read_mla(config: Options) -> Callable[..., LatentAttention]:
+def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
     """Return a reader of DeepSeek's multi-head latent attention, for `recipe.Recipe.attention`."""
     rotary, still, features, rank = (
-        get_int(config, name)
+        config.get_int(name)
         for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
     )
-    latent = get_int_or(config, "q_lora_rank", None)
+    latent = config.get_int_or("q_lora_rank", None)
     size = still + rotary
 
     def attention(

@@ -8,13 +8,7 @@ from typing import Any
 from lim_jax._checks import described
 from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import llama_like, masks_by_kind
-from lim_jax.models.options import (
-    Configuration,
-    get_int,
-    get_positive,
-    refuse_options,
-    require_config,
-)
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import Reader, tanh_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.models.rope_config import (
@@ -45,7 +39,7 @@ OF_GEMMA4 = {"rope_type": "proportional", PART: 0.25}
 def gemma(config: Configuration) -> Recipe:
     """Gemma: Llama with unit-offset norms and scaled embeddings."""
     if config.get("hidden_activation") is not None:
-        refuse_options(config, hidden_activation="gelu_pytorch_tanh")
+        config.refuse(hidden_activation="gelu_pytorch_tanh")
     recipe = _gemma(config, sizes_of(config, head_dim=256), "hidden_act")
     # The publisher's files say gelu and mean its hyperbolic tangent.
     legacy = config.get("hidden_act") == "gelu"
@@ -60,7 +54,7 @@ def vaultgemma(config: Configuration) -> Recipe:
 def gemma2(config: Configuration) -> Recipe:
     """Gemma 2: norms on both sides of sublayers, capped scores and logits, every other window."""
     sizes = sizes_of(config, head_dim=256)
-    refuse_options(config, sliding_window_size=config.get("sliding_window", WINDOW))
+    config.refuse(sliding_window_size=config.get("sliding_window", WINDOW))
     kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
     return _gemma(
         config, sizes, "hidden_activation", masks_by_kind(config, sizes, kinds),
@@ -73,9 +67,9 @@ def gemma2(config: Configuration) -> Recipe:
 def gemma3_text(config: Configuration) -> Recipe:
     """Gemma 3: norms of heads, five windows to one full layer, a rotary base for each kind."""
     # The publisher's own reader knows the cap of scores, and ignores it.
-    refuse_options(config, attn_logit_softcapping=None)
+    config.refuse(attn_logit_softcapping=None)
     sizes = sizes_of(config, head_dim=256)
-    period = get_int(config, "sliding_window_pattern", 6)
+    period = config.get_int("sliding_window_pattern", 6)
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
 
@@ -97,7 +91,7 @@ def gemma4_text(config: Configuration) -> Recipe:
     sizes = sizes_of(config, head_dim=256)
     kinds = layer_kinds(config, sizes.depth, *full_every(6, sizes.depth))
     kinds = (*kinds[:-1], FULL)  # whatever is stated, as in transformers
-    same = bool(config.get("attention_k_eq_v", False))
+    same = config.get_flag("attention_k_eq_v")
     full = _sizes_of_full_layers(config, sizes, kinds, same)
     size_of = {SLIDING: sizes.head_dim, FULL: full.head_dim}
     usual = {SLIDING: (1e4, {}), FULL: (1e6, OF_GEMMA4)}
@@ -106,7 +100,7 @@ def gemma4_text(config: Configuration) -> Recipe:
         for kind, (base, scaling) in usual.items() if kind in kinds
     }  # fmt: skip
     masks = masks_of(config, kinds, rotary, 512)
-    biased = bool(config.get("attention_bias", False))
+    biased = config.get_flag("attention_bias")
     recipe = llama_like(
         config, sizes, masks, act="hidden_activation", activation="gelu_pytorch_tanh", tied=True,
         names=BOTH_SIDES, biases=Biases(biased, biased), head_norm=parts.shared_head_norm,
@@ -134,9 +128,10 @@ def _sizes_of_full_layers(
         holds = holds and set(own) <= {"head_dim", "num_key_value_heads"}
         got = f"per_layer_config = {by_layer}"
         require_config(holds, got, "the same head_dim and num_key_value_heads of all full layers")
+    stated = Configuration(own)
     return sizes._replace(
-        head_dim=get_int(own, "head_dim", sizes.head_dim),
-        num_kv_heads=get_int(own, "num_key_value_heads", sizes.num_kv_heads),
+        head_dim=stated.get_int("head_dim", sizes.head_dim),
+        num_kv_heads=stated.get_int("num_key_value_heads", sizes.num_kv_heads),
     )
 
 
@@ -150,7 +145,7 @@ def _refuse_layers_of_more_states(config: Configuration) -> None:
     got, expected = f"{inputs} = {described(of_layers)}", "no embedding of a token for each layer"
     require_config(of_layers in (None, 0), got, expected, cure)
     if config.get("use_bidirectional_attention") != "vision":  # which is not of text
-        refuse_options(config, use_bidirectional_attention=None)
+        config.refuse(use_bidirectional_attention=None)
 
 
 def _attention(mask: AttentionMask) -> Callable[..., CausalAttention]:
@@ -163,7 +158,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
     mixture = None
     if config.get("enable_moe_block", False):
         count, top, hidden = (
-            get_int(config, name)
+            config.get_int(name)
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
         )
         mixture = experts.Mixture(
@@ -178,7 +173,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
             return SideBySide((parts.gated_mlp(read, at, recipe, norm, None),), output_norm, scale)
         width, eps, after = recipe.sizes.width, recipe.sizes.norm_eps, "post_feedforward_layernorm"
         norms = [parts.read_norm(read, at, f"{after}_{k}", recipe) for k in (1, 2)]
-        before = parts.read_norm(read, at, "pre_feedforward_layernorm_2", recipe)
+        before = recipe.norm(read, f"{at}.pre_feedforward_layernorm_2", width, eps)
         bare = recipe._replace(names=recipe.names._replace(network=""))
         router = read(f"{at}.router.scale", width) * width**-0.5
         mixed = replace(
@@ -199,7 +194,7 @@ def _gemma(
     of_layers: tuple[AttentionMask, ...] | None = None,
     **more: Any,
 ) -> Recipe:
-    refuse_options(config, use_bidirectional_attention=False)
+    config.refuse(use_bidirectional_attention=False)
     config.ignore("hidden_act")  # later members of the family state it, and do not read it
     return llama_like(
         config, sizes, of_layers, act=act, activation="gelu_pytorch_tanh", tied=True,
@@ -209,4 +204,4 @@ def _gemma(
 
 
 def _scale(config: Configuration) -> float:
-    return get_positive(config, "query_pre_attn_scalar", 256) ** -0.5
+    return config.get_positive("query_pre_attn_scalar", 256) ** -0.5

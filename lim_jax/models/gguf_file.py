@@ -173,7 +173,6 @@ def _experts(
 
 
 def _expert(tensor: Stored, number: int) -> Published:
-    """Return one expert's matrix of all that are stacked."""
     before = number * math.prod(tensor.rows[1:])
     own = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before

@@ -160,7 +160,6 @@ def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
 
 
 def _pairs(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs that make words, in the order in which they are merged."""
     if (merges := header.get("tokenizer.ggml.merges")) is not None:
         return [tuple(merge.split(" ", 1)) for merge in merges]
     # As in the publishers' conversion of SentencePiece's models to tokenizer.json: Gemma's words

@@ -1,7 +1,6 @@
 """Decoders of which only some layers, or parts of layers, are softmax attention."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,15 +10,7 @@ import jax
 
 from lim_jax.models import experts, parts, recurrent
 from lim_jax.models.llama_family import AFTER, llama_like, multipliers, rotary_masks
-from lim_jax.models.options import (
-    Configuration,
-    get_choice,
-    get_int,
-    get_positive,
-    refuse_options,
-    require_config,
-    require_option,
-)
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import ACTIVATIONS, Reader
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import FULL, PART, full_every, rope_options
@@ -76,8 +67,8 @@ def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
 def qwen3_next(config: Configuration) -> Recipe:
     """Qwen3-Next: gated delta rules, every fourth layer gated attention; experts in most layers."""
     only = config.get("mlp_only_layers") or ()
-    step = get_int(config, "decoder_sparse_step", 1)
-    normalised = bool(config.get("norm_topk_prob", True))
+    step = config.get_int("decoder_sparse_step", 1)
+    normalised = config.get_flag("norm_topk_prob", True)
     mixture = _shared_mixture(config, count=512, top=10, normalised=normalised)
     recipe = _qwen(config, mixture, recurrent.qwen3_next_matrices)
     return _dense_in(recipe, {k for k in range(recipe.sizes.depth) if k in only or (k + 1) % step})
@@ -90,14 +81,14 @@ def qwen3_5_text(config: Configuration) -> Recipe:
 
 def qwen3_5_moe_text(config: Configuration) -> Recipe:
     """Qwen 3.5 and 3.6 with experts beside a shared one, which has a gate."""
-    refuse_options(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
+    config.refuse(norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
     mixture = _shared_mixture(config, count=256, top=8, normalised=True)
     return _qwen(config, mixture, recurrent.qwen3_5_matrices)
 
 
 def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable) -> Recipe:
-    refuse_options(
-        config, attention_bias=False, attn_output_gate=True, output_gate_type="swish",
+    config.refuse(
+        attention_bias=False, attn_output_gate=True, output_gate_type="swish",
         use_sliding_window=False,
     )  # fmt: skip
     config.ignore(*UNUSED, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
@@ -108,7 +99,7 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
         projections=parts.gated_queries, biases=Biases(), names=Names(further=FURTHER),
     )  # fmt: skip
     delta = recurrent.gated_delta(recurrent.delta_sizes(config, (16, 32, 128, 128)), matrices)
-    usual = full_every(get_int(config, "full_attention_interval", 4), sizes.depth, LINEAR)
+    usual = full_every(config.get_int("full_attention_interval", 4), sizes.depth, LINEAR)
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta)}
     return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
@@ -118,18 +109,18 @@ def _shared_mixture(
 ) -> experts.Mixture:
     config.ignore("num_local_experts")
     return experts.Mixture(
-        get_int(config, "num_experts", count), get_int(config, "moe_intermediate_size", 512),
-        Routing(get_int(config, "num_experts_per_tok", top), normalised=normalised),
+        config.get_int("num_experts", count), config.get_int("moe_intermediate_size", 512),
+        Routing(config.get_int("num_experts_per_tok", top), normalised=normalised),
         experts.stacked_or_apart,
-        shared=("shared_expert", get_int(config, "shared_expert_intermediate_size", 512)),
+        shared=("shared_expert", config.get_int("shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
     )  # fmt: skip
 
 
 def olmo_hybrid(config: Configuration) -> Recipe:
     """OLMo Hybrid: gated delta rules, and every fourth layer attention as in OLMo 2."""
-    config.ignore(*(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max",
-                                                   "dt_init_floor")))  # fmt: skip
+    of_training = "a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"
+    config.ignore(*(f"linear_{name}" for name in of_training))
     sizes, rope = sizes_of(config, norm_eps=1e-6), rope_options(config)
     rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
     masks = rotary_masks(config, sizes) if rotates else sizes.depth * (AttentionMask(),)
@@ -164,10 +155,10 @@ def nemotron_h(config: Configuration) -> Recipe:
     pattern = config.get("hybrid_override_pattern")
     if kinds is None:
         known, expected = isinstance(pattern, str) and set(pattern) <= set(PATTERN), "of M, E, *, -"
-        require_option(config, "hybrid_override_pattern", pattern, known, expected)
+        config.require("hybrid_override_pattern", pattern, known, expected)
         kinds = [PATTERN[letter] for letter in str(pattern)]
-    refuse_options(
-        config, num_hidden_layers=len(kinds), mamba_proj_bias=False, sliding_window=None,
+    config.refuse(
+        num_hidden_layers=len(kinds), mamba_proj_bias=False, sliding_window=None,
         attention_bias=False, n_shared_experts=1, norm_eps=config.get("layer_norm_epsilon", 1e-5),
     )  # fmt: skip
     config.ignore(
@@ -175,19 +166,19 @@ def nemotron_h(config: Configuration) -> Recipe:
         "num_nextn_predict_layers", "num_local_experts", "moe_shared_expert_overlap",
         "rescale_prenorm_residual", "residual_in_fp32",
     )  # fmt: skip
-    stated = ChainMap({"num_hidden_layers": len(kinds)}, config)  # pyright: ignore
+    stated = config.with_defaults(num_hidden_layers=len(kinds))
     sizes = sizes_of(stated, SizeNames(norm_eps="layer_norm_epsilon"), norm_eps=1e-5, head_dim=128)
     attention = llama_like(
         config, sizes, sizes.depth * (AttentionMask(),), act="mlp_hidden_act", activation="relu2",
-        names=OF_NEMOTRON, network=None, biases=Biases(mlp=bool(config.get("mlp_bias", False))),
+        names=OF_NEMOTRON, network=None, biases=Biases(mlp=config.get_flag("mlp_bias")),
     )  # fmt: skip
     mamba = recurrent.mamba_sizes(config, None, OF_NEMOTRON_MAMBA, features=64, groups=8, size=128)
     # As in transformers, which reads no other limits, the least step is that of initialisation.
     lowest, highest = recurrent.read_rate_limits(config)
     got = f"time_step_limit from {lowest} to {highest}"
     require_config((lowest, highest > 1e300) == (0, True), got, "from 0 to infinity")
-    limits = get_positive(config, "time_step_min", 0.001), math.inf
-    activation = get_choice(config, "mamba_hidden_act", ACTIVATIONS, "silu")
+    limits = config.get_positive("time_step_min", 0.001), math.inf
+    activation = ACTIVATIONS[config.get_choice("mamba_hidden_act", ACTIVATIONS, "silu")]
     mixer = recurrent.mamba2(mamba, "mixer", limits, activation)
     network = attention._replace(attention=None, network=parts.plain_mlp)
     recipes = {FULL: attention, MLP: network, LINEAR: attention._replace(attention=mixer)}
@@ -199,19 +190,19 @@ def nemotron_h(config: Configuration) -> Recipe:
 def _nemotron_experts(config: Configuration, recipe: Recipe) -> experts.Mixture:
     latent = config.get("moe_latent_size")
     if latent is not None:
-        refuse_options(config, mlp_bias=False)
-        latent = "fc1_latent_proj", "fc2_latent_proj", get_int(config, "moe_latent_size")
+        config.refuse(mlp_bias=False)
+        latent = "fc1_latent_proj", "fc2_latent_proj", config.get_int("moe_latent_size")
     routing = Routing(
-        get_int(config, "num_experts_per_tok", 2), "sigmoid",
-        bool(config.get("norm_topk_prob", True)),
-        get_positive(config, "routed_scaling_factor", 1.0),
-        get_int(config, "n_group", 1), get_int(config, "topk_group", 1), best=2,
+        config.get_int("num_experts_per_tok", 2), "sigmoid",
+        config.get_flag("norm_topk_prob", True),
+        config.get_positive("routed_scaling_factor", 1.0),
+        config.get_int("n_group", 1), config.get_int("topk_group", 1), best=2,
     )  # fmt: skip
-    count = get_int(config, "n_routed_experts", 8)
+    count = config.get_int("n_routed_experts", 8)
     experts.require_open(routing, count)
-    shared = "shared_experts", get_int(config, "moe_shared_expert_intermediate_size", 7688)
+    shared = "shared_experts", config.get_int("moe_shared_expert_intermediate_size", 7688)
     return experts.Mixture(
-        count, get_int(config, "moe_intermediate_size", 7688), routing,
+        count, config.get_int("moe_intermediate_size", 7688), routing,
         experts.ByExpert(None, "up_proj", "down_proj"), latent=latent, shared=shared,
         preference="gate.e_score_correction_bias", combine=recipe.activation,
         read_shared=parts.plain_mlp,
@@ -220,26 +211,26 @@ def _nemotron_experts(config: Configuration, recipe: Recipe) -> experts.Mixture:
 
 def granitemoehybrid(config: Configuration) -> Recipe:
     """Granite 4: Granite whose layers may be Mamba-2, with experts beside a shared MLP or none."""
-    refuse_options(config, normalization_function="rmsnorm")
+    config.refuse(normalization_function="rmsnorm")
     config.ignore(*UNUSED, "init_method")
     sizes = sizes_of(config)
     kind, kinds = config.get("position_embedding_type"), (None, "nope", "rope")
-    require_option(config, "position_embedding_type", kind, kind in kinds, "nope or rope")
+    config.require("position_embedding_type", kind, kind in kinds, "nope or rope")
     config.ignore("rope_theta", "rope_scaling", "rope_parameters")  # beside nope
     masks = sizes.depth * (AttentionMask(),) if kind != "rope" else rotary_masks(config, sizes)
-    shared = get_int(config, "shared_intermediate_size", 1024)
+    shared = config.get_int("shared_intermediate_size", 1024)
     names = Names(network="", up="input_linear", down="output_linear")
-    count = get_int(config, "num_local_experts", 8, least=0)
-    top = config.get("num_experts_per_tok", 2)
+    count = config.get_int("num_local_experts", 8, least=0)
     if count:
         at = "block_sparse_moe"
         network = experts.Mixture(
-            count, sizes.intermediate_size, Routing(get_int({"top": top}, "top")),
+            count, sizes.intermediate_size, Routing(config.get_int("num_experts_per_tok", 2)),
             experts.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
             router=f"{at}.router.layer", shared=("shared_mlp", shared),
             read_shared=parts.fused_gated_mlp,
         )  # fmt: skip
     else:
+        config.ignore("num_experts_per_tok")
         network, names = parts.fused_gated_mlp, names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)
     attention = llama_like(
@@ -251,10 +242,10 @@ def granitemoehybrid(config: Configuration) -> Recipe:
 
 def bamba(config: Configuration) -> Recipe:
     """Bamba: Mamba-2, in some layers attention with half of each head rotated."""
-    refuse_options(config, partial_rotary_factor=0.5)
+    config.refuse(partial_rotary_factor=0.5)
     config.ignore(*UNUSED)
     sizes = sizes_of(config, norm_eps=1e-5)
-    refuse_options(config, attn_rotary_emb=sizes.head_dim // 2)
+    config.refuse(attn_rotary_emb=sizes.head_dim // 2)
     masks = rotary_masks(config, sizes, default_part=0.5)
     attention = llama_like(config, sizes, masks, names=OF_FALCON)
     full = config.get("attn_layer_indices") or ()
@@ -264,7 +255,7 @@ def bamba(config: Configuration) -> Recipe:
 
 def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
     """Return the recipes of attention and of Mamba-2, twice as wide as the tokens."""
-    inner = get_int(config, "mamba_expand", 2) * attention.sizes.width
+    inner = config.get_int("mamba_expand", 2) * attention.sizes.width
     mamba = recurrent.mamba2(
         recurrent.mamba_sizes(config, inner), "mamba", recurrent.read_rate_limits(config),
         attention.activation,
@@ -274,12 +265,12 @@ def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
 
 def falcon_h1(config: Configuration) -> Recipe:
     """Falcon-H1: attention and Mamba-2 side by side in every layer, with multipliers."""
-    refuse_options(config, mamba_use_mlp=True, attn_layer_indices=None)
+    config.refuse(mamba_use_mlp=True, attn_layer_indices=None)
     config.ignore(*UNUSED, "mlp_expansion_factor")
     sizes = sizes_of(config, norm_eps=1e-5)
 
     def factor(name: str) -> float:
-        return get_positive(config, f"{name}_multiplier", 1.0)
+        return config.get_positive(f"{name}_multiplier", 1.0)
 
     gate, down = _factors(config, "mlp_multipliers", 2)
     recipe = llama_like(
@@ -288,13 +279,13 @@ def falcon_h1(config: Configuration) -> Recipe:
         scale=factor("key") * sizes.head_dim**-0.5,
     )  # fmt: skip
     inner = config.get("mamba_d_ssm", 1024)
-    inner = get_int(config, "mamba_expand", 2) * sizes.width if inner is None else inner
+    inner = config.get_int("mamba_expand", 2) * sizes.width if inner is None else inner
     names = recurrent.MambaNames(output_bias="projectors_bias")
     z, x, b, c, dt = _factors(config, "ssm_multipliers", 5)
     mamba = recurrent.mamba2(
         recurrent.mamba_sizes(config, inner, names), "mamba", recurrent.read_rate_limits(config),
-        recipe.activation, head_norm=bool(config.get("mamba_rms_norm", False)),
-        norm_before_gate=bool(config.get("mamba_norm_before_gate", True)),
+        recipe.activation, head_norm=config.get_flag("mamba_rms_norm"),
+        norm_before_gate=config.get_flag("mamba_norm_before_gate", True),
         factors=recurrent.MambaFactors(factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")),
     )  # fmt: skip
     before, after = factor("attention_in"), _multiplied(factor("attention_out"))
@@ -318,20 +309,19 @@ def _multiplied(factor: float) -> Norm | None:
 
 
 def _factors(config: Configuration, name: str, count: int) -> list[float]:
-    """Return an option that is a list of positive numbers."""
     stated = config.get(name)
     if stated is None:
         return count * [1.0]
     holds = isinstance(stated, list) and len(stated) == count
-    require_option(config, name, stated, holds, f"{count} positive numbers")
-    return [get_positive({name: number}, name) for number in stated]
+    config.require(name, stated, holds, f"{count} positive numbers")
+    return [Configuration({name: number}).get_positive(name) for number in stated]
 
 
 def lfm2(config: Configuration) -> Recipe:
     """LFM2: short convolutions between two gates, in some layers attention."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
-    refuse_options(
-        config, num_heads=sizes.heads, block_dim=sizes.width, conv_dim=sizes.width,
+    config.refuse(
+        num_heads=sizes.heads, block_dim=sizes.width, conv_dim=sizes.width,
         conv_dim_out=sizes.width, block_norm_eps=sizes.norm_eps, block_use_swiglu=True,
         use_pos_enc=True,
     )  # fmt: skip
@@ -343,7 +333,7 @@ def lfm2(config: Configuration) -> Recipe:
     if config.get("block_auto_adjust_ff_dim", True):
         factor = config.get("block_ffn_dim_multiplier", 1.0)
         hidden = int((1.0 if factor is None else factor) * int(2 * hidden / 3))
-        multiple = get_int(config, "block_multiple_of", 256)
+        multiple = config.get_int("block_multiple_of", 256)
         hidden = -(-hidden // multiple) * multiple
     config.ignore("block_ffn_dim_multiplier", "block_multiple_of")
     sizes = sizes._replace(intermediate_size=hidden)
@@ -357,18 +347,18 @@ def lfm2_moe(config: Configuration) -> Recipe:
     """LFM2 with experts in all layers but the first."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     routing = Routing(
-        get_int(config, "num_experts_per_tok", 4), "sigmoid",
-        bool(config.get("norm_topk_prob", True)),
-        get_positive(config, "routed_scaling_factor", 1.0), eta=1e-6,
+        config.get_int("num_experts_per_tok", 4), "sigmoid",
+        config.get_flag("norm_topk_prob", True),
+        config.get_positive("routed_scaling_factor", 1.0), eta=1e-6,
     )  # fmt: skip
     biased = config.get("use_expert_bias", True)
     mixture = experts.Mixture(
-        get_int(config, "num_experts", 32), get_int(config, "moe_intermediate_size", 1792), routing,
+        config.get_int("num_experts", 32), config.get_int("moe_intermediate_size", 1792), routing,
         experts.ByExpert("w1", "w3", "w2"), preference="expert_bias" if biased else None,
     )  # fmt: skip
     recipes = _with_convolutions(config, sizes, mixture)
     recipe = of_kinds(recipes, config.get("layer_types") or (), sizes.depth)
-    return _dense_in(recipe, range(get_int(config, "num_dense_layers", 2, least=0)))
+    return _dense_in(recipe, range(config.get_int("num_dense_layers", 2, least=0)))
 
 
 def _with_convolutions(
@@ -380,6 +370,6 @@ def _with_convolutions(
     )  # fmt: skip
     tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
     attention = attention._replace(tied=bool(tied))
-    biased = bool(config.get("conv_bias", False))
-    conv = recurrent.short_convolution(get_int(config, "conv_L_cache", 3), biased)
+    biased = config.get_flag("conv_bias")
+    conv = recurrent.short_convolution(config.get_int("conv_L_cache", 3), biased)
     return {FULL: attention, CONV: attention._replace(attention=conv)}

@@ -141,43 +141,29 @@ def energies_of_ids(
         As in `influence_of_ids`; a `ValueError` too if the checkpoint is of another model, loss or
         context, or a file in it is damaged.
     """
-    rows = _rows_by_context(model, windows, ask, loss, checkpoint, progress, progress_of_layers)
+    rows = _rows_by_context(
+        model, windows, ask, loss, checkpoint=checkpoint, progress=progress,
+        progress_of_layers=progress_of_layers,
+    )  # fmt: skip
     return [np.asarray(energies)[:length] for length, energies in rows]
 
 
 def scores_of_ids(
-    scores: Scores,
-    model: CausalLM,
-    windows: Windows,
-    *,
-    ask: Ask = teacher_forcing,
-    loss: Loss = CausalLM.loss,
-    parts: Sequence[Int[np.ndarray, " _"]] | None = None,
-    checkpoint: AnyPath | None = None,
-    progress: Callable[[list], Iterable] = iter,
+    scores: Scores, model: CausalLM, windows: Windows, **run: Any
 ) -> list[Float[np.ndarray, "_ ..."]]:
     """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
 
     `scores` is of one context, padded on the right; what it gives of more tokens than the context
-    has is dropped. `parts` has the number of the part of each token of each context, -1 for none.
+    has is dropped. Of the options `parts` has the number of the part of each token of each context,
+    -1 for none.
     """
-    rows = _rows_by_context(
-        model, windows, ask, loss, checkpoint, progress, scores=scores, parts=parts
-    )
+    rows = _rows_by_context(model, windows, scores=scores, **run)
     return [np.asarray(row)[:length] for length, row in rows]
 
 
-def losses_of_ids(
-    model: CausalLM,
-    windows: Windows,
-    *,
-    ask: Ask = teacher_forcing,
-    loss: Loss = CausalLM.loss,
-    progress: Callable[[list], Iterable] = iter,
-) -> Float[np.ndarray, " contexts"]:
-    """The loss of every context, in the batches of `energies_of_ids`."""
-    rows = scores_of_ids(_loss, model, windows, ask=ask, loss=loss, progress=progress)
-    return np.concatenate(rows)
+def losses_of_ids(model: CausalLM, windows: Windows, **run: Any) -> Float[np.ndarray, " contexts"]:
+    """The loss of every context, with the options of `scores_of_ids`."""
+    return np.concatenate(scores_of_ids(_loss, model, windows, **run))
 
 
 def _loss(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " one"]:
@@ -218,7 +204,6 @@ def padded_size(model: CausalLM, length: int) -> int:
 
 
 def _asked(ask: Ask, windows: Windows) -> Any:
-    """The query weights, or the contrast, of each context."""
     asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     listed = isinstance(asked, (list, tuple, *ARRAYS))
     got = f"weights of {len(asked)} contexts" if listed else described(ask)
@@ -230,14 +215,14 @@ def _asked(ask: Ask, windows: Windows) -> Any:
 def _rows_by_context(
     model: CausalLM,
     windows: Windows,
-    ask: Ask,
-    loss: Loss,
-    checkpoint: AnyPath | None = None,
-    progress: Callable[[list], Iterable] = iter,
-    progress_of_layers: Callable[[list], Iterable] = iter,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
     *,
     scores: Scores | None = None,
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
+    checkpoint: AnyPath | None = None,
+    progress: Callable[[list], Iterable] = iter,
+    progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, ByToken]]:
     """Each context's length, and its scores; without such its energies, zero at the padding."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
@@ -311,7 +296,6 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
 def _stacked(
     contexts: Sequence[Padded], numbers: Sequence[int]
 ) -> tuple[Array, Targets | Contrast, Array, Array]:
-    """Some contexts along a leading axis, on the device."""
     chosen = [contexts[number] for number in numbers]
     return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *chosen))
 
@@ -382,7 +366,6 @@ def _shares(length: int, energy: Profile, regions: Regions) -> Array:
 
 
 def _filled(values: np.ndarray, size: int) -> Any:
-    """Padded with zeros to a size along the last axis."""
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
 

@@ -6,13 +6,7 @@ from typing import Any
 from lim_jax._checks import described
 from lim_jax.models import parts
 from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind, rotary_masks
-from lim_jax.models.options import (
-    Configuration,
-    get_int,
-    get_positive,
-    refuse_options,
-    require_config,
-)
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import bloom_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import (
@@ -54,14 +48,14 @@ FALCON_NAMES = Names(
 
 def gpt2(config: Configuration) -> Recipe:
     """GPT-2: learned positions, layer norms, transposed matrices."""
-    refuse_options(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    config.refuse(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
     names = GPT_NAMES._replace(
         fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
     )
     return biased(
         config, sizes, sizes.depth * (AttentionMask(),), names=names, projections=parts.fused_qkv,
-        transposed=True, num_positions=get_int(config, "n_positions"),
+        transposed=True, num_positions=config.get_int("n_positions"),
     )  # fmt: skip
 
 
@@ -71,10 +65,10 @@ def gpt_neox(config: Configuration) -> Recipe:
     Its parallel blocks are exactly the paper's one-field recursion (`eq:discrete-residual`) at unit
     increment; where ``use_parallel_residual`` is false, layers are split.
     """
-    refuse_options(config, attention_bias=True)
+    config.refuse(attention_bias=True)
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     part = config.get("rotary_pct", 0.25)
-    refuse_options(config, partial_rotary_factor=part)  # the publisher's reader ignores it
+    config.refuse(partial_rotary_factor=part)  # the publisher's reader ignores it
     of_layers = rotary_masks(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
         prefix="gpt_neox.", embedding="embed_in", fused_qkv="attention.query_key_value",
@@ -91,10 +85,10 @@ def gpt_neox(config: Configuration) -> Recipe:
 
 def gptj(config: Configuration) -> Recipe:
     """GPT-J: parallel blocks behind one norm, interleaved rotary features."""
-    refuse_options(config, rotary=True, scale_attn_weights=True)
+    config.refuse(rotary=True, scale_attn_weights=True)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
-    part = (get_int(config, "rotary_dim", 64) + 0.5) / sizes.head_dim  # no rounding takes one away
-    rotary = rotary_of({}, sizes.head_dim, default_part=part)
+    part = (config.get_int("rotary_dim", 64) + 0.5) / sizes.head_dim  # no rounding takes one away
+    rotary = rotary_of(Configuration({}), sizes.head_dim, default_part=part)
     names = GPT_NAMES._replace(
         positions=None, query="attn.q_proj", key="attn.k_proj", value="attn.v_proj",
         output="attn.out_proj", up="fc_in", down="fc_out", before_network="ln_1",
@@ -116,7 +110,7 @@ def gpt_neo(config: Configuration) -> Recipe:
     fits = len(kinds) == sizes.depth and set(kinds) <= {"global", "local"}
     got = f"attention_types = {described(config.get('attention_types'))}"
     require_config(fits, got, f"{sizes.depth} layers, global or local")
-    window = get_int(config, "window_size", 256)
+    window = config.get_int("window_size", 256)
     of_layers = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = GPT_NAMES._replace(
@@ -126,15 +120,15 @@ def gpt_neo(config: Configuration) -> Recipe:
     return biased(
         config, sizes, of_layers, names=names, scale=1.0,
         biases=Biases(attention_output=True, mlp=True),
-        num_positions=get_int(config, "max_position_embeddings"),
+        num_positions=config.get_int("max_position_embeddings"),
     )  # fmt: skip
 
 
 def opt(config: Configuration) -> Recipe:
     """OPT: learned positions, of which the first two are unused."""
     sizes = sizes_of(config, SizeNames(intermediate_size="ffn_dim"))._replace(norm_eps=1e-5)
-    refuse_options(
-        config, do_layer_norm_before=True, _remove_final_layer_norm=False, enable_bias=True,
+    config.refuse(
+        do_layer_norm_before=True, _remove_final_layer_norm=False, enable_bias=True,
         layer_norm_elementwise_affine=True, word_embed_proj_dim=sizes.width,
     )  # fmt: skip
     names = Names(
@@ -144,13 +138,13 @@ def opt(config: Configuration) -> Recipe:
     )  # fmt: skip
     return biased(
         config, sizes, sizes.depth * (AttentionMask(),), names=names, offset=2,
-        num_positions=get_int(config, "max_position_embeddings"), activation="relu",
+        num_positions=config.get_int("max_position_embeddings"), activation="relu",
     )  # fmt: skip
 
 
 def bloom(config: Configuration) -> Recipe:
     """BLOOM: ALiBi, normalised embeddings."""
-    refuse_options(config, apply_residual_connection_post_layernorm=False)
+    config.refuse(apply_residual_connection_post_layernorm=False)
     width = "hidden_size" if config.get("n_embed") is None else "n_embed"
     sizes = sizes_of(config, OF_BLOOM._replace(width=width), norm_eps=1e-5)
     names = FALCON_NAMES._replace(embedding_norm="word_embeddings_layernorm")
@@ -163,19 +157,19 @@ def bloom(config: Configuration) -> Recipe:
 
 def falcon(config: Configuration) -> Recipe:
     """Falcon: parallel blocks behind one norm or two, one key head or several."""
-    refuse_options(config, alibi=False, apply_residual_connection_post_layernorm=False)
+    config.refuse(alibi=False, apply_residual_connection_post_layernorm=False)
     sizes = sizes_of(config, OF_FALCON, norm_eps=1e-5)
-    refuse_options(config, ff_factor=sizes.intermediate_size / sizes.width)
-    new = bool(config.get("new_decoder_architecture", False))
-    parallel = bool(config.get("parallel_attn", True))
-    one_group = bool(config.get("multi_query", True)) and not new
+    config.refuse(ff_factor=sizes.intermediate_size / sizes.width)
+    new = config.get_flag("new_decoder_architecture")
+    parallel = config.get_flag("parallel_attn", True)
+    one_group = config.get_flag("multi_query", True) and not new
     if not new:
         sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
     norms = config.get("num_ln_in_parallel_attn")
     two = new and parallel and (2 if norms is None else norms) == 2
     before = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
     before = before if parallel or new else ("input_layernorm", "post_attention_layernorm")
-    refuse_options({"parallel_attn": parallel or not new}, parallel_attn=True)
+    Configuration({"parallel_attn": parallel or not new}).refuse(parallel_attn=True)
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
     biases = EVERYWHERE if config.get("bias", False) else Biases()
     return biased(
@@ -187,7 +181,7 @@ def falcon(config: Configuration) -> Recipe:
 
 def phi(config: Configuration) -> Recipe:
     """Phi-1, 1.5 and 2: parallel blocks behind one norm, half of each head is rotated."""
-    refuse_options(config, qk_layernorm=False)
+    config.refuse(qk_layernorm=False)
     config.ignore("attention_bias")  # false in files of networks that have it all the same
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(
@@ -203,8 +197,8 @@ def phi(config: Configuration) -> Recipe:
 def starcoder2(config: Configuration) -> Recipe:
     """StarCoder 2: rotary positions, grouped queries, a window where the configuration says."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_epsilon"), norm_eps=1e-5)
-    refuse_options(
-        config, mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
+    config.refuse(
+        mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
         layer_norm_epsilon=sizes.norm_eps,
     )  # fmt: skip
     slides = config.get("sliding_window") is not None
@@ -220,12 +214,12 @@ def stablelm(config: Configuration) -> Recipe:
     """StableLM: Llama with layer norms, and a quarter of each head is rotated."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm")
-    parallel = bool(config.get("use_parallel_residual", False))
+    parallel = config.get_flag("use_parallel_residual")
     if parallel:
         names = names._replace(before_network="input_layernorm")
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default_part=0.25), names=names,
-        norm=parts.layer_norm, biases=Biases(qkv=bool(config.get("use_qkv_bias", False))),
+        norm=parts.layer_norm, biases=Biases(qkv=config.get_flag("use_qkv_bias")),
         step=euler if parallel else split,
         head_norm=parts.separate_head_norms if config.get("qk_layernorm", False) else None,
     )  # fmt: skip
@@ -234,7 +228,7 @@ def stablelm(config: Configuration) -> Recipe:
 def nemotron(config: Configuration) -> Recipe:
     """Nemotron: unit-offset layer norms, squared ReLU without gates, half of each head rotated."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
-    refuse_options(config, kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
+    config.refuse(kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default_part=0.5), activation="relu2",
         network=parts.plain_mlp, norm=parts.unit_offset_layer_norm,
@@ -244,7 +238,7 @@ def nemotron(config: Configuration) -> Recipe:
 def jais2(config: Configuration) -> Recipe:
     """Jais 2: Llama with layer norms, biases, and squared ReLU without gates."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
-    biases = biases_of(config, default=True)._replace(mlp=bool(config.get("mlp_bias", True)))
+    biases = biases_of(config, default=True)._replace(mlp=config.get_flag("mlp_bias", True))
     return llama_like(
         config, sizes, activation="relu2", network=parts.plain_mlp, norm=parts.layer_norm,
         biases=biases,
@@ -253,10 +247,10 @@ def jais2(config: Configuration) -> Recipe:
 
 def olmo(config: Configuration) -> Recipe:
     """OLMo: Llama with layer norms that have no weights; projections may be clipped."""
-    refuse_options(config, rms_norm_eps=1e-5)
+    config.refuse(rms_norm_eps=1e-5)
     clip = None
     if config.get("clip_qkv") is not None:
-        clip = parts.clipped(get_positive(config, "clip_qkv"))
+        clip = parts.clipped(config.get_positive("clip_qkv"))
     return llama_like(
         config, sizes_of(config, norm_eps=1e-5), norm=parts.layer_norm_without_weights,
         head_norm=clip, value_norm=clip,
@@ -274,10 +268,10 @@ def cohere(config: Configuration) -> Recipe:
 def cohere2(config: Configuration) -> Recipe:
     """Command R7B: windows in all but every fourth layer, which is full and without positions."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
-    period = get_int(config, "sliding_window_pattern", 4)
+    period = config.get_int("sliding_window_pattern", 4)
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
-    refuse_options(
-        config, layer_switch=period, order_of_interleaved_layers="local_attn_first",
+    config.refuse(
+        layer_switch=period, order_of_interleaved_layers="local_attn_first",
         position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
         use_gated_activation=True, use_parallel_block=True,
     )  # fmt: skip
@@ -292,5 +286,5 @@ def _cohere(
     return llama_like(
         config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
         names=Names(before_network="input_layernorm"), **more,
-        rope_interleaved=True, logit_scale=get_positive(config, "logit_scale", 0.0625),
+        rope_interleaved=True, logit_scale=config.get_positive("logit_scale", 0.0625),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Array
 
 from lim_jax.models import parts
-from lim_jax.models.options import Configuration, get_choice, get_int, get_positive, refuse_options
+from lim_jax.models.options import Configuration
 from lim_jax.models.reading import ACTIVATIONS, xielu
 from lim_jax.models.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.models.rope_config import (
@@ -79,11 +79,11 @@ def llama_like(
         If the activation or the scaling of rotary positions is unknown.
     """
     if isinstance(activation, str):
-        activation = get_choice(config, act, ACTIVATIONS, activation)
+        activation = ACTIVATIONS[config.get_choice(act, ACTIVATIONS, activation)]
     usual = {
         "norm": parts.rms_norm, "projections": parts.separate_qkv, "network": parts.gated_mlp,
         "attention": parts.read_attention, "activation": activation,
-        "tied": bool(config.get("tie_word_embeddings", tied)),
+        "tied": config.get_flag("tie_word_embeddings", tied),
     }  # fmt: skip
     if "biases" not in options:
         usual["biases"] = biases_of(config)
@@ -98,8 +98,8 @@ def rotary_masks(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[Atte
 
 def biases_of(config: Configuration, default: bool = False) -> Biases:
     """Read which matrices have biases; `default` is of ``attention_bias``."""
-    attention = bool(config.get("attention_bias", default))
-    return Biases(attention, attention, bool(config.get("mlp_bias", False)))
+    attention = config.get_flag("attention_bias", default)
+    return Biases(attention, attention, config.get_flag("mlp_bias"))
 
 
 def llama(config: Configuration) -> Recipe:
@@ -123,15 +123,14 @@ def ministral(config: Configuration) -> Recipe:
 def ministral3(config: Configuration) -> Recipe:
     """Ministral 3: Mistral whose queries grow beyond the length of training; usually no window."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    rope = dict(rope_options(config) or OF_MINISTRAL)
-    beta = rope.pop(TEMPERED, None)
-    rope.pop("max_position_embeddings", None)
+    rope = Configuration(rope_options(config) or OF_MINISTRAL)
+    own = {name: rope[name] for name in rope if name not in (TEMPERED, "max_position_embeddings")}
     config.ignore("rope_theta")  # which is read here, without the rest being taken for read
-    stated = {**config.options, "rope_parameters": rope, "rope_scaling": None}
-    rotary = rotary_of(stated, sizes.head_dim)
-    if beta != 0:  # each token's factor counts from the first, which is 0
-        growth = get_positive({TEMPERED: beta}, TEMPERED)
-        tempered = Tempered(growth, get_int(rope, TRAINED), from_zero=True)
+    stated = {**config.options, "rope_parameters": own, "rope_scaling": None}
+    rotary = rotary_of(Configuration(stated), sizes.head_dim)
+    if rope.get(TEMPERED) != 0:  # each token's factor counts from the first, which is 0
+        growth = rope.get_positive(TEMPERED)
+        tempered = Tempered(growth, rope.get_int(TRAINED), from_zero=True)
         rotary = TemperedRotary(
             rotary.frequencies, rotary.tokens, rotary.amplitude, tempered=tempered
         )
@@ -177,14 +176,14 @@ def qwen3_vl_text(config: Configuration) -> Recipe:
 
 def seed_oss(config: Configuration) -> Recipe:
     """Seed-OSS: Llama with biases of queries, keys and values, and optionally of the output."""
-    output = bool(config.get("attention_out_bias", False))
+    output = config.get_flag("attention_out_bias")
     biases = biases_of(config, default=True)._replace(attention_output=output)
     return llama_like(config, sizes_of(config, head_dim=128), biases=biases)
 
 
 def ernie4_5(config: Configuration) -> Recipe:
     """ERNIE 4.5: Llama with interleaved rotary features."""
-    biased = bool(config.get("use_bias", False))
+    biased = config.get_flag("use_bias")
     biases, sizes = Biases(biased, biased, biased), sizes_of(config, norm_eps=1e-5, head_dim=128)
     of_layers = rotary_masks(config, sizes, default=500_000.0)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True, tied=True)
@@ -193,16 +192,16 @@ def ernie4_5(config: Configuration) -> Recipe:
 def hunyuan_v1_dense(config: Configuration) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after the rotation."""
     sizes, rope = sizes_of(config, norm_eps=1e-5), rope_options(config)
-    refuse_options(
-        config, use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False,
-        position_embedding_xdrope=False, attention_head_dim=sizes.head_dim,
+    config.refuse(
+        use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False, position_embedding_xdrope=False,
+        attention_head_dim=sizes.head_dim,
     )  # fmt: skip
-    get_choice(config, "norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
+    config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
     config.ignore(*OF_HUNYUAN)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-        base = theta * get_positive(rope, "alpha") ** (sizes.head_dim / (sizes.head_dim - 2))
+        base = theta * rope.get_positive("alpha") ** (sizes.head_dim / (sizes.head_dim - 2))
         rotary = Rotary(rotary_frequencies(sizes.head_dim, base))
     else:
         rotary = rotary_of(config, sizes.head_dim)
@@ -228,7 +227,7 @@ def smollm3(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim, default=2_000_000.0)
     slides = config.get("use_sliding_window", False)
     config.ignore("max_window_layers")  # of Qwen's files; the publisher's reader ignores it too
-    period = get_int(config, "no_rope_layer_interval", 4)
+    period = config.get_int("no_rope_layer_interval", 4)
     # Despite its name, one where a layer has rotary positions.
     rotated = config.get("no_rope_layers")
     if rotated is None:
@@ -253,22 +252,22 @@ def granite(config: Configuration) -> Recipe:
 def multipliers(config: Configuration) -> dict[str, Any]:
     """Read Granite's multipliers, by the recipe's names."""
     return {
-        "embedding_scale": get_positive(config, "embedding_multiplier", 1.0),
-        "increment": get_positive(config, "residual_multiplier", 1.0),
-        "scale": get_positive(config, "attention_multiplier", 1.0),
-        "logit_scale": 1 / get_positive(config, "logits_scaling", 1.0),
+        "embedding_scale": config.get_positive("embedding_multiplier", 1.0),
+        "increment": config.get_positive("residual_multiplier", 1.0),
+        "scale": config.get_positive("attention_multiplier", 1.0),
+        "logit_scale": 1 / config.get_positive("logits_scaling", 1.0),
     }
 
 
 def phi3(config: Configuration) -> Recipe:
     """Phi-3, 3.5 and 4: Llama with one fused matrix of projections, and one of gates."""
-    refuse_options(
-        config, attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
+    config.refuse(
+        attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
         interpolate_factor=1,
     )  # fmt: skip
     sizes = sizes_of(config, norm_eps=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
-        get_int(config, TRAINED)  # the publisher's reader needs it beside the scaling
+        config.get_int(TRAINED)  # the publisher's reader needs it beside the scaling
     kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     return llama_like(
         config, sizes, masks_by_kind(config, sizes, kinds, default_part=1.0),
@@ -304,7 +303,7 @@ def olmo3(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     kinds = layer_kinds(config, sizes.depth, *full_every(4, sizes.depth))
     # Readers disagree about another base beside rope_scaling.
-    refuse_options(config, rope_theta=500_000.0)
+    config.refuse(rope_theta=500_000.0)
     rotary = {
         kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind) for kind in {*kinds}
     }
@@ -318,7 +317,7 @@ def glm(config: Configuration) -> Recipe:
     """GLM: half of each head is rotated, interleaved; a fused matrix of gates."""
     sizes = sizes_of(config, norm_eps=1.5625e-7, head_dim=128)
     of_layers = rotary_masks(config, sizes, default_part=0.5)
-    biases = Biases(qkv=bool(config.get("attention_bias", True)))
+    biases = Biases(qkv=config.get_flag("attention_bias", True))
     return llama_like(
         config, sizes, of_layers, biases=biases, rope_interleaved=True,
         network=parts.fused_gated_mlp, names=Names(up="gate_up_proj"),
@@ -343,14 +342,14 @@ def cwm(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     usual = (SLIDING if k % 4 else FULL for k in range(sizes.depth))
     kinds = layer_kinds(config, sizes.depth, *usual)
-    refuse_options(config, mlp_bias=False)
+    config.refuse(mlp_bias=False)
     seen = masks_by_kind(config, sizes, kinds, 8192, default=1e6, default_scaling=OF_CWM)
     return llama_like(config, sizes, seen, biases=Biases())
 
 
 def iquestcoder(config: Configuration) -> Recipe:
     """IQuest-Coder: Llama."""
-    refuse_options(config, clip_qkv=None, use_sliding_window=False)
+    config.refuse(clip_qkv=None, use_sliding_window=False)
     config.ignore("max_window_layers", "sliding_window")  # without windows
     return llama_like(config, sizes_of(config, norm_eps=1e-5, head_dim=128))
 
@@ -359,7 +358,7 @@ def internlm3(config: Configuration) -> Recipe:
     """InternLM 3: Llama, with other names for its biases."""
     sizes, biases = sizes_of(config, norm_eps=1e-5, head_dim=128), biases_of(config)
     qkv, others = config.get("qkv_bias", biases.qkv), config.get("bias", biases.mlp)
-    refuse_options({"bias": others}, bias=qkv)  # else the output's bias is not known
+    Configuration({"bias": others}).refuse(bias=qkv)  # else the output's bias is not known
     return llama_like(config, sizes, biases=Biases(qkv, qkv, qkv))
 
 
@@ -377,7 +376,7 @@ def hyperclovax(config: Configuration) -> Recipe:
 
 def apertus(config: Configuration) -> Recipe:
     """Apertus: norms of heads; networks have no gate, but an activation that was learned."""
-    refuse_options(config, hidden_act="xielu", qk_norm=True, mlp_bias=False)
+    config.refuse(hidden_act="xielu", qk_norm=True, mlp_bias=False)
     config.ignore("post_norm")  # the publisher's reader ignores it
     sizes = sizes_of(config, norm_eps=1e-5)
     of_layers = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
@@ -402,7 +401,7 @@ def masks_by_kind(
 def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
     """Return Qwen's layers, which by default slide from ``max_window_layers`` on, if any do."""
     slides = config.get("use_sliding_window", False)
-    first = get_int(config, "max_window_layers", 28, least=0)
+    first = config.get_int("max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
     return masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual))

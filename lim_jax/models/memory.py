@@ -87,5 +87,4 @@ def _numbers_of_token(layer: PyTree) -> int:
 
 
 def _bytes(tree: PyTree) -> int:
-    """Of arrays, or of their shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -11,14 +11,7 @@ from lim_jax.models.llama_family import (
     multipliers,
     rotary_masks,
 )
-from lim_jax.models.options import (
-    Configuration,
-    alike,
-    get_int,
-    get_positive,
-    refuse_options,
-    require_config,
-)
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.recipe import Biases, Names, Recipe, sizes_of
 from lim_jax.models.rope_config import (
     CHUNKED,
@@ -64,23 +57,23 @@ SCALES_OF_MINIMAX = tuple(
 
 def afmoe(config: Configuration) -> Recipe:
     """Trinity: gated attention; norms on both sides of sublayers; positions in windows alone."""
-    refuse_options(
-        config, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1,
-        score_func="sigmoid", route_norm=True,
+    config.refuse(
+        n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, score_func="sigmoid",
+        route_norm=True,
     )  # fmt: skip
     config.ignore("load_balance_coeff", "use_grouped_mm")  # they concern training
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    period = get_int(config, "global_attn_every_n_layers", 4)
+    period = config.get_int("global_attn_every_n_layers", 4)
     kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    count = get_int(config, "num_experts", 64)
-    hidden = get_int(config, "moe_intermediate_size", 1408)
-    routing = Routing(_top(config, 6), "sigmoid", factor=get_positive(config, "route_scale", 1.0))
+    count = config.get_int("num_experts", 64)
+    hidden = config.get_int("moe_intermediate_size", 1408)
+    routing = Routing(_top(config, 6), "sigmoid", factor=config.get_positive("route_scale", 1.0))
     experts.require_open(routing, count)
     mixture = experts.Mixture(
         count, hidden, routing, experts.PROJECTIONS, router="router.gate", preference="expert_bias",
-        shared=("shared_experts", hidden * get_int(config, "num_shared_experts", 2)),
-        dense_layers=frozenset(range(get_int(config, "num_dense_layers", 1, least=0))),
+        shared=("shared_experts", hidden * config.get_int("num_shared_experts", 2)),
+        dense_layers=frozenset(range(config.get_int("num_dense_layers", 1, least=0))),
     )  # fmt: skip
     return llama_like(
         config, sizes, masks_of(config, kinds, positions, 1024), names=OF_TRINITY,
@@ -94,7 +87,7 @@ def mixtral(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     mixture = experts.Mixture(
-        get_int(config, "num_local_experts", 8), sizes.intermediate_size,
+        config.get_int("num_local_experts", 8), sizes.intermediate_size,
         Routing(_top(config, 2)), OF_MIXTRAL,
     )  # fmt: skip
     config.ignore(*REPEATED)
@@ -120,21 +113,21 @@ def _of_qwen(
 ) -> experts.Mixture:
     """Read Qwen's experts; `default` is how many, how many of a token, and their hidden size."""
     only = config.get("mlp_only_layers") or ()
-    step = get_int(config, "decoder_sparse_step", 1, least=0)
+    step = config.get_int("decoder_sparse_step", 1, least=0)
     dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     count, top, hidden = default
-    routing = Routing(_top(config, top), normalised=bool(config.get("norm_topk_prob", False)))
+    routing = Routing(_top(config, top), normalised=config.get_flag("norm_topk_prob"))
     config.ignore(*REPEATED)
     return experts.Mixture(
-        get_int(config, name, count), get_int(config, "moe_intermediate_size", hidden), routing,
+        config.get_int(name, count), config.get_int("moe_intermediate_size", hidden), routing,
         experts.PROJECTIONS, dense_layers=frozenset(dense),
     )  # fmt: skip
 
 
 def qwen3_vl_moe_text(config: Configuration) -> Recipe:
     """The text of Qwen 3 VL with experts, whose weights are always normalised."""
-    refuse_options(config, norm_topk_prob=True)
+    config.refuse(norm_topk_prob=True)
     usual = {"num_experts_per_tok": 4, "head_dim": 128, "norm_topk_prob": True}
     usual |= usual_base(config, 500_000.0)
     if config.get("num_local_experts") is None:
@@ -147,24 +140,24 @@ def qwen3_vl_moe_text(config: Configuration) -> Recipe:
 def qwen2_moe(config: Configuration) -> Recipe:
     """Qwen 2 with experts, beside a shared one behind a gate."""
     sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
-    first = get_int(config, "max_window_layers", 28, least=0)
+    first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
     kinds = layer_kinds(config, sizes.depth, *usual)
-    hidden = get_int(config, "shared_expert_intermediate_size", 5632)
+    hidden = config.get_int("shared_expert_intermediate_size", 5632)
     mixture = _of_qwen(config, sizes.depth, (60, 4, 1408))._replace(
         shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
     )
     return llama_like(
         config, sizes, masks_by_kind(config, sizes, kinds), network=mixture,
-        biases=Biases(qkv=bool(config.get("qkv_bias", True))),
+        biases=Biases(qkv=config.get_flag("qkv_bias", True)),
     )  # fmt: skip
 
 
 def olmoe(config: Configuration) -> Recipe:
     """OLMoE: Llama with norms of all heads together, and experts."""
-    refuse_options(config, clip_qkv=None)
-    sizes, count = sizes_of(config, norm_eps=1e-5), get_int(config, "num_experts", 64)
-    routing = Routing(_top(config, 8), normalised=bool(config.get("norm_topk_prob", False)))
+    config.refuse(clip_qkv=None)
+    sizes, count = sizes_of(config, norm_eps=1e-5), config.get_int("num_experts", 64)
+    routing = Routing(_top(config, 8), normalised=config.get_flag("norm_topk_prob"))
     mixture = experts.Mixture(count, sizes.intermediate_size, routing, experts.PROJECTIONS)
     return llama_like(config, sizes, head_norm=parts.across_heads, network=mixture)
 
@@ -172,14 +165,14 @@ def olmoe(config: Configuration) -> Recipe:
 def phimoe(config: Configuration) -> Recipe:
     """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
     sizes = sizes_of(config, norm_eps=1e-5)
-    refuse_options(config, num_experts_per_tok=2)
+    config.refuse(num_experts_per_tok=2)
     kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
     rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
     mixture = experts.Mixture(
-        get_int(config, "num_local_experts", 16), sizes.intermediate_size,
-        SparseMixer(get_positive(config, "router_jitter_noise", 0.01)), OF_MIXTRAL,
+        config.get_int("num_local_experts", 16), sizes.intermediate_size,
+        SparseMixer(config.get_positive("router_jitter_noise", 0.01)), OF_MIXTRAL,
     )  # fmt: skip
-    biases = _attention_biases(config)._replace(head=bool(config.get("lm_head_bias", False)))
+    biases = _attention_biases(config)._replace(head=config.get_flag("lm_head_bias"))
     return llama_like(
         config, sizes, masks_of(config, kinds, rotary), norm=parts.layer_norm, names=BLOCK,
         biases=biases, network=mixture, longest=longest,
@@ -197,9 +190,9 @@ def _rotary_of_phimoe(
     require_config(kind in ("longrope", "su"), f"rope_type = {kind!r}", "longrope")
     theta = rope.get("rope_theta") or config.get("rope_theta")
     scaling = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
-    scaling |= {"attention_factor": get_positive(rope, "short_mscale"), "rope_theta": theta}
+    scaling |= {"attention_factor": rope.get_positive("short_mscale"), "rope_theta": theta}
     options = {**config.options, "rope_scaling": None, "rope_parameters": scaling}
-    rotary = rotary_of(options, head_dim, default=1e6)
+    rotary = rotary_of(Configuration(options), head_dim, default=1e6)
     assert isinstance(rotary.frequencies, LongFrequencies)
     config.ignore(TRAINED)
     why = "since readers scale longer ones in different ways"
@@ -208,18 +201,18 @@ def _rotary_of_phimoe(
 
 def ernie4_5_moe(config: Configuration) -> Recipe:
     """ERNIE 4.5 with experts beside shared ones, in all layers but some."""
-    refuse_options(config, use_bias=False, moe_norm_min=1e-12)
+    config.refuse(use_bias=False, moe_norm_min=1e-12)
     config.ignore("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
     sizes, end = sizes_of(config, norm_eps=1e-5), config.get("moe_layer_end_index")
     start, step = (
-        get_int(config, f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
+        config.get_int(f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
     )
-    end = sizes.depth - 1 if end in (None, -1) else get_int(config, "moe_layer_end_index", least=0)
+    end = sizes.depth - 1 if end in (None, -1) else config.get_int("moe_layer_end_index", least=0)
     sparse = {k for k in range(start, end + 1) if (k + 1) % step == 0}
-    hidden = get_int(config, "moe_intermediate_size", 1536)
-    shared = get_int(config, "moe_num_shared_experts", 2, least=0)
+    hidden = config.get_int("moe_intermediate_size", 1536)
+    shared = config.get_int("moe_num_shared_experts", 2, least=0)
     mixture = experts.Mixture(
-        get_int(config, "moe_num_experts", 64), hidden, Routing(get_int(config, "moe_k", 6)),
+        config.get_int("moe_num_experts", 64), hidden, Routing(config.get_int("moe_k", 6)),
         experts.PROJECTIONS, preference="moe_statics.e_score_correction_bias", preference_axes=(1,),
         shared=("shared_experts", hidden * shared) if shared else None,
         dense_layers=frozenset({*range(sizes.depth)} - sparse),
@@ -235,14 +228,14 @@ def hunyuan_v1_moe(config: Configuration) -> Recipe:
     recipe = hunyuan_v1_dense(config)
     hidden = recipe.sizes.intermediate_size
     only = {"moe_intermediate_size": hidden, "num_shared_expert": 1}
-    refuse_options({name: alike(config, name, value) for name, value in only.items()}, **only)
-    refuse_options(
-        config, norm_topk_prob=True, moe_layer_num_skipped=0, use_mla=False,
-        group_limited_greedy=False,
+    stated = {name: config.get_alike(name, value) for name, value in only.items()}
+    Configuration(stated).refuse(**only)
+    config.refuse(
+        norm_topk_prob=True, moe_layer_num_skipped=0, use_mla=False, group_limited_greedy=False,
     )  # fmt: skip
     config.ignore(*OF_HUNYUAN_MOE)
     mixture = experts.Mixture(
-        alike(config, "num_experts", 1), hidden, Routing(alike(config, "moe_topk", 1)),
+        config.get_alike("num_experts", 1), hidden, Routing(config.get_alike("moe_topk", 1)),
         experts.PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
     )  # fmt: skip
     return recipe._replace(network=mixture)
@@ -252,7 +245,7 @@ def granitemoe(config: Configuration) -> Recipe:
     """Granite with experts."""
     sizes = sizes_of(config)
     mixture = experts.Mixture(
-        get_int(config, "num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
+        config.get_int("num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
         experts.Stacked("input_linear.weight", "output_linear.weight"), router="router.layer",
     )  # fmt: skip
     config.ignore(*REPEATED)
@@ -265,11 +258,11 @@ def gpt_oss(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
     rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
     mixture = experts.Mixture(
-        get_int(config, "num_local_experts", 128), sizes.intermediate_size,
+        config.get_int("num_local_experts", 128), sizes.intermediate_size,
         Routing(_top(config, 4)), experts.Stacked(transposed=True, interleaved=True),
         router="router", router_bias=True,
         combine=ClampedGate(
-            get_positive(config, "swiglu_alpha", 1.702), get_positive(config, "swiglu_limit", 7.0)
+            config.get_positive("swiglu_alpha", 1.702), config.get_positive("swiglu_limit", 7.0)
         ),
     )  # fmt: skip
     config.ignore(*REPEATED)
@@ -298,14 +291,14 @@ def llama4_text(config: Configuration) -> Recipe:
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
-    step, layers = get_int(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
+    step, layers = config.get_int("interleave_moe_layer_step", 1), config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     mixture = experts.Mixture(
-        get_int(config, "num_local_experts", 16), sizes.intermediate_size,
+        config.get_int("num_local_experts", 16), sizes.intermediate_size,
         Routing(_top(config, 1), "sigmoid", normalised=False), experts.Stacked(transposed=True),
         router="router", shared=("shared_expert", sizes.intermediate_size), weighs_input=True,
         dense_layers=frozenset(range(sizes.depth)) - set(sparse),
-        dense_intermediate_size=get_int(config, "intermediate_size_mlp", 16384),
+        dense_intermediate_size=config.get_int("intermediate_size_mlp", 16384),
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
@@ -316,16 +309,15 @@ def llama4_text(config: Configuration) -> Recipe:
 
 def minimax_m2(config: Configuration) -> Recipe:
     """MiniMax M2: norms of all heads, a part of each rotated; experts are chosen by sigmoids."""
-    refuse_options(
-        config, use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True,
-        scoring_func="sigmoid", shared_intermediate_size=0, sliding_window=None,
-        **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
+    config.refuse(
+        use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, scoring_func="sigmoid",
+        shared_intermediate_size=0, sliding_window=None, **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
     )  # fmt: skip
     config.ignore("shared_moe_mode", "mlp_intermediate_size", "use_mtp")
-    sizes, count = sizes_of(config, head_dim=128), get_int(config, "num_local_experts", 256)
-    kinds = {"attn_type_list": alike(config, "attn_type_list", 1)}
-    refuse_options(kinds, attn_type_list=1)  # others are no softmax attention
-    part = get_int(config, "rotary_dim", sizes.head_dim) / sizes.head_dim
+    sizes, count = sizes_of(config, head_dim=128), config.get_int("num_local_experts", 256)
+    kind = {"attn_type_list": config.get_alike("attn_type_list", 1)}
+    Configuration(kind).refuse(attn_type_list=1)  # others are no softmax attention
+    part = config.get_int("rotary_dim", sizes.head_dim) / sizes.head_dim
     mixture = experts.Mixture(
         count, sizes.intermediate_size, Routing(_top(config, 8), "sigmoid"), OF_MIXTRAL,
         preference="e_score_correction_bias",
@@ -340,9 +332,9 @@ def minimax_m2(config: Configuration) -> Recipe:
 
 
 def _attention_biases(config: Configuration) -> Biases:
-    biased = bool(config.get("attention_bias", False))
+    biased = config.get_flag("attention_bias")
     return Biases(biased, biased)
 
 
 def _top(config: Configuration, default: int | None) -> int:
-    return get_int(config, "num_experts_per_tok", default)
+    return config.get_int("num_experts_per_tok", default)

@@ -16,10 +16,10 @@ from lim_jax.models.options import (
     refuse_unknown,
     require_config,
     require_in,
-    require_option,
 )
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
+QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
@@ -33,14 +33,9 @@ MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, TIED: False,
     },
     "mistral3": {"model_type": "mistral", TIED: True},
-    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", TIED: False},
-    "qwen2_vl": {"model_type": "qwen2_vl_text", TIED: False},
-    "qwen3_5": {"model_type": "qwen3_5_text", TIED: False},
-    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", TIED: False},
-    "qwen3_vl": {"model_type": "qwen3_vl_text", TIED: False},
-    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", TIED: False},
+    **{family: {"model_type": f"{family}_text", TIED: False} for family in QWENS},
 }  # fmt: skip
-FLAT = "qwen2_5_vl", "qwen2_vl"  # whose older files hold the text's options among the others
+FLAT = QWENS[:2]  # whose older files hold the text's options among the others
 # What an option outside of the text is about, by the words of its name.
 OF_IMAGES = re.compile(
     r"(^|_)(image|images|vision|visual|video|audio|media|mm|multimodal|projector|projection|spatial"
@@ -64,7 +59,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     inner = config.options if flat else config[TEXT]
     is_object = isinstance(inner, Mapping)
-    require_option(config, TEXT, inner, is_object, "an object of names and values")
+    config.require(TEXT, inner, is_object, "an object of names and values")
     if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
     got = f"model_type = {family!r} with {TEXT}"

@@ -5,7 +5,7 @@ An option that nobody reads would silently give another network than the publish
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,15 @@ DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again.
 OTHER_NETWORK = "It may change the network, whose numbers would be others than the publisher's."
 
 
+def require_in(source: str, holds: bool, got: str, expected: str, cure: str = "") -> None:
+    """Raise ValueError about a file or a tensor, unless `holds`."""
+    cure = cure or (CONVERT if source == GGUF else DOWNLOAD)
+    require(holds, source, got=got, expected=expected, cure=cure)
+
+
+require_config = partial(require_in, CONFIG)
+
+
 class Configuration(Mapping[str, Any]):
     """A file's options, and the names of those that were read."""
 
@@ -73,33 +82,67 @@ class Configuration(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.options)
 
-    def ignore(self, *names: str) -> None:
-        """Accept any value of options that change no number of this network."""
-        self.asked.update(names)
-
     def with_defaults(self, **defaults: Any) -> "Configuration":
         """Return the same options, with others where the file states none."""
         same = Configuration({**defaults, **self.options}, self.file)
         same.asked = self.asked
         return same
 
+    def ignore(self, *names: str) -> None:
+        """Accept any value of options that change no number of this network."""
+        self.asked.update(names)
 
-def require_in(source: str, holds: bool, got: str, expected: str, cure: str = "") -> None:
-    """Raise ValueError about a file or a tensor, unless `holds`."""
-    cure = cure or (CONVERT if source == GGUF else DOWNLOAD)
-    require(holds, source, got=got, expected=expected, cure=cure)
+    def refuse(self, **supported: Any) -> None:
+        """Raise ValueError at options of another value than the only supported one, the default."""
+        # Null is as good as false, zero or nothing, as in transformers.
+        cure = "The family's networks with this option are not known here."
+        for name, only in supported.items():
+            value = self.get(name, only)
+            holds = value == only or (value is None and not only)
+            self.require(name, value, holds, f"{only}", cure)
 
+    def require(self, name: str, value: Any, holds: bool, expected: str, cure: str = "") -> Any:
+        """Return the value of an option if it `holds`, else raise ValueError."""
+        require_in(self.file, holds, f"{name} = {described(value)}", expected, cure)
+        return value
 
-require_config = partial(require_in, CONFIG)
+    def get_int(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return an option that is a whole number, at least one or at least zero."""
+        value = self.get(name, default)
+        holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        expected = "a positive whole number" if least else "a whole number from zero"
+        return self.require(name, value, holds, expected)
 
+    def get_int_or(self, name: str, default: Any) -> Any:
+        """Return an option that is a positive whole number, or a default where it is null too."""
+        return default if self.get(name) is None else self.get_int(name)
 
-def require_option(
-    config: Options, name: str, value: Any, holds: bool, expected: str, cure: str = ""
-) -> Any:
-    """Return the value of an option if it `holds`, else raise ValueError."""
-    file = getattr(config, "file", CONFIG)  # nested options are plain mappings of config.json
-    require_in(file, holds, f"{name} = {described(value)}", expected, cure)
-    return value
+    def get_positive(
+        self, name: str, default: float | int | None = None, *, below: float = math.inf
+    ) -> float:
+        """Return an option that is a positive number."""
+        value = self.get(name, default)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        expected = "a positive number" if below == math.inf else f"a positive number below {below}"
+        return float(self.require(name, value, number and 0 < value < below, expected))
+
+    def get_choice(self, name: str, known: Iterable[str], default: str) -> str:
+        """Return an option that is one of the known words."""
+        value = self.get(name, default)
+        cure = "Any other value is of another network."
+        return self.require(name, value, value in [*known], " or ".join(known), cure)
+
+    def get_flag(self, name: str, default: bool = False) -> bool:
+        """Return whether an option is set, to whatever is as good as true."""
+        return bool(self.get(name, default))
+
+    def get_alike(self, name: str, default: Any) -> Any:
+        """Return an option of all layers, which may be a list of the same value for each."""
+        value = self.get(name)
+        values = value if isinstance(value, list) else [default if value is None else value]
+        holds = len(values) > 0 and all(other == values[0] for other in values)
+        self.require(name, value, holds, "the same in every layer")
+        return values[0]
 
 
 def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -107,29 +150,19 @@ def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | Non
 
     `own` has the values by which options of other families say what the network does anyway.
     """
-    refuse_options(config, **SUPPORTED)
+    config.refuse(**SUPPORTED)
     for name, value in config.options.items():
         if value is None or name in config.asked or name in HARMLESS or name.endswith(TOKENS):
             continue
         values = (own or {}).get(name, ())
         expected = " or ".join(map(str, values)) or "options of the family"
         known = any(_alike(value, other) for other in values)
-        require_option(config, name, value, known, expected, OTHER_NETWORK)
+        config.require(name, value, known, expected, OTHER_NETWORK)
 
 
 def _alike(value: Any, other: Any) -> bool:
     numbers = isinstance(value, int | float) and isinstance(other, int | float)
     return math.isclose(value, other, rel_tol=1e-6) if numbers else value == other
-
-
-def refuse_options(config: Options, **supported: Any) -> None:
-    """Raise ValueError at options of another value than the only supported one, the default."""
-    # Null is as good as false, zero or nothing, as in transformers.
-    cure = "The family's networks with this option are not known here."
-    for name, only in supported.items():
-        value = config.get(name, only)
-        holds = value == only or (value is None and not only)
-        require_option(config, name, value, holds, f"{only}", cure)
 
 
 def refuse_other_architectures(config: Options, family: str) -> None:
@@ -141,43 +174,3 @@ def refuse_other_architectures(config: Options, family: str) -> None:
         same = re.match(known, str(name).lower().replace("_", "")) is not None
         got = f"architectures = {name} with model_type = {family}"
         require_config(same, got, "the same family in both", cure)
-
-
-def alike(config: Options, name: str, default: Any) -> Any:
-    """Return an option that may be a list of one value for each layer, which must be the same."""
-    value = config.get(name)
-    values = value if isinstance(value, list) else [default if value is None else value]
-    holds = len(values) > 0 and all(other == values[0] for other in values)
-    require_option(config, name, value, holds, "the same in every layer")
-    return values[0]
-
-
-def get_int(config: Options, name: str, default: int | None = None, *, least: int = 1) -> int:
-    """Return an option that is a whole number, at least one or at least zero."""
-    value = config.get(name, default)
-    holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    expected = "a positive whole number" if least else "a whole number from zero"
-    return require_option(config, name, value, holds, expected)
-
-
-def get_int_or(config: Options, name: str, default: Any) -> Any:
-    """Return an option that is a positive whole number, or a default where it is null too."""
-    return default if config.get(name) is None else get_int(config, name)
-
-
-def get_positive(
-    config: Options, name: str, default: float | int | None = None, *, below: float = math.inf
-) -> float:
-    """Return an option that is a positive number."""
-    value = config.get(name, default)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    expected = "a positive number" if below == math.inf else f"a positive number below {below}"
-    return float(require_option(config, name, value, number and 0 < value < below, expected))
-
-
-def get_choice(config: Options, name: str, known: Mapping[str, Any], default: str) -> Any:
-    """Return what stands in `known` under an option."""
-    value = config.get(name, default)
-    cure = "Any other value is of another network."
-    holds = isinstance(value, str) and value in known
-    return known[require_option(config, name, value, holds, " or ".join(known), cure)]

@@ -13,15 +13,7 @@ from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.multihead import CausalAttention
-from lim_jax.network.norms import (
-    AcrossHeads,
-    Clipped,
-    EachHead,
-    HeadNorm,
-    LayerNorm,
-    Norm,
-    RMSNorm,
-)
+from lim_jax.network.norms import AcrossHeads, Clipped, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
 Arrays = dict[str, Tensor]  # by the names of a module's fields
@@ -33,12 +25,7 @@ def rms_norm(read: Reader, name: str, width: int, norm_eps: float, offset: int =
 
 
 def layer_norm(
-    read: Reader,
-    name: str,
-    width: int,
-    norm_eps: float,
-    offset: int = 0,
-    shifted: bool = True,
+    read: Reader, name: str, width: int, norm_eps: float, offset: int = 0, shifted: bool = True
 ) -> LayerNorm:
     """Read a layer norm, whose files may hold scales less an offset, or no shift."""
     scale = offset + read(f"{name}.weight", width)
@@ -153,7 +140,6 @@ def _fused(read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[T
 
 
 def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arrays:
-    """Name the rows of queries, keys and values, and their biases."""
     arrays = {}
     for name, pair in zip(("query", "key", "value"), pairs, strict=True):
         for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
@@ -163,7 +149,6 @@ def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arr
 
 
 def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
-    """Read the rows of some heads, and their bias."""
     size, width = recipe.sizes.head_dim, recipe.sizes.width
     rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
     bias = read(f"{name}.bias", count * size) if recipe.biases.qkv else None
@@ -197,8 +182,8 @@ def fused_gated_mlp(
     """Read a gated network whose gates stand before the rest in one matrix."""
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
     inner, width = sizes.intermediate_size, sizes.width
-    matrices = np.split(read(f"{at}.{names.up}.weight", 2 * inner, width), 2)
-    matrices.append(read(f"{at}.{names.down}.weight", width, inner))
+    gate, up = np.split(read(f"{at}.{names.up}.weight", 2 * inner, width), 2)
+    matrices: list[Tensor] = [gate, up, read(f"{at}.{names.down}.weight", width, inner)]
     return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
 
 

@@ -95,7 +95,6 @@ def _block(name: str, stated: Options) -> Block:
 
 
 def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
-    """Return the schemes of modelopt's algorithm, or of those that it mixes."""
     algorithms = {"quantization_config": stated}
     if stated.get("quant_algo") == MIXED:
         algorithms = stated.get("quantized_layers") or {}
@@ -111,7 +110,6 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
 
 
 def _compressed(stated: Options) -> Quantisation:
-    """Return how compressed-tensors stores the weights of all its groups."""
     found = set()
     for group in (stated.get("config_groups") or {}).values():
         weights = group.get("weights") or {}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
-from lim_jax.models.options import Options, get_int, get_int_or, get_positive, require_config
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import Reader, Tensor
 from lim_jax.network.flow import split
 from lim_jax.network.masks import AttentionMask, SwitchedMask
@@ -43,7 +43,7 @@ LLAMA_NAMES = SizeNames()
 
 
 def sizes_of(
-    config: Options,
+    config: Configuration,
     names: SizeNames = LLAMA_NAMES,
     *,
     norm_eps: float = 1e-6,
@@ -60,20 +60,18 @@ def sizes_of(
     ValueError
         If a size is missing or no positive whole number, or the heads do not divide the width.
     """
-    width, depth, heads = (
-        get_int(config, name) for name in (names.width, names.depth, names.heads)
-    )
+    width, depth, heads = (config.get_int(name) for name in (names.width, names.depth, names.heads))
     inner = names.intermediate_size
-    intermediate_size = 4 * width if inner is None else get_int_or(config, inner, 4 * width)
-    num_kv_heads = get_int_or(config, names.num_kv_heads, heads)
+    intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
+    num_kv_heads = config.get_int_or(names.num_kv_heads, heads)
     if config.get(names.head_dim, head_dim) is None:
         got = f"{heads} heads at width {width}"
         require_config(width % heads == 0, got, "a number of heads that divides the width")
         head_dim = width // heads
     else:
-        head_dim = get_int(config, names.head_dim, head_dim)
-    vocabulary = get_int(config, "vocab_size")
-    norm_eps = get_positive(config, names.norm_eps, norm_eps, below=1.0)
+        head_dim = config.get_int(names.head_dim, head_dim)
+    vocabulary = config.get_int("vocab_size")
+    norm_eps = config.get_positive(names.norm_eps, norm_eps, below=1.0)
     return Sizes(
         width, depth, heads, intermediate_size, vocabulary, norm_eps, num_kv_heads, head_dim
     )

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lim_jax.models.checkpoint import require_shape
-from lim_jax.models.options import Options, get_int, get_int_or, require_config, require_option
+from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.parts import Arrays, read_norm
 from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
@@ -34,12 +34,12 @@ class DeltaSizes(NamedTuple):
     taps: int
 
 
-def delta_sizes(config: Options, defaults: tuple[int, int, int, int]) -> DeltaSizes:
+def delta_sizes(config: Configuration, defaults: tuple[int, int, int, int]) -> DeltaSizes:
     """Read the sizes of gated delta layers; `defaults` are of all but the taps."""
     names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
     pairs = zip(names, defaults, strict=True)
-    stated = [get_int_or(config, f"linear_{name}", default) for name, default in pairs]
-    sizes = DeltaSizes(*stated, taps=get_int(config, "linear_conv_kernel_dim", 4))
+    stated = [config.get_int_or(f"linear_{name}", default) for name, default in pairs]
+    sizes = DeltaSizes(*stated, taps=config.get_int("linear_conv_kernel_dim", 4))
     got = f"{sizes.heads} heads of values and {sizes.groups} of keys"
     require_config(sizes.heads % sizes.groups == 0, got, "as many values for each key")
     return sizes
@@ -166,7 +166,7 @@ NAMES = MambaNames()
 
 
 def mamba_sizes(
-    config: Options,
+    config: Configuration,
     inner: int | None,
     names: MambaNames = NAMES,
     *,
@@ -175,20 +175,20 @@ def mamba_sizes(
     size: int = 256,
 ) -> MambaSizes:
     """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, where it is fixed."""
-    heads, groups = get_int(config, names.heads, 128), get_int(config, names.groups, groups)
+    heads, groups = config.get_int(names.heads, 128), config.get_int(names.groups, groups)
     expected = "as many heads in each"
     require_config(heads % groups == 0, f"{heads} heads in {groups} groups", expected)
     of_head = config.get(names.features, features)
     if inner is not None and of_head in (None, "auto"):
         require_config(inner % heads == 0, f"{heads} heads of width {inner}", "heads of one width")
         of_head = inner // heads
-    of_head = get_int({names.features: of_head}, names.features)
+    of_head = Configuration({names.features: of_head}).get_int(names.features)
     fits, got = inner in (None, heads * of_head), f"{heads} heads of {of_head}"
     require_config(fits, got, f"the width {inner} together")
     return MambaSizes(
-        heads, of_head, groups, get_int(config, names.size, size), get_int(config, names.taps, 4),
-        bool(config.get(names.input_bias, False)), bool(config.get(names.output_bias, False)),
-        bool(config.get(names.tap_bias, True)),
+        heads, of_head, groups, config.get_int(names.size, size), config.get_int(names.taps, 4),
+        config.get_flag(names.input_bias), config.get_flag(names.output_bias),
+        config.get_flag(names.tap_bias, True),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ class MambaFactors(NamedTuple):
 PLAIN = MambaFactors()
 
 
-def read_rate_limits(config: Options) -> tuple[float, float]:
+def read_rate_limits(config: Configuration) -> tuple[float, float]:
     """Read the bounds of the steps of Mamba-2 layers."""
     stated = config.get("time_step_limit")
     limits = [0.0, INFINITY] if stated is None else stated
@@ -216,7 +216,7 @@ def read_rate_limits(config: Options) -> tuple[float, float]:
     numbers = [float("inf") if n == INFINITY else n for n in limits] if pair else []
     known = all(isinstance(n, int | float) for n in numbers)
     holds = pair and known and 0 <= numbers[0] <= numbers[1]
-    require_option(config, "time_step_limit", stated, holds, expected)
+    config.require("time_step_limit", stated, holds, expected)
     return float(numbers[0]), float(numbers[1])
 
 

@@ -6,14 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lim_jax._checks import described
-from lim_jax.models.options import (
-    Options,
-    get_int,
-    get_positive,
-    refuse_options,
-    require_config,
-    require_option,
-)
+from lim_jax.models.options import Configuration, Options, require_config
 from lim_jax.network.frequencies import (
     DynamicFrequencies,
     LongFrequencies,
@@ -53,13 +46,13 @@ TEMPERED = "llama_4_scaling_beta"
 
 
 def rotary_of(
-    config: Options,
+    config: Configuration,
     head_dim: int,
     base: str = "rope_theta",
     *,
     default: float = 10_000.0,
     default_part: float | None = None,
-    default_scaling: Options = MappingProxyType({}),
+    default_scaling: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,
 ) -> Rotary:
     """Return the rotary embedding of a head, by a configuration's base and scaling.
@@ -71,7 +64,7 @@ def rotary_of(
     """
     # An empty rope_parameters says that there is no scaling; an empty rope_scaling says nothing.
     stated = config.get("rope_parameters") is not None or config.get("rope_scaling")
-    rope = rope_options(config, kind) if stated else default_scaling
+    rope = rope_options(config, kind) if stated else Configuration(default_scaling)
     scaling = rope.get("rope_type", rope.get("type", "default"))
     scaling = SYNONYMS.get(scaling, scaling)
     _require_known(rope, scaling)
@@ -85,23 +78,23 @@ def rotary_of(
         frequencies = proportional_frequencies(head_dim, theta, part)
         return Rotary(linear_scaling(frequencies, rope.get("factor") or 1.0))
     if default_part is None:
-        refuse_options(rope, partial_rotary_factor=1.0)
+        rope.refuse(partial_rotary_factor=1.0)
         rotary_dim = head_dim
     else:
         rotary_dim = int(head_dim * _part(config, rope, default_part))
     got = f"{rotary_dim} rotated features in heads of {head_dim}"
     require_config(rotary_dim <= head_dim, got, "no more than a head has")
     if scaling == "dynamic":
-        trained = get_int(config, "max_position_embeddings")
-        factor = get_positive(rope, "factor")
+        trained = config.get_int("max_position_embeddings")
+        factor = rope.get_positive("factor")
         return Rotary(DynamicFrequencies(rotary_dim, theta, factor, trained))
     frequencies = rotary_frequencies(rotary_dim, theta)
     if scaling == "linear":
-        return Rotary(linear_scaling(frequencies, get_positive(rope, "factor")))
+        return Rotary(linear_scaling(frequencies, rope.get_positive("factor")))
     if scaling == "factors":
         return Rotary(_divided(frequencies, rope["factors"]))
     if scaling == "llama3":
-        factor, low, high = (get_positive(rope, name) for name in SCALINGS[scaling][:3])
+        factor, low, high = (rope.get_positive(name) for name in SCALINGS[scaling][:3])
         bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
         return Rotary(llama3_scaling(frequencies, factor=factor, **bounds))
     if scaling == "yarn":
@@ -109,18 +102,20 @@ def rotary_of(
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
 
 
-def usual_base(config: Options, base: float) -> dict[str, float]:
+def usual_base(config: Configuration, base: float) -> dict[str, float]:
     """Return the base beside a scaling that a family has by default, if no base is stated."""
     return {} if rope_options(config).get("rope_theta") else {"rope_theta": base}
 
 
-def _part(config: Options, rope: Options, default: float) -> float:
+def _part(config: Configuration, rope: Configuration, default: float) -> float:
     """Return the share of a head's features that are rotated; `rope` goes before `config`."""
     outer = config.get(PART)
-    return get_positive(rope, PART, default if outer is None else outer)
+    return rope.get_positive(PART, default if outer is None else outer)
 
 
-def _yarn(config: Options, rope: Options, frequencies: Any, base: float | int) -> Rotary:
+def _yarn(
+    config: Configuration, rope: Configuration, frequencies: Any, base: float | int
+) -> Rotary:
     trained, factor, amplitude = _extension(config, rope)
     weights = yarn_weights(rope)
     if amplitude is None and all(weights):
@@ -133,19 +128,19 @@ def _yarn(config: Options, rope: Options, frequencies: Any, base: float | int) -
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
 
 
-def _extension(config: Options, rope: Options) -> tuple[int, Any, Any]:
+def _extension(config: Configuration, rope: Configuration) -> tuple[int, Any, Any]:
     """Return the trained length, the factor by which it is extended, and a stated amplitude."""
     trained = _trained(config, rope)
-    factor = rope.get("factor") or get_int(config, "max_position_embeddings") / trained
+    factor = rope.get("factor") or config.get_int("max_position_embeddings") / trained
     return trained, factor, rope.get("attention_factor")
 
 
-def yarn_weights(rope: Options) -> tuple[float, float]:
+def yarn_weights(rope: Configuration) -> tuple[float, float]:
     """Return the weights of YaRN's amplitude in rotated features and in all; zero if not stated."""
     return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
 
 
-def _longrope(config: Options, rope: Options, frequencies: Sequence[float]) -> Rotary:
+def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[float]) -> Rotary:
     trained, factor, amplitude = _extension(config, rope)
     if amplitude is None:
         amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
@@ -155,7 +150,7 @@ def _longrope(config: Options, rope: Options, frequencies: Sequence[float]) -> R
         factors = rope.get(name)
         fits = isinstance(factors, list) and len(factors) == len(frequencies)
         fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
-        scaled.append(_divided(frequencies, require_option(rope, name, factors, fits, expected)))
+        scaled.append(_divided(frequencies, rope.require(name, factors, fits, expected)))
     short, long = scaled
     return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
 
@@ -164,7 +159,7 @@ def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[fl
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
 
-def _trained(config: Options, rope: Options) -> int:
+def _trained(config: Configuration, rope: Configuration) -> int:
     """Return the length of the contexts of training, which `rope` or `config` states."""
     inner, outer = rope.get(TRAINED), config.get(TRAINED)
     got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
@@ -172,18 +167,18 @@ def _trained(config: Options, rope: Options) -> int:
     require_config(agree, got, "the same in both", "Readers disagree about which goes first.")
     for options in (rope, config):
         if options.get(TRAINED) is not None:
-            return get_int(options, TRAINED)
-    return get_int(config, "max_position_embeddings")
+            return options.get_int(TRAINED)
+    return config.get_int("max_position_embeddings")
 
 
-def trained_length(config: Options) -> int | None:
+def trained_length(config: Configuration) -> int | None:
     """Return the length of the longest contexts that a network was made for; None if not stated."""
     # A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
     # from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
     name = next((n for n in LENGTHS if config.get(n) is not None), None)
     if name is None:
         return None
-    stated = get_int(config, name)
+    stated = config.get_int(name)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     scalings = [rope, *(rope.get(kind) or {} for kind in (FULL, SLIDING))]
     if config.get("model_type") == "gemma3_text":
@@ -193,7 +188,7 @@ def trained_length(config: Options) -> int | None:
     return int(max(stated, *extended))
 
 
-def _require_known(rope: Options, scaling: Any) -> None:
+def _require_known(rope: Configuration, scaling: Any) -> None:
     holds = isinstance(scaling, str) and scaling in SCALINGS
     cure = "Other scalings of rotary positions are not known here."
     require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
@@ -206,21 +201,21 @@ def _require_known(rope: Options, scaling: Any) -> None:
         require_config(rope[name] is None or name in known, got, expected, cure)
 
 
-def rope_options(config: Options, kind: str | None = None) -> Mapping[str, Any]:
+def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
     """Return the options of rotary positions, with `kind` those of one kind of layers."""
     # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
     newer, older = config.get("rope_parameters"), config.get("rope_scaling")
     for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
         holds = value is None or isinstance(value, Mapping)
-        require_option(config, name, value, holds, "an object of names and values")
+        config.require(name, value, holds, "an object of names and values")
     if kind is not None:
-        return _of_kind(newer or {}, older or {}, kind)
+        return Configuration(_of_kind(newer or {}, older or {}, kind))
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
         got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
         cure = "Put the scaling into rope_parameters itself."
         require_config(bases[0] in (None, bases[1]), got, "the same in both", cure)
-    return older or newer or {}
+    return Configuration(older or newer or {})
 
 
 def _of_kind(newer: Options, older: Options, kind: str) -> Options:
@@ -235,7 +230,7 @@ def _of_kind(newer: Options, older: Options, kind: str) -> Options:
     return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
 
 
-def layer_kinds(config: Options, depth: int, *default: str) -> tuple[str, ...]:
+def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:
     """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated."""
     # Only families that have chunked layers by default accept ``chunked_attention``.
     kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
@@ -256,7 +251,7 @@ def slide_all(slides: bool, depth: int) -> tuple[str, ...]:
 
 
 def masks_of(
-    config: Options,
+    config: Configuration,
     kinds: Sequence[str],
     positions: Positions | Mapping[str, Positions | None] | None,
     window: int | None = WINDOW,
@@ -268,8 +263,10 @@ def masks_of(
     by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
     seen, sliding = {FULL: {}}, config.get("sliding_window", window)
     if SLIDING in kinds:
-        seen[SLIDING] = {"window": get_int({"sliding_window": sliding}, "sliding_window")}
+        seen[SLIDING] = {
+            "window": Configuration({"sliding_window": sliding}).get_int("sliding_window")
+        }
     if CHUNKED in kinds:
-        seen[CHUNKED] = {"chunk": get_int(config, "attention_chunk_size", CHUNK)}
+        seen[CHUNKED] = {"chunk": config.get_int("attention_chunk_size", CHUNK)}
     of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
     return tuple(of_kind[kind] for kind in kinds)

@@ -605,7 +605,7 @@ GEMMA3 = {"model_type": "gemma3_text", "max_position_embeddings": 40}
     ],
 )  # fmt: skip
 def test_how_many_tokens_a_network_was_made_for(config, trained):
-    assert trained_length(config) == trained
+    assert trained_length(Configuration(config)) == trained
 
 
 # What published files say besides, which changes no number as long as it says this.
