@@ -59,9 +59,11 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
 
 def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
     """Return a recipe with gated networks in the layers of these numbers."""
-    layers = enumerate(recipe.layers)
-    dense = [own._replace(network=parts.gated_mlp) if k in numbers else own for k, own in layers]
-    return recipe._replace(layers=tuple(dense))
+    layers = tuple(
+        own._replace(network=parts.gated_mlp) if k in numbers else own
+        for k, own in enumerate(recipe.layers)
+    )
+    return layers[0]._replace(layers=layers)
 
 
 def qwen3_next(config: Configuration) -> Recipe:
