@@ -6,14 +6,7 @@ from lim_jax.models import experts, parts
 from lim_jax.models.llama_family import llama_like, masks_by_kind, rotary_masks
 from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.recipe import Biases, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.models.rope_config import (
-    FULL,
-    SLIDING,
-    WINDOW,
-    layer_kinds,
-    rope_options,
-    yarn_weights,
-)
+from lim_jax.models.rope_config import FULL, SLIDING, WINDOW, rope_options, yarn_weights
 from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
 
@@ -113,7 +106,7 @@ def dots1(config: Configuration) -> Recipe:
         config, sizes.depth, dense=0, shared=None, top=None, factor=1.0, normalised=False
     )
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual)),
+        config, sizes, masks_by_kind(config, sizes, usual),
         head_norm=parts.shared_head_norm, network=network,
     )  # fmt: skip
 

@@ -55,10 +55,9 @@ def gemma2(config: Configuration) -> Recipe:
     """Gemma 2: norms on both sides of sublayers, capped scores and logits, every other window."""
     sizes = sizes_of(config, head_dim=256)
     config.refuse(sliding_window_size=config.get("sliding_window", WINDOW))
-    kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
+    seen = masks_by_kind(config, sizes, full_every(2, sizes.depth))
     return _gemma(
-        config, sizes, "hidden_activation", masks_by_kind(config, sizes, kinds),
-        names=BOTH_SIDES, scale=_scale(config),
+        config, sizes, "hidden_activation", seen, names=BOTH_SIDES, scale=_scale(config),
         cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
     )  # fmt: skip

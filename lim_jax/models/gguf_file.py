@@ -1,9 +1,4 @@
-"""GGUF files of llama.cpp: one file, or several, with options and often quantised weights.
-
-Tensors get the names and shapes that their publisher gave them, so that families read them as they
-read a folder: interleaved rows of queries and keys are reordered, ones are subtracted from norms to
-which llama.cpp added them, stacked experts are separated, and transposed matrices turned back.
-"""
+"""GGUF files of llama.cpp, whose tensors get the names and shapes that families read."""
 
 import math
 import re

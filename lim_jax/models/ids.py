@@ -67,10 +67,8 @@ def influence_of_ids(
     r"""Measure the influence of contexts of ids, each with the id after it.
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
-    depends on `ids.padded_length` alone, so some ten programs serve all contexts up to a thousand
-    ids, and eight more all up to two thousand. Contexts of one padded length are measured at once,
-    of 512 ids together at most. Position is the share of a context's own length, and examples have
-    equal weight.
+    depends on `ids.padded_length` alone: some ten programs serve all contexts up to a thousand ids.
+    Position is the share of a context's own length, and examples have equal weight.
 
     Parameters
     ----------

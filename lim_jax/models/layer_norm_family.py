@@ -16,7 +16,7 @@ from lim_jax.models.rope_config import (
     layer_kinds,
     masks_of,
     rotary_of,
-    slide_all,
+    slide_if_stated,
 )
 from lim_jax.network.flow import euler, split
 from lim_jax.network.masks import AttentionMask
@@ -201,10 +201,9 @@ def starcoder2(config: Configuration) -> Recipe:
         mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
         layer_norm_epsilon=sizes.norm_eps,
     )  # fmt: skip
-    slides = config.get("sliding_window") is not None
-    kinds = layer_kinds(config, sizes.depth, *slide_all(slides, sizes.depth))
+    seen = masks_by_kind(config, sizes, slide_if_stated(config, sizes.depth))
     return biased(
-        config, sizes, masks_by_kind(config, sizes, kinds), names=Names(up="c_fc", down="c_proj"),
+        config, sizes, seen, names=Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
         act="hidden_act", activation="gelu_pytorch_tanh",
     )  # fmt: skip

@@ -41,11 +41,9 @@ def energies_by_layers(
     r"""What `density.adjoint_energies` gives of a batch of ids.
 
     There are 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
-    :math:`X_M, \dots, X_0`. Each result is stored in a file named by its step's number in `folder`,
-    which is of this batch alone; files of another `run` are refused. Files that no later step reads
-    are removed, so that one gradient is left in the end, which another call reads. An interrupted
-    call goes on at the step after the last file. One layer and the states at its two ends are in
-    memory.
+    :math:`X_M, \dots, X_0`. Each result is a file named by its step in `folder`, which is of this
+    batch alone; an interrupted call goes on after the last. Files that no later step reads are
+    removed. One layer and the states at its two ends are in memory.
     """
     flow, grid = model.flow, token_grid(ids.shape[1], model.embedding.dtype)
     last = 2 * flow.depth + 1

@@ -1,6 +1,6 @@
 """Llama and its relatives: RMS norms, rotary positions, gates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
-    slide_all,
+    slide_if_stated,
     usual_base,
 )
 from lim_jax.network.frequencies import rotary_frequencies
@@ -110,9 +110,8 @@ def llama(config: Configuration) -> Recipe:
 def mistral(config: Configuration) -> Recipe:
     """Mistral: Llama without biases; a sliding window of 4,096 tokens, or none where it is null."""
     sizes = sizes_of(config)
-    slides = config.get("sliding_window", WINDOW) is not None
-    kinds = layer_kinds(config, sizes.depth, *slide_all(slides, sizes.depth))
-    return llama_like(config, sizes, masks_by_kind(config, sizes, kinds), biases=Biases())
+    usual = slide_if_stated(config, sizes.depth, WINDOW)
+    return llama_like(config, sizes, masks_by_kind(config, sizes, usual), biases=Biases())
 
 
 def ministral(config: Configuration) -> Recipe:
@@ -134,8 +133,8 @@ def ministral3(config: Configuration) -> Recipe:
         rotary = TemperedRotary(
             rotary.frequencies, rotary.tokens, rotary.amplitude, tempered=tempered
         )
-    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
-    return llama_like(config, sizes, masks_of(config, kinds, rotary), biases=Biases())
+    seen = masks_of(config, slide_if_stated(config, sizes.depth), rotary)
+    return llama_like(config, sizes, seen, biases=Biases())
 
 
 def qwen2(config: Configuration) -> Recipe:
@@ -268,9 +267,9 @@ def phi3(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         config.get_int(TRAINED)  # the publisher's reader needs it beside the scaling
-    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
+    rotary = rotary_of(config, sizes.head_dim, default_part=1.0)
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds, default_part=1.0),
+        config, sizes, masks_of(config, slide_if_stated(config, sizes.depth), rotary),
         projections=parts.fused_qkv, network=parts.fused_gated_mlp, names=Names(up="gate_up_proj"),
     )  # fmt: skip
 
@@ -341,9 +340,8 @@ def cwm(config: Configuration) -> Recipe:
     """CWM: Llama 3 with a window in all but every fourth layer from the first."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     usual = (SLIDING if k % 4 else FULL for k in range(sizes.depth))
-    kinds = layer_kinds(config, sizes.depth, *usual)
     config.refuse(mlp_bias=False)
-    seen = masks_by_kind(config, sizes, kinds, 8192, default=1e6, default_scaling=OF_CWM)
+    seen = masks_by_kind(config, sizes, usual, 8192, default=1e6, default_scaling=OF_CWM)
     return llama_like(config, sizes, seen, biases=Biases())
 
 
@@ -388,13 +386,10 @@ def apertus(config: Configuration) -> Recipe:
 
 
 def masks_by_kind(
-    config: Configuration,
-    sizes: Sizes,
-    kinds: tuple[str, ...],
-    window: int | None = WINDOW,
-    **rope: Any,
+    config: Configuration, sizes: Sizes, usual: Iterable[str], window: int = WINDOW, **rope: Any
 ) -> tuple[AttentionMask, ...]:
-    """Return what layers of these kinds see, with the same rotary positions for all."""
+    """Return what layers of the stated or usual kinds see, by the same rotary positions."""
+    kinds = layer_kinds(config, sizes.depth, *usual)
     return masks_of(config, kinds, rotary_of(config, sizes.head_dim, **rope), window)
 
 
@@ -404,4 +399,4 @@ def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
     first = config.get_int("max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
-    return masks_by_kind(config, sizes, layer_kinds(config, sizes.depth, *usual))
+    return masks_by_kind(config, sizes, usual)

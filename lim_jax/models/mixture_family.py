@@ -23,7 +23,7 @@ from lim_jax.models.rope_config import (
     masks_of,
     rope_options,
     rotary_of,
-    slide_all,
+    slide_if_stated,
     usual_base,
 )
 from lim_jax.network.experts import ClampedGate, Routing, SparseMixer
@@ -85,15 +85,15 @@ def afmoe(config: Configuration) -> Recipe:
 def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
-    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
+    rotary = rotary_of(config, sizes.head_dim, default=1e6)
     mixture = experts.Mixture(
         config.get_int("num_local_experts", 8), sizes.intermediate_size,
         Routing(_top(config, 2)), OF_MIXTRAL,
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds, default=1e6), names=BLOCK,
-        biases=Biases(), network=mixture,
+        config, sizes, masks_of(config, slide_if_stated(config, sizes.depth), rotary),
+        names=BLOCK, biases=Biases(), network=mixture,
     )  # fmt: skip
 
 
@@ -101,9 +101,10 @@ def qwen3_moe(config: Configuration) -> Recipe:
     """Qwen 3 with experts, in all layers but those that the configuration names."""
     sizes = sizes_of(config)
     config.ignore("max_window_layers")  # all layers slide, or none
-    kinds = slide_all(config.get("use_sliding_window", False), sizes.depth)
+    kinds = sizes.depth * (SLIDING if config.get("use_sliding_window", False) else FULL,)
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds), head_norm=parts.shared_head_norm,
+        config, sizes, masks_of(config, kinds, rotary_of(config, sizes.head_dim)),
+        head_norm=parts.shared_head_norm,
         network=_of_qwen(config, sizes.depth, (128, 8, None)),
     )  # fmt: skip
 
@@ -142,13 +143,12 @@ def qwen2_moe(config: Configuration) -> Recipe:
     sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
     first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
-    kinds = layer_kinds(config, sizes.depth, *usual)
     hidden = config.get_int("shared_expert_intermediate_size", 5632)
     mixture = _of_qwen(config, sizes.depth, (60, 4, 1408))._replace(
         shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
     )
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds), network=mixture,
+        config, sizes, masks_by_kind(config, sizes, usual), network=mixture,
         biases=Biases(qkv=config.get_flag("qkv_bias", True)),
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def phimoe(config: Configuration) -> Recipe:
     """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
     sizes = sizes_of(config, norm_eps=1e-5)
     config.refuse(num_experts_per_tok=2)
-    kinds = slide_all(config.get("sliding_window") is not None, sizes.depth)
+    kinds = slide_if_stated(config, sizes.depth)
     rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
     mixture = experts.Mixture(
         config.get_int("num_local_experts", 16), sizes.intermediate_size,
@@ -255,8 +255,7 @@ def granitemoe(config: Configuration) -> Recipe:
 def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
-    kinds = layer_kinds(config, sizes.depth, *full_every(2, sizes.depth))
-    rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
+    usual, rope = full_every(2, sizes.depth), {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
     mixture = experts.Mixture(
         config.get_int("num_local_experts", 128), sizes.intermediate_size,
         Routing(_top(config, 4)), experts.Stacked(transposed=True, interleaved=True),
@@ -267,7 +266,7 @@ def gpt_oss(config: Configuration) -> Recipe:
     )  # fmt: skip
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, kinds, 128, **rope), network=mixture,
+        config, sizes, masks_by_kind(config, sizes, usual, 128, **rope), network=mixture,
         names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
     )  # fmt: skip
 

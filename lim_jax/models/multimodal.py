@@ -1,8 +1,4 @@
-"""The text model of a multimodal folder: its options and tensors, by a text model's names.
-
-``config.json`` holds the text's options in ``text_config``, in older files of Qwen 2 VL among the
-others; options and tensors of images are ignored by name, and no others are.
-"""
+"""The text model of a multimodal folder: its options and tensors, by a text model's names."""
 
 import re
 from collections.abc import Mapping

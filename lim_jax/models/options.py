@@ -1,7 +1,4 @@
-"""Options of a configuration: each one is read, known to change nothing, or refused.
-
-An option that nobody reads would silently give another network than the publisher's.
-"""
+"""Options of a configuration: each one is read, known to change nothing, or refused."""
 
 import math
 import re

@@ -1,7 +1,7 @@
 """What options of other families say of a network, by its recipe.
 
-A published file may keep options of the family from which its own came, such as ``qkv_bias: false``
-of Qwen 2. One that says what the network does anyway is accepted, with any other value refused.
+A file may keep options of the family from which its own came: one that says what the network does
+anyway is accepted, with any other value refused.
 """
 
 from collections.abc import Mapping

@@ -245,9 +245,11 @@ def full_every(period: int, depth: int, other: str = SLIDING) -> tuple[str, ...]
     return tuple(FULL if (k + 1) % period == 0 else other for k in range(depth))
 
 
-def slide_all(slides: bool, depth: int) -> tuple[str, ...]:
-    """Return the kinds of layers that all slide, or none."""
-    return depth * (SLIDING if slides else FULL,)
+def slide_if_stated(
+    config: Configuration, depth: int, window: int | None = None
+) -> tuple[str, ...]:
+    """Return the kinds of layers that all slide, if there is a ``sliding_window``, else none."""
+    return depth * (FULL if config.get("sliding_window", window) is None else SLIDING,)
 
 
 def masks_of(
