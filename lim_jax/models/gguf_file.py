@@ -23,6 +23,7 @@ from lim_jax.models.gguf_header import Stored, read_header
 from lim_jax.models.options import Configuration, require_in
 from lim_jax.models.recipe import Recipe
 
+Tensors = Mapping[str, Stored]
 FACTORS = (FREQUENCIES, LONG, SHORT)
 # llama.cpp's names of tensors, and the fields of a recipe's names that have the publisher's.
 OUTSIDE = {
@@ -81,10 +82,8 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
 
 
 def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
-    """Return the publisher's names of a layer's tensors, by llama.cpp's.
-
-    Those with ``.weight`` and ``.bias`` are without in both; the others are whole.
-    """
+    """Return the publisher's names of a layer's tensors by llama.cpp's, both without an end."""
+    # But for those that have no end in the publisher's files: they are whole in both.
     names, mixture = recipe.names, recipe.network
     network = f"{names.network}." if names.network else ""
     own = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
@@ -102,11 +101,7 @@ def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
 
 
 def _published(
-    name: str,
-    stored: Mapping[str, Stored],
-    recipe: Recipe,
-    names: Mapping[str, str],
-    permuted: bool,
+    name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
     """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
@@ -146,23 +141,22 @@ def _reordering(
 
 def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
     """Cut rows into a shape, and put two axes the other way round."""
-    parts = rows.reshape(*shape, *rows.shape[1:])
-    return parts.swapaxes(axis, axis + 1).reshape(rows.shape)
+    cut = rows.reshape(*shape, *rows.shape[1:])
+    return cut.swapaxes(axis, axis + 1).reshape(rows.shape)
 
 
-def _experts(
-    name: str, stored: Mapping[str, Stored], at: str, recipe: Recipe
-) -> dict[str, Published]:
+def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
     """Return the publisher's tensors of the matrices, or biases, of all of a layer's experts."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     mixture, reader = recipe.network, Stacked()
     if isinstance(mixture, Mixture):
         at, reader = f"{at}{recipe.names.network}.", mixture.read
-    if isinstance(reader, ByExpert):
-        own = getattr(reader, stem.removesuffix("_exps").rpartition("_")[2])
-        each = range(tensor.shape[0])
+    part = re.search(r"ffn_(gate|up|down)_exps$", stem)
+    if isinstance(reader, ByExpert) and part is not None:
+        own, each = getattr(reader, part[1]), range(tensor.shape[0])
         return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
-    if isinstance(reader, Stacked) and (kind == "weight" or reader.interleaved):
+    biased = isinstance(reader, Stacked) and reader.interleaved
+    if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
         return _fused_experts(name, stored, at, reader)
     return {name: Published((tensor,), tensor.shape)}
 
@@ -175,9 +169,7 @@ def _expert(tensor: Stored, number: int) -> Published:
     return Published((own,), own.shape)
 
 
-def _fused_experts(
-    name: str, stored: Mapping[str, Stored], at: str, reader: Stacked
-) -> dict[str, Published]:
+def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
     """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     turned, interleaved = reader.transposed, reader.interleaved
@@ -206,9 +198,7 @@ def _fused_experts(
     return {fused: Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
 
 
-def _latent_keys_and_values(
-    name: str, stored: Mapping[str, Stored], at: str
-) -> dict[str, Published]:
+def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Published]:
     """Return the matrix of keys and values, of which files hold the keys' part transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
     require_tensor(stored, keys)
