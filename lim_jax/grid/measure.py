@@ -17,7 +17,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import described, error_if, require, require_floats, require_indices
-from lim_jax._refusal import Refusal
 
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
 ONE_EACH = "Pass a number for each position."
@@ -123,21 +122,6 @@ class Grid(eqx.Module):
         of_rows = self.parts if row is None else self.parts[row][None]
         own = (of_rows[:, None] == self.parts[None]) & (self.parts >= 0)[None]
         return jnp.where(own, 0, self.log_weights[None])
-
-    def windowed(self, window: int) -> "Grid":
-        """Limit each row's prefix to its last positions; only a `CellGrid` can."""
-        raise Refusal(self._no_cells("window", window))
-
-    def chunked(self, chunk: int) -> "Grid":
-        """Limit each row's prefix to its chunk; only a `CellGrid` can."""
-        raise Refusal(self._no_cells("chunk", chunk))
-
-    def _no_cells(self, name: str, size: int) -> str:
-        kind = type(self).__name__
-        return (
-            f"{name}: got {size} positions on {kind}, expected a grid of cells. "
-            f"Take token_grid, or attention without a {name}."
-        )
 
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:

@@ -69,9 +69,14 @@ class AttentionMask(eqx.Module):
 
     def prefixes(self, grid: Grid) -> Grid:
         """The grid with the prefixes that rows attend to."""
-        if self.window is not None:
-            return grid.windowed(self.window)
-        return grid if self.chunk is None else grid.chunked(self.chunk)
+        name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
+        if size is None:
+            return grid
+        got = f"{size} positions on {type(grid).__name__}"
+        cure = f"Take token_grid, or attention without a {name}."
+        require(isinstance(grid, CellGrid), name, got=got, expected="a grid of cells", cure=cure)
+        assert isinstance(grid, CellGrid)
+        return grid.chunked(size) if self.window is None else grid.windowed(size)
 
     def rope(self, grid: Grid) -> Rope | None:
         """What queries and keys know of the positions, a row for each; None if nothing."""
