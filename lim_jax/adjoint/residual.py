@@ -177,11 +177,9 @@ def generator_norms(
     >>> norms.upper.tolist(), round(float(norms.amplification), 3)
     ([1.0, 2.0], 6.389)
     """
-    require_key(key)
     require_continuous(flow)
-    steps = counted_steps(steps, failure)
+    bounds = _bounds_at(x, grid, key, steps, failure)
     states = flow.trajectory(x, grid, times)
-    start = gaussian(key, x.shape, x.dtype)
 
     def rate(timed: tuple[Any, Scalar], x: State) -> State:
         control, time = timed
@@ -189,7 +187,7 @@ def generator_norms(
 
     def at_time(visited: tuple[Scalar, State]) -> NormBounds:
         time, state = visited
-        return _norm_bounds(rate, (flow.control, time), state, grid, start, steps, failure)
+        return bounds(rate, (flow.control, time), state)
 
     norms = jax.lax.map(at_time, states)
     horizon = jnp.asarray(flow.horizon, x.dtype)
@@ -244,34 +242,31 @@ def _norms_by_layer(
 ) -> NormBounds:
     """Bound the derivative of ``change(layer, x)`` in every layer along the flow from x."""
     require_flow(flow)
-    require_key(key)
-    steps = counted_steps(steps, failure)
-    states = flow.trajectory(x, grid).states
-    start = gaussian(key, x.shape, x.dtype)
+    bounds = _bounds_at(x, grid, key, steps, failure)
 
     def measure(carry, layer, state):
-        return carry, _norm_bounds(change, layer, state, grid, start, steps, failure)
+        return carry, bounds(change, layer, state)
 
-    _, norms = flow.scan(measure, x, states[:-1])
-    return norms
+    return flow.scan(measure, x, flow.trajectory(x, grid).states[:-1])[1]
 
 
-def _norm_bounds(
-    change: Callable[[Any, State], State],
-    layer: Any,
-    state: State,
-    grid: Grid,
-    start: State,
-    steps: int,
-    failure: float,
-) -> NormBounds:
-    r"""Bound the derivative of ``change(layer, x)`` at one state, on :math:`L^2` of the grid."""
-    arrays, static = eqx.partition(layer, eqx.is_array)
+def _bounds_at(
+    x: State, grid: Grid, key: Key[Array, ""], steps: int, failure: float
+) -> Callable[[Callable[[Any, State], State], Any, State], NormBounds]:
+    r"""Bound the derivative of ``change(layer, x)`` at a state, on :math:`L^2` of the grid."""
+    require_key(key)
+    steps = counted_steps(steps, failure)
+    start = gaussian(key, x.shape, x.dtype)
 
-    def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
-        arrays, state = arguments
-        combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
-        _, push = jax.linearize(lambda x: change(combined, x), state)
-        return lambda vector: root * push(vector / root)
+    def bounds(change: Callable[[Any, State], State], layer: Any, state: State) -> NormBounds:
+        arrays, static = eqx.partition(layer, eqx.is_array)
 
-    return norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)
+        def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
+            arrays, state = arguments
+            combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
+            _, push = jax.linearize(lambda x: change(combined, x), state)
+            return lambda vector: root * push(vector / root)
+
+        return norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)
+
+    return bounds
