@@ -34,8 +34,7 @@ else:  # layers are read into NumPy's arrays, and put on a device when all are r
 class LayerSource:
     """Reads layers by number; a thread reads the next one while this one is computed with.
 
-    ``read(index)`` gives a layer's arrays, of the same structure and shapes, computing nothing by
-    JAX.
+    ``read(index)`` gives a layer's arrays, always of the same shapes, and computes nothing by JAX.
     """
 
     def __init__(self, read: ReadLayer, depth: int):
@@ -105,11 +104,7 @@ class FetchedLayers(eqx.Module):
 
 
 class FetchedParts(eqx.Module):
-    """One part of several layers, or of one, that is fetched where it is computed with.
-
-    `fingerprint` and the layers' numbers have the same leading axes; `part` maps a layer to its
-    part.
-    """
+    """One part of several layers, or of one, that is fetched where it is computed with."""
 
     fingerprint: Float[Array, "*layers numbers"]
     number: Int[Array, "*layers"]

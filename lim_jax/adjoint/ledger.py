@@ -132,14 +132,11 @@ def channels(
         return covector, (covector, cone, local, ahead)
 
     _, (covectors, cone, local, ahead) = flow.scan(backward, terminal, states[:-1], reverse=True)
-    if unknown:
-        cone = error_if(
-            cone,
-            jnp.stack(ahead),
-            "flow.layers: got a field that reads later tokens, expected a causal one. What comes "
-            "through the context of another is no cone: take adjoint_trajectory, which splits "
-            "nothing.",
-        )
+    message = (
+        "flow.layers: got a field that reads later tokens, expected a causal one. What comes "
+        "through the context of another is no cone: take adjoint_trajectory, which splits nothing."
+    )
+    cone = error_if(cone, jnp.stack(ahead), message) if unknown else cone
     covectors = jnp.concatenate([covectors, terminal[None]])
     return Channels(loss, times, states, covectors, cone, local)
 

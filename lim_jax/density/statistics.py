@@ -154,11 +154,8 @@ class Influence(eqx.Module):
         """
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
-        energies = error_if(
-            energies,
-            ~(all_finite(energies) & jnp.all(energies >= 0)),
-            "energies: expected finite numbers that are not negative, got others.",
-        )
+        message = "energies: expected finite numbers that are not negative, got others."
+        energies = error_if(energies, ~(all_finite(energies) & jnp.all(energies >= 0)), message)
         return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 
     @classmethod
@@ -225,8 +222,7 @@ class Influence(eqx.Module):
         r"""The influence measure :math:`\mathcal I(B)` of a union of intervals :math:`[a, b)`.
 
         `eq:influence-measure`: additive over disjoint sets, and `total` for [0, 1). For its
-        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`,
-        whose arguments it has.
+        standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`.
 
         Examples
         --------
@@ -267,11 +263,7 @@ class Influence(eqx.Module):
     @property
     @filter_jit
     def alike(self) -> Bool[Array, ""]:
-        """True where several examples have one profile, as finely as their numbers tell.
-
-        Errors of the density and the indices are then zero but for rounding: as with one example,
-        nothing is known of others.
-        """
+        """True where several examples have one profile, as finely as their numbers tell."""
         spread = self.unit * jnp.sqrt(self.density_scatter / self.count)
         close = spread <= ROUNDING * jnp.finfo(spread.dtype).eps * self.energy
         return (self.count > 1) & jnp.all(close | ~self._kept)
@@ -295,13 +287,10 @@ class Influence(eqx.Module):
     def merge(self, other: "Influence") -> "Influence":
         """Pool with the influence of other examples, on the same grid and regions."""
         regions, theirs = self.regions, getattr(other, "regions", None)
-        require(
-            bool(regions == theirs),
-            "other",
-            got=f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence",
-            expected=f"influence over {in_a_line(regions)}",
-            cure="Measure both with the same regions, which contexts of two lengths do not have.",
-        )
+        got = f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence"
+        expected = f"influence over {in_a_line(regions)}"
+        cure = "Measure both with the same regions, which contexts of two lengths do not have."
+        require(bool(regions == theirs), "other", got=got, expected=expected, cure=cure)
         examples = _joined(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)

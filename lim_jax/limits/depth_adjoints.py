@@ -36,15 +36,12 @@ def input_adjoint_depth_studies(
 ) -> dict[str, Study]:
     r"""Compare the input adjoint, density and cone mass of layers with those of the depth flow.
 
-    - ``input adjoint``: :math:`P_0` in the grid's :math:`L^2`, against the adjoint equation
-      (`eq:adjoint`) solved backward;
-    - ``density``: the influence density m of one example, in :math:`L^1`;
-    - ``regional averages``: the largest error of the three;
-    - ``cone mass``: at the terminal state, the largest relative error over positions. The
-      control's fields need an `attention`.
-
-    All have order 1 for `euler` and `split`, as measured: the paper states no order. Keys are
-    ``"<scheme>: <quantity>"``; `references` are as in `trajectory_studies`.
+    ``"<scheme>: input adjoint"`` in the grid's :math:`L^2`, against the adjoint equation
+    (`eq:adjoint`) solved backward; the ``density`` m of one example in :math:`L^1`; the largest
+    error of its ``regional averages``; and the largest relative one of the ``cone mass`` at the
+    terminal state, for which the control's fields need an `attention`. All have order 1 for `euler`
+    and `split`, as measured: the paper states no order. `references` are as in
+    `trajectory_studies`.
     """
     terminal = jnp.array(horizon)
 

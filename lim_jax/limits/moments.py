@@ -26,9 +26,8 @@ def fourth_moment_studies(
     length only. The studies' errors are the moments themselves, :math:`\mathbb E\int\|P_0\|^4` as
     ``"adjoint"`` and that of the response to the parameters as ``"sensitivity"``: order zero means
     a limit in :math:`L^4`, order -k a growth like :math:`L^k`. The reference's error is the largest
-    standard error: if a study is not `resolved`, a few examples dominate its moments, as with a
-    heavy tail (`probes.tail_index`). `make_loss` and `make_batch` give from a grid the loss
-    ``loss(params, x, y)`` of its examples, and these, two at least.
+    standard error: if a study is not `resolved`, a few examples dominate its moments. `make_loss`
+    and `make_batch` give from a grid ``loss(params, x, y)`` and its examples, two at least.
 
     Examples
     --------

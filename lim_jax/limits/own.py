@@ -268,11 +268,8 @@ def _as_network(network: Any) -> Network:
     signature = "network(x, grid) or field(x, context, grid)"
     require_callable(network, "network", signature)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = [
-        name
-        for name, parameter in inspect.signature(network).parameters.items()
-        if parameter.kind in kinds and parameter.default is parameter.empty
-    ]
+    every = inspect.signature(network).parameters.values()
+    arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
     got, expected = f"a function of ({', '.join(arguments)})", f"a flow, or a function {signature}"
     cure = "A control is refined through ContinuousFlow(control)."
     require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
@@ -326,18 +323,12 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
     )
     kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
-    places = [
-        kind.positions
-        for kind in kinds
-        if isinstance(kind, AttentionMask) and kind.positions is not None
-    ]
-    require(
-        all(rope.tokens is not None for rope in places),
-        "network",
-        got="keys that turn by each grid's own number of positions (Rotary with tokens=None)",
-        expected="keys that turn as fast on every grid",
-        cure="Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...).",
-    )
+    places = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
+    fixed = all(rope is None or rope.tokens is not None for rope in places)
+    got = "keys that turn by each grid's own number of positions (Rotary with tokens=None)"
+    expected = "keys that turn as fast on every grid"
+    cure = "Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...)."
+    require(fixed, "network", got=got, expected=expected, cure=cure)
     return {grid.size: grid for grid in known}
 
 
@@ -409,14 +400,12 @@ def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> froze
         given = {run.grid.size: made for run, made in zip(runs, arrays, strict=True)}
         known, rows = ({made.shape[n:] for made in given.values()} for n in (0, 1))
         field = len(rows) == 1 and all(made.shape[:1] == (n,) for n, made in given.items())
-        require(
-            all(jnp.issubdtype(made.dtype, jnp.floating) for made in given.values())
-            and (field or len(known) == 1),
-            f"quantities[{name!r}]",
-            got=", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items()),
-            expected="floats of one shape on every grid, or a field with a row for each position",
-            cure="Average over positions, or read a field off at some: grid.interpolate.",
-        )
+        floats = all(jnp.issubdtype(made.dtype, jnp.floating) for made in given.values())
+        got = ", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items())
+        expected = "floats of one shape on every grid, or a field with a row for each position"
+        cure = "Average over positions, or read a field off at some: grid.interpolate."
+        fits, what = floats and (field or len(known) == 1), f"quantities[{name!r}]"
+        require(fits, what, got=got, expected=expected, cure=cure)
         return len(known) > 1
 
     return frozenset(name for name in observed[0] if is_field(name))

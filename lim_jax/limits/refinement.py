@@ -1,9 +1,7 @@
 r"""Refinement studies: the paper's limits, measured against the limit itself.
 
 A study computes a quantity at several refinements and its continuum value by another scheme, and
-fits the order of the error. A reference states its own error, from two resolutions. The studies of
-positions are in `attention` and `position`, those of layers in `depth`; `convergence` runs them
-all, and `own` measures a user's network, grids and quantities. Use float64.
+fits the order of the error. A reference states its own error, from two resolutions. Use float64.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,13 +33,10 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     """Fit a convergence order by least squares on logarithms of four positive errors or more."""
     numbers = np.array([refinements, errors], float)
     # Every study's order comes through here, so this holds for them all.
-    require(
-        numbers.shape[1] >= 4 and bool(((numbers > 0) & (numbers < np.inf)).all()),
-        "errors",
-        got=f"{list(errors)} at {list(refinements)}",
-        expected="at least four positive errors, one for each refinement",
-        cure="A slope through fewer points says nothing; an error of zero has no logarithm.",
-    )
+    got, fits = f"{list(errors)} at {list(refinements)}", ((numbers > 0) & (numbers < np.inf)).all()
+    expected = "at least four positive errors, one for each refinement"
+    cure = "A slope through fewer points says nothing; an error of zero has no logarithm."
+    require(numbers.shape[1] >= 4 and bool(fits), "errors", got=got, expected=expected, cure=cure)
     x, y = np.log(numbers) * [[1], [-1]]
     design = np.stack([x, np.ones_like(x)], axis=1)
     (slope, intercept), *_ = np.linalg.lstsq(design, y, rcond=None)
@@ -68,11 +63,9 @@ class Study(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What the errors say of the bounds, up to rounding (a hundred units).
+        """Whether the errors are within the bounds: "holds", "BROKEN", "unresolved" and so on.
 
-        "measured" where a constant in them is a sample, "holds" or "BROKEN" where every or some
-        error is within or beyond them by more than the reference's error, else "unresolved"; or "no
-        bound".
+        By more than the reference's error, up to rounding; "measured" where a constant is a sample.
         """
         if self.bounds is None:
             return "no bound"
@@ -106,15 +99,9 @@ def refine(
     sampled: bool = False,
 ) -> Study:
     """Make a study, with the bound evaluated at each refinement if there is one."""
-    return Study(
-        source,
-        claimed,
-        tuple(float(n) for n in refinements),
-        tuple(map(float, errors)),
-        None if bound is None else tuple(bound(n) for n in refinements),
-        reference_error,
-        sampled,
-    )
+    bounds = None if bound is None else tuple(map(bound, refinements))
+    sizes, errors = tuple(map(float, refinements)), tuple(map(float, errors))
+    return Study(source, claimed, sizes, errors, bounds, reference_error, sampled)
 
 
 def refine_against(

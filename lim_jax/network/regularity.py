@@ -204,14 +204,10 @@ def _require_plain(attention: CausalAttention) -> None:
     rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
     shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
-    require(
-        plain and all(getattr(attention, name) is None for name in shapes),
-        "attention",
-        got="queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
-        "normalised or gated",
-        expected="none of these",
-        cure="The proposition's steps are those of attention without them.",
-    )
+    got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
+    got, holds = f"{got}normalised or gated", all(getattr(attention, s) is None for s in shapes)
+    cure = "The proposition's steps are those of attention without them."
+    require(plain and holds, "attention", got=got, expected="none of these", cure=cure)
 
 
 @filter_jit

@@ -110,8 +110,6 @@ class GatedFeedForward(eqx.Module):
     ) -> "GatedFeedForward":
         """Gaussian matrices of variance one over their fan-in behind an `RMSNorm`; no biases.
 
-        `hidden` is by default 4 width.
-
         Examples
         --------
         >>> GatedFeedForward.init(6, hidden=16, key=jax.random.key(0)).gate.shape

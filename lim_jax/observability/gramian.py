@@ -36,6 +36,7 @@ Gramians = Float[Array, "positions width width"]
 Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
 Mode = Literal["cheapest", "forward", "reverse"]
+LEFT_OUT = "Layers that are left out have weight zero."
 
 
 class ObservedTokens(eqx.Module):
@@ -234,17 +235,13 @@ def _linearised(
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
     if isinstance(step, int | float):
-        step = as_nonnegative(step, "step", "Layers that are left out have weight zero.")
+        step = as_nonnegative(step, "step", LEFT_OUT)
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
-    require(
-        step.shape in ((), observed.shape[:1]),
-        "step",
-        got=f"shape {step.shape}",
-        expected=f"a number, or shape {observed.shape[:1]}",
-        cure="Layers that are left out have weight zero.",
-    )
-    return jnp.broadcast_to(step.astype(observed.dtype), observed.shape[:1])
+    layers = observed.shape[:1]
+    got, expected = f"shape {step.shape}", f"a number, or shape {layers}"
+    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
+    return jnp.broadcast_to(step.astype(observed.dtype), layers)
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:

@@ -43,10 +43,9 @@ def probed_observability(
     r"""Sample the traces by forward probes, without any Gramian: Algorithm 3's estimates.
 
     Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
-    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`); `probes.sample_mean` gives it
-    with its standard error. One Jacobian-vector product for each probe and position. Arguments are
-    those of `observability_gramians`, and `probes`: of shape (probes, width) the same at every
-    position, which lessens the noise of differences, else one set for each position.
+    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`). Arguments are those of
+    `observability_gramians`, and `probes`: of shape (probes, width) the same at every position,
+    which lessens the noise of differences, else one set for each position.
 
     Examples
     --------
@@ -118,9 +117,8 @@ def trace_products(
     r"""Count the products with one layer's derivative that each route to the traces takes.
 
     Beside the exact routes of `layer_products`, whose arguments it has: with S positions, M layers
-    and R `draws`, :math:`SRM` for forward probes and :math:`RM` for injected noise.
-    `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents in reverse; noise injected
-    at all layers comes back in one sweep, as one cotangent in place of :math:`\sum_k r_k`.
+    and R `draws`, :math:`SRM` for forward probes and :math:`RM` for injected noise, which comes
+    back in one sweep, where `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents.
 
     Examples
     --------
@@ -197,12 +195,8 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     third = 8 / probes**2 * jnp.einsum("iab,jba->ij", squares, centred)
     crossed = 2 * jnp.einsum("iab,jba->ij", squares, squares)
     fourth = 16 / probes**3 * (crossed + jnp.einsum("ijab,ijba->ij", products, products))
-    summands = (
-        fourth
-        + 4 * third * mean[None, :]
-        + 2 * second**2
-        + 4 * mean[:, None] * second * mean[None, :]
-    )
+    lower = 4 * third * mean[None, :] + 2 * second**2
+    summands = fourth + lower + 4 * mean[:, None] * second * mean[None, :]
     variance = grid.weights @ summands @ grid.weights
     return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
 
@@ -212,10 +206,9 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
 
     `eq:algorithm3-penalty-estimator-bias` (`rem:algorithm3-bias`), exact for unbiased traces of any
-    law. With :math:`d_i = \Delta p_i` and :math:`C = I - \mathbf 1d^\top`, Q is :math:`C^\top DC`,
-    which is the paper's :math:`D - dd^\top` where the weights sum to one. The `covariance`
-    :math:`\Sigma` is from N Gaussian probes :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from signs less
-    :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
+    law; Q is :math:`D - dd^\top` where the weights :math:`d_i = \Delta p_i` sum to one. The
+    `covariance` :math:`\Sigma` is from N Gaussian probes :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from
+    signs less :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
 
     Examples
     --------

@@ -62,13 +62,10 @@ class Estimator:
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
         """The moving average that the step before left, with a batch's statistic in it."""
-        require(
-            previous.shape in ((), statistic.shape),
-            "previous",
-            got=f"shape {previous.shape}",
-            expected=f"{statistic.shape}, that of the estimator's statistic",
-            cure="Pass what the step before returned; at the first, with memory 0, zeros.",
-        )
+        expected = f"{statistic.shape}, that of the estimator's statistic"
+        cure = "Pass what the step before returned; at the first, with memory 0, zeros."
+        fits, got = previous.shape in ((), statistic.shape), f"shape {previous.shape}"
+        require(fits, "previous", got=got, expected=expected, cure=cure)
         return memory * previous + (1 - memory) * statistic
 
 

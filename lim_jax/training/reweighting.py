@@ -106,16 +106,9 @@ def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> Non
 
 
 def _trained(
-    weighted_loss: WeightedLoss,
-    params: PyTree,
-    weights: Profile,
-    batch: Batch,
-    *,
-    optimiser: optax.GradientTransformation,
-    steps: int,
+    loss: Loss, params: PyTree, batch: Batch, optimiser: optax.GradientTransformation, steps: int
 ) -> PyTree:
-    r"""Train for a stage: :math:`\vartheta^+(w)`, the parameters under the loss weights w."""
-    loss = weighted_loss(weights)
+    """The parameters after a stage of training."""
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
@@ -165,7 +158,7 @@ def response_map(
     require_on_grid(weights, grid, "weights", "length")
     require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
     steps = as_int(steps, "steps")
-    after = _trained(weighted_loss, params, weights, batch, optimiser=optimiser, steps=steps)
+    after = _trained(weighted_loss(weights), params, batch, optimiser, steps)
     return influence(weighted_loss(jnp.ones_like(weights)), after, batch, grid).density
 
 
@@ -235,11 +228,9 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     deployed = guarded_density(deployed, grid, "deployed")
     trained = guarded_density(trained, grid, "trained")
     deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
-    missing = jnp.any((trained <= 0) & (deployed > 0))
-    deployed = error_if(
-        deployed,
-        missing,
+    message = (
         "trained: expected a positive density wherever `deployed` is positive, got zero. "
-        "No weight makes up for positions that are never trained on.",
+        "No weight makes up for positions that are never trained on."
     )
+    deployed = error_if(deployed, jnp.any((trained <= 0) & (deployed > 0)), message)
     return jnp.where(trained > 0, deployed / jnp.where(trained > 0, trained, 1), 0)

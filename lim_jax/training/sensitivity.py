@@ -267,19 +267,14 @@ def _adjoints_and_slopes(
 
 def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
     """Raise ValueError unless it has an entry for each floating-point array of the parameters."""
-    fits = jax.tree.structure(direction) == jax.tree.structure(arrays)
     pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
-    require(
-        fits
-        and all(
-            isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
-            for leaf, array in pairs
-        ),
-        "direction",
-        got=described(direction),
-        expected="arrays of the shapes and dtypes of the parameters'",
-        cure="Pass one for each floating-point array, such as the risk's gradient.",
+    fits = jax.tree.structure(direction) == jax.tree.structure(arrays) and all(
+        isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
+        for leaf, array in pairs
     )
+    expected = "arrays of the shapes and dtypes of the parameters'"
+    cure = "Pass one for each floating-point array, such as the risk's gradient."
+    require(fits, "direction", got=described(direction), expected=expected, cure=cure)
     return direction
 
 
