@@ -68,10 +68,9 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     r"""Primacy of the cone channel where contributions do not cancel.
 
     `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
-    (`eq:cone-actual-primacy-condition`), compared with its factor :math:`T^2`, implies that the
-    cone energy is on average larger over E_L than over E_M. The two sides are the bounds of
-    `cone_bounds`. It is sufficient and far from necessary: causal averaging, which is primacy
-    itself, fails it.
+    (`eq:cone-actual-primacy-condition`), the bounds of `cone_bounds`, implies that the cone energy
+    is on average larger over E_L than over E_M. It is sufficient and far from necessary: causal
+    averaging, which is primacy itself, fails it.
     """
     require_concrete("cone", cone)
     bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
@@ -255,10 +254,8 @@ def right_biased_queries(
     .. math:: \rho_-\,|E_R|^{-1}\int_{E_R}\chi^2 > \rho_+\,|E_M|^{-1}\int_{E_M}\chi^2
 
     implies :math:`\mathsf R_{\rm res} > 0`, of the loss's `query_weights` :math:`\alpha` and the
-    `readout_residual_energies` :math:`\rho_i`. Under uniform teacher forcing with
-    :math:`\rho_- = \rho_+` both sides are equal: a tie, at any length. The conclusion is measured
-    on :math:`P_T` of every example, a density, and that its energies are :math:`\chi_i^2\rho_i` is
-    a premise.
+    `readout_residual_energies` :math:`\rho_i`. The conclusion is measured on :math:`P_T` of every
+    example, and that its energies are :math:`\chi_i^2\rho_i` is a premise.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)

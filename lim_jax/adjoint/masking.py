@@ -7,11 +7,10 @@ additive attention mask, which multiplies the measure of its prefix: :math:`W_{i
 .. math:: g_j = \frac{\partial J}{\partial u_j}
           = \sum_{k, h, i} A_{ij}\,\langle dO_i,\, v_j - o_i\rangle
 
-over layers k, heads h and rows i: the column sums of the scores' covectors, with :math:`o_i` what a
-head reads and :math:`dO_i` the covector of that. The backward pass has them at hand for all
-positions at once. As :math:`g_j/\Delta p_j` it is a density: the first variation of the loss in the
-logarithm of the measure. Positions compete for attention, so that of each head it has integral
-zero over the context, unless there are sinks or parts.
+over layers k, heads h and rows i, with :math:`o_i` what a head reads and :math:`dO_i` the covector
+of that: one backward pass has it for all positions. As :math:`g_j/\Delta p_j` it is a density, the
+first variation of the loss in the logarithm of the measure. Positions compete for attention, so
+that of each head it has integral zero over the context, unless there are sinks or parts.
 
 Its integral along :math:`u = \log w`, w from nearly nothing to one, is the *mask path*: what the
 chosen positions gave, all together the loss with them less the loss without.
@@ -84,15 +83,11 @@ def mask_gradient(
 ) -> MaskGradient:
     r"""Differentiate a loss in the log weights of all positions, by layer and head.
 
-    In one backward pass, layer by layer, which gives the input adjoint too; so also of layers that
-    are left in their files. At the log weights of the grid (`Grid.weighted`), zero where it has
-    none. Where a softmax is saturated its derivative says little: taken where the parts that are
-    compared weigh 0.1 to 0.2, ``grid.weighted(jnp.where(chosen, jnp.log(0.2), 0.0))``, it agrees
-    better with what removing them does.
-
-    The derivative of any other function of a grid is JAX's:
-    ``jax.grad(lambda u: loss(flow(x, grid.weighted(u)), y))(u)``.
-
+    In one backward pass, layer by layer, which gives the input adjoint too, at the log weights of
+    the grid (`Grid.weighted`). Where a softmax is saturated its derivative says little: taken where
+    the parts that are compared weigh 0.1 to 0.2,
+    ``grid.weighted(jnp.where(chosen, jnp.log(0.2), 0.0))``, it agrees better with what removing
+    them does.
     Arguments and errors are those of `adjoint_trajectory`; layers have attention of this library,
     in steps of any kind, and heads that a layer has fewer than the one that has most have zeros.
     Euclidean derivatives :math:`g_j` are ``grid.weights`` times the result; a part's is their sum
@@ -141,10 +136,8 @@ def mask_path(
               \sum_j c_j = J(\text{whole}) - J(\text{chosen at } w_0)
 
     by Gauss--Legendre quadrature: `nodes` mask gradients one after another, and two forward passes
-    for the loss at both ends, which tell the quadrature's error in the sum of all positions. (A
-    rule that leaves out a node was off thirty times as much as the error that it should tell.)
-    Leave the first position out of `chosen`: many heads rest on it, and where it is taken away too
-    the integrand swings.
+    for the loss at both ends, which tell the quadrature's error in the sum of all positions. Leave
+    the first position out of `chosen`: many heads rest on it, and without it the integrand swings.
 
     Arguments and errors are those of `mask_gradient`; `chosen`, booleans, says which positions come
     in, while the others weigh the same all along, and `least` is :math:`w_0`, between 0 and 1. The

@@ -58,11 +58,10 @@ def trajectory_studies(
     :math:`C_T(\varepsilon + \|\theta^\varepsilon - \theta\|_{L^1})`, and the claimed order is that
     of the bracket. :math:`C_T` follows the proof (`DepthConstants`), with the largest defect of a
     layer over all depths. The premises hold for a `linear_control` of pre-norm Transformer fields,
-    :math:`\zeta = 1` and the steps of this library: then constants are bounds (`proved_constants`,
-    `largest_control_distances`). For others state them by a `DepthProfile` and by `lipschitz`:
-    then, and if the bounds overflow, constants are samples along the flow, the coarsest recursion
-    and halfway (`depth_constants`, `control_distance`), so the study's verdict is "measured".
-    Without premises nothing is claimed; those that samples refute raise ValueError.
+    :math:`\zeta = 1` and the steps of this library: then constants are bounds (`proved_constants`).
+    For others state them by a `DepthProfile` and by `lipschitz`: then, and if the bounds overflow,
+    constants are samples along the flow, the coarsest recursion and halfway, so the study's verdict
+    is "measured". Without premises nothing is claimed; those that samples refute raise ValueError.
 
     Parameters
     ----------

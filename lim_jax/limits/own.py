@@ -111,10 +111,8 @@ def convergence_study(
     `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
     errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. Print the
     result for a table; see `Rates.to_csv` for numbers and `plots.convergence_rates` for a figure.
-
-    A warning and `Row.reliability_warning` say if references on panels fail a test: a quantity of
-    one cubic, in place of every array with an axis of positions, differs between them (it picks
-    rows); or half of a limit's digits do on the default ones (something has a kink).
+    A warning says if references on panels are unreliable, as where a quantity picks rows or
+    something has a kink.
 
     Parameters
     ----------

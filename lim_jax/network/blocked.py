@@ -1,7 +1,6 @@
 r"""Causal attention tile by tile: the dense formula's numbers in memory linear in the length.
 
-On a `CellGrid` prefix weights are known without a matrix, :math:`W_{ij} = \Delta p_j` left of the
-diagonal, from the position where row i's prefix begins. Rows are normalised as they grow (the
+On a `CellGrid` prefix weights are known without a matrix. Rows are normalised as they grow (the
 running maximum and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
 
 .. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
@@ -130,7 +129,7 @@ def _attend(points, _, tiling):
 
     def grow(row, _, query, column, place):
         key, value, key_weights = column
-        scores = _scores(query, key, key_weights, place, tiling)
+        scores = _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
         highest = jnp.maximum(row.highest, _highest(scores))
         mass, shrunk = jnp.exp(scores - highest[..., None]), jnp.exp(row.highest - highest)
         grown = Row(
@@ -272,11 +271,6 @@ def _weights(query, key, key_weights, log_total, place, tiling):
     if tiling.cap is None:
         return weights, weights
     return weights, weights * (1 - (products / tiling.cap) ** 2)
-
-
-def _scores(query, key, key_weights, place, tiling: Tiling):
-    """A tile of scores plus log-weights; what its rows do not see is masked."""
-    return _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
 
 
 def _highest(scores):

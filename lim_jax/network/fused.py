@@ -1,8 +1,8 @@
 """Attention by cuDNN's fused kernel: what an NVIDIA GPU runs at first order, where that is allowed.
 
-Of heads in half precision, or in float32 where products are asked for in bfloat16. On other
-platforms, at second order, and wherever the kernel does not know the dtype, the sizes, the grid or
-the prefixes, the same is computed tile by tile (`blocked`).
+Of heads in half precision, or in float32 where products are asked for in bfloat16. Wherever the
+kernel does not know the dtype, the sizes, the grid or the prefixes, the same is computed tile by
+tile (`blocked`).
 """
 
 from collections.abc import Sequence

@@ -67,11 +67,7 @@ class CausalAttention(eqx.Module):
         How one head attends: `attention.causal_attention`, or where devices share a context
         `ring.RingAttention`.
 
-    Raises
-    ------
-    ValueError
-        Where the groups do not divide the heads, more features are rotated than a head has, or the
-        gate has other sizes than the output.
+    Sizes that do not fit one another raise ValueError.
     """
 
     norm: Norm

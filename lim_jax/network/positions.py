@@ -2,10 +2,9 @@ r"""How queries and keys know their positions: pairs of features are rotated, or
 
 Rotary positions: a pair of features of the vector at position p is rotated by the angle
 :math:`p\,n\,\omega`, where :math:`\omega` is the pair's frequency for a token and n the number of
-tokens for which [0, 1] stands. A score then depends on :math:`(p - q)\,n\,\omega` alone: on a
-token grid of n tokens it is a real model's, whether tokens are counted from 0 or from 1. With n
-held fixed as the grid is refined, rotary attention tends to the Volterra operator of the rotated
-queries and keys.
+tokens for which [0, 1] stands. A score then depends on :math:`(p - q)\,n\,\omega` alone: on a token
+grid of n tokens it is a real model's. With n held fixed as the grid is refined, rotary attention
+tends to the Volterra operator of the rotated queries and keys.
 """
 
 import math

@@ -151,9 +151,7 @@ def influence_penalty(
     r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
 
     `eq:influence-discrepancy-functional`, of the batch's empirical law, by default towards even
-    influence; the other arguments are those of `influence`. Penalties and objectives refuse what
-    does not fit the grid (`ValueError`), and a batch or a number that is NaN or infinite
-    (`EquinoxRuntimeError`).
+    influence; the other arguments and errors are those of `influence`.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
     return _objective(loss, params, batch, grid, _options(penalty, grid, share=0.0, strength=1.0))

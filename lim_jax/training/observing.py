@@ -108,13 +108,10 @@ def observability_objective(
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
     (`eq:observability-balanced-training-objective`), and :math:`\hat g`, the traces averaged over
     probes and examples. The penalty is biased upwards by the noise of the traces, by what
-    `penalty_bias` says; averaging over steps lessens it. Its gradient is reverse mode through the
-    probes' forward mode.
+    `penalty_bias` says; averaging over steps lessens it.
 
     Parameters
     ----------
-    loss, params, batch, grid
-        As in `influence`.
     observations, step
         ``observations(params, x)``, and :math:`\varepsilon`, as in `observability_gramians`; layers
         are subsampled by the second.

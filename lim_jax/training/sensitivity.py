@@ -54,9 +54,8 @@ def fourth_moments(
 ) -> FourthMoments:
     r"""Estimate the fourth moments behind `prop:influence-l2-differentiability`.
 
-    Estimates that grow with the context (`limits.fourth_moment_studies`), or whose examples have a
-    tail that is too heavy for a mean (`probes.tail_index`), say that the squared penalty is to be
-    read at finite length only.
+    Where they grow with the context (`limits.fourth_moment_studies`), or have a heavy tail
+    (`probes.tail_index`), the squared penalty is to be read at finite length only.
 
     Examples
     --------
@@ -208,10 +207,9 @@ def sensitivity_norm(
               S = D_\vartheta P_0
 
     The power method, which for the `exponent` p = 2 tends to the largest singular value. For p = 4
-    (`eq:adjoint-l4-sensitivity-assumption`) a step, of a Jacobian-vector and a vector-Jacobian
-    product, maximises the tangent of a convex function, so that values never fall, but they may
-    settle at a local maximum: another `key` is another start. Either way the value is a lower bound
-    of the norm, of the batch's empirical law. The first arguments are those of `influence`.
+    (`eq:adjoint-l4-sensitivity-assumption`) values never fall, but may settle at a local maximum:
+    another `key` is another start. Either way the value is a lower bound of the norm, of the
+    batch's empirical law. The first arguments are those of `influence`.
 
     Examples
     --------
