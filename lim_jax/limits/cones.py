@@ -16,6 +16,7 @@ from lim_jax.limits.attention import MakeGrid, PositionField, References
 from lim_jax.limits.refinement import Study, refine, refine_against
 from lim_jax.network.multihead import CausalAttention
 
+QUARTERS = (0.25, 0.5, 0.75)
 FOUR_PANELS = (gauss_grid(32, panels=4), gauss_grid(40, panels=4))
 
 
@@ -25,7 +26,7 @@ def cone_mass_study(
     sizes: Sequence[int],
     make_grid: MakeGrid = token_grid,
     *,
-    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+    positions: tuple[float, ...] = QUARTERS,
     references: References = FOUR_PANELS,
 ) -> Study:
     r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
@@ -47,18 +48,14 @@ def cone_mass_study(
 
 
 def printed_cone_mass_study(
-    attention: CausalAttention,
-    states: PositionField,
-    sizes: Sequence[int],
-    *,
-    positions: tuple[float, ...] = (0.25, 0.5, 0.75),
+    attention: CausalAttention, states: PositionField, sizes: Sequence[int]
 ) -> Study:
     """Measure `eq:finite-cone-mass-estimator` as it is printed: it falls like :math:`L^{-2}`."""
 
     @filter_jit
     def largest(grid: Grid) -> Array:
         masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
-        return grid.interpolate(masses, jnp.array(positions)).max()
+        return grid.interpolate(masses, jnp.array(QUARTERS)).max()
 
     source = "eq:finite-cone-mass-estimator"
     return refine(source, None, sizes, [largest(token_grid(n)) for n in sizes], 0.0)

@@ -402,15 +402,13 @@ def split_defect_study(
     return refine("eq:discrete-residual-with-defect", claimed, depths, errors, 0.0)
 
 
-def split_gap_study(
-    control: Control, x: State, grid: Grid, depths: Sequence[int], *, horizon: float = 1.0
-) -> Study:
+def split_gap_study(control: Control, x: State, grid: Grid, depths: Sequence[int]) -> Study:
     """Compare the split with the one-field recursion: M defects of size ε² make O(ε)."""
 
     @filter_jit
     def gaps(x: State) -> list[State]:
         def terminal(step: Step, depth: int) -> State:
-            return Scheme(step).recursion(control, depth, horizon)(x, grid)
+            return Scheme(step).recursion(control, depth, 1.0)(x, grid)
 
         return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
 

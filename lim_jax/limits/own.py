@@ -176,7 +176,10 @@ def convergence_study(
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
 
         errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
-        _require_errors(name, errors)
+        bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
+        cure = "What is exact, or not finite, has no order of convergence: leave it out."
+        what, expected = f"quantities[{name!r}]", "positive finite errors"
+        require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
         study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
@@ -407,10 +410,3 @@ def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> froze
         return len(known) > 1
 
     return frozenset(name for name in observed[0] if is_field(name))
-
-
-def _require_errors(name: str, errors: Mapping[int, float]) -> None:
-    bad = [f"an error of {error} at {n}" for n, error in errors.items() if not 0 < error < math.inf]
-    cure = "What is exact, or not finite, has no order of convergence: leave it out."
-    what, expected = f"quantities[{name!r}]", "positive finite errors"
-    require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)

@@ -203,33 +203,25 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
 
 def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
     """By one sweep down the layers, each linearised once for all that is observed above it."""
-    depth = observations.flow.depth
+    flow, grid, depth = observations.flow, observations.grid, observations.flow.depth
 
     def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
-        pull, rows = _linearised(observations, layer, state)
+        _, pull = jax.vjp(lambda x: flow.transition(layer, x, grid), state)
+        own, pull_own = jax.vjp(observations.seen, state)
+        rows = jax.vmap(lambda e: pull_own(e)[0])(jnp.eye(own.size, dtype=own.dtype))
 
-        def through(above: Array, rows: Array) -> Array:
-            return jax.lax.cond(above, jax.vmap(pull), lambda rows: rows, rows)
+        def through(entry: tuple[Array, Array]) -> Array:
+            pulled = jax.vmap(lambda covector: pull(covector)[0])
+            return jax.lax.cond(entry[0], pulled, lambda rows: rows, entry[1])
 
-        above = jnp.arange(depth) > index
-        seen = jax.lax.map(lambda entry: through(*entry), (above, seen))
+        seen = jax.lax.map(through, (jnp.arange(depth) > index, seen))
         return seen.at[index].set(rows), None
 
-    states = observations.flow.trajectory(x, observations.grid).states[:-1]
+    states = flow.trajectory(x, grid).states[:-1]
     observed = jax.eval_shape(observations.seen, x)
     seen = jnp.zeros((depth, observed.size, *x.shape), observed.dtype)
-    seen, _ = observations.flow.scan(back, seen, states, jnp.arange(depth), reverse=True)
+    seen, _ = flow.scan(back, seen, states, jnp.arange(depth), reverse=True)
     return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
-
-
-def _linearised(
-    observations: ObservedTokens, layer: Any, state: State
-) -> tuple[Callable[[State], State], Float[Array, "observed length width"]]:
-    r"""Transpose one layer's derivative at a state, and give the rows of its :math:`C_k`."""
-    _, pull = jax.vjp(lambda x: observations.flow.transition(layer, x, observations.grid), state)
-    seen, pull_seen = jax.vjp(observations.seen, state)
-    rows = jax.vmap(lambda e: pull_seen(e)[0])(jnp.eye(seen.size, dtype=seen.dtype))
-    return lambda covector: pull(covector)[0], rows
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:

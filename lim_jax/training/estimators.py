@@ -69,11 +69,7 @@ class Estimator:
         return memory * previous + (1 - memory) * statistic
 
 
-def _mean(energies: Energies, weights: Places, epsilon: Scalar | float) -> Places:
-    return energies.mean(axis=0)
-
-
-@partial(Estimator, _mean)
+@partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
 def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
     r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
 

@@ -259,12 +259,6 @@ def _adjoints_and_slopes(
 ) -> tuple[Vectors, Vectors, Losses]:
     """The adjoints, their derivative along a unit direction, and the losses."""
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    unit = _unit(_require_direction(direction, arrays))
-    return jax.jvp(adjoints, (arrays,), (unit,), has_aux=True)
-
-
-def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
-    """Raise ValueError unless it has an entry for each floating-point array of the parameters."""
     pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
     fits = jax.tree.structure(direction) == jax.tree.structure(arrays) and all(
         isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
@@ -273,7 +267,7 @@ def _require_direction(direction: PyTree, arrays: PyTree) -> PyTree:
     expected = "arrays of the shapes and dtypes of the parameters'"
     cure = "Pass one for each floating-point array, such as the risk's gradient."
     require(fits, "direction", got=described(direction), expected=expected, cure=cure)
-    return direction
+    return jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
 
 
 def _unit(direction: PyTree) -> PyTree:
