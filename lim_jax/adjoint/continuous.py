@@ -12,11 +12,10 @@ from jaxtyping import Array, Float
 from lim_jax._checks import error_if
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead, pull_back
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.continuous import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.slots import State
 
-Scalar = Float[Array, ""]
 Carried = tuple[State, State, State]
 
 

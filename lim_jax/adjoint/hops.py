@@ -22,15 +22,12 @@ from lim_jax._checks import as_int
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.ledger import cone_by_head
 from lim_jax.adjoint.sites import attention_sites
-from lim_jax.adjoint.stages import SparseRows, Stage, linearised_stages
+from lim_jax.adjoint.stages import Covectors, SparseRows, Stage, linearised_stages
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.adjoint.tangent import Parts
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
-
-Scalar = Float[Array, ""]
-Covectors = Float[Array, "covectors length width"]
 
 
 @filter_jit

@@ -25,14 +25,12 @@ from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages, with_rows
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.network.field import heads_of
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
-
-Scalar = Float[Array, ""]
 
 CHANNELS = ("residual", "cone", "local")
 PAIRS = tuple(combinations(range(3), 2))

@@ -35,11 +35,10 @@ from lim_jax.adjoint.sites import attention_of, most_heads, require_attention
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.measure import Grid, Scalar, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
-Scalar = Float[Array, ""]
 ByHead = Float[Array, "depth heads length"]
 
 

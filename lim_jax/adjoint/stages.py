@@ -16,14 +16,13 @@ from lim_jax._checks import require
 from lim_jax._errors import filter_jit
 from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.kv_cache import KVCache, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
 
-Scalar = Float[Array, ""]
 Covectors = Float[Array, "covectors length width"]
 Heads = Float[Array, "heads length width"]
 

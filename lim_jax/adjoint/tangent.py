@@ -43,7 +43,6 @@ from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
 
-Scalar = Float[Array, ""]
 BLOCKS_OF_SOFTMAX = (
     "Blocks in closed form are those of a softmax; of a state take cone_mass or probed_cone_mass."
 )

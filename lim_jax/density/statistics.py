@@ -30,7 +30,7 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._errors import filter_jit
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,
     Intervals,
@@ -40,7 +40,6 @@ from lim_jax.grid.partition import (
     require_regions,
 )
 
-Scalar = Float[Array, ""]
 SHOWN = 6  # positions left out that a summary names
 ROUNDING = 8  # so many times the precision what is computed in it may differ
 ALIKE = "all examples have one profile: their errors say nothing of other examples"

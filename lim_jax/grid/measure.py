@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import described, error_if, require, require_floats, require_indices
 
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
+Scalar = Float[Array, ""]
 ONE_EACH = "Pass a number for each position."
 REMOVED = -1e4  # what minus infinity is to a score
 

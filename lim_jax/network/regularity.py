@@ -23,7 +23,7 @@ from lim_jax._checks import as_finite, described, require, require_floats
 from lim_jax._errors import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.field import TransformerField
 from lim_jax.network.masks import AttentionMask
@@ -43,7 +43,6 @@ SLOPES: tuple[tuple[Callable[[Array], Array], float], ...] = (
     (jax.nn.silu, 1.09983933), (jax.nn.gelu, GELU_SLOPES[True]),
 )  # fmt: skip
 
-Scalar = Float[Array, ""]
 Heads = Float[Array, " heads"]
 
 

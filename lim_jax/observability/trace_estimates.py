@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import as_int, require_floats, require_indices
 from lim_jax._errors import filter_jit
 from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
     Observations,
@@ -28,8 +28,6 @@ from lim_jax.observability.gramian import (
     require_observations,
 )
 from lim_jax.probes import Probes
-
-Scalar = Float[Array, ""]
 
 
 @filter_jit

@@ -25,7 +25,7 @@ from lim_jax._checks import (
     require_scalar,
 )
 from lim_jax.density.adjoints import Batch, Loss
-from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.measure import Grid, Scalar, require_grid
 from lim_jax.training.discrepancy import Discrepancy, squared_discrepancy
 from lim_jax.training.estimators import (
     Energies,
@@ -40,7 +40,6 @@ from lim_jax.training.mixed_derivative import (
     Adjoints,
     Losses,
     RiskAndPenalty,
-    Scalar,
     functional_of_adjoints,
     gradients_apart,
 )

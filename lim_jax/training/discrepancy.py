@@ -14,9 +14,8 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import as_nonnegative, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
-from lim_jax.training.mixed_derivative import Scalar
 
 Profile = Float[Array, " length"]
 Discrepancy = Callable[[Places, Any, Places], Scalar]

@@ -22,11 +22,10 @@ from lim_jax._errors import filter_jit
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded, embedded_on
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
 
-Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 
 

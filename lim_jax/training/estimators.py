@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_floats,
     require_scalar,
 )
-from lim_jax.training.mixed_derivative import Scalar
+from lim_jax.grid.measure import Scalar
 
 Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]

@@ -33,7 +33,6 @@ from lim_jax.density.adjoints import (
 )
 from lim_jax.grid.measure import Grid
 
-Scalar = Float[Array, ""]
 Losses = Float[Array, " examples"]
 Adjoints = Float[Array, "examples length width"]
 Functional = Callable[[Losses, Adjoints, Any], Any]

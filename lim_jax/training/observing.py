@@ -19,11 +19,11 @@ from lim_jax._checks import (
 )
 from lim_jax.density.adjoints import Batch, Loss, embedded_on, scalar_loss
 from lim_jax.grid.integrals import integral
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes
-from lim_jax.training.mixed_derivative import Adjoints, Losses, Scalar, functional_of_adjoints
+from lim_jax.training.mixed_derivative import Adjoints, Losses, functional_of_adjoints
 
 Profile = Float[Array, " length"]
 

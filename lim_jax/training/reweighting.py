@@ -23,11 +23,10 @@ from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
 from lim_jax.grid.integrals import guarded_density, integral, require_profile
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.dynamics import risk
 
-Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 WeightedLoss = Callable[[Profile], Loss]
 

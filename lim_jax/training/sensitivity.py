@@ -27,10 +27,9 @@ from lim_jax.density.adjoints import (
     embedded_on,
     losses_and_adjoints,
 )
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.probes import Estimate, sample_mean, tail_index
 
-Scalar = Float[Array, ""]
 Losses = Float[Array, " examples"]
 Vectors = Float[Array, "examples length width"]
 Places = Float[Array, "examples length"]
