@@ -22,8 +22,7 @@ from lim_jax._checks import (
     require_callable,
     require_floating,
 )
-from lim_jax.density.statistics import Scalar
-from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.grid.measure import Grid, Scalar, require_grid
 
 Tree = TypeVar("Tree")
 Loss = Callable[[Any, Float[Array, "length width"], Any], Scalar]

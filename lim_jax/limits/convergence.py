@@ -12,7 +12,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,9 +186,8 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
     if quick:
         return
     # Rotary keys, for which [0, 1] stands for twelve tokens on every grid.
-    rotary = dataclasses.replace(
-        _one_layer(seed), mask=AttentionMask(positions=Rotary((1.0,), tokens=12))
-    )
+    mask = AttentionMask(positions=Rotary((1.0,), tokens=12))
+    rotary = dataclasses.replace(_one_layer(seed), mask=mask)
     studies = attention_studies(rotary, smooth_states, sizes, smooth=True)
     for part in ("inside", "mean square", "every cell"):
         yield Row(f"rotary attention, {part}, tokens", studies[part], 1)
@@ -250,18 +248,16 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
+    fields = smooth_states, smooth_labels, sizes
     for name, make_grid in GRIDS.items():
         if quick and name != "tokens":
             continue
-        study = in_position.loss_study(
-            smooth_states, smooth_labels, sizes, make_grid, lipschitz=True
-        )
+        study = in_position.loss_study(*fields, make_grid, lipschitz=True)
         order = 1 if name == "tokens" else 2
         yield Row(f"loss, {name}", study, order, "" if order == 1 else MIDPOINT)
     weight = _readout_weight(seed)
     linear = LinearReadout(weight)
     tokenwise = TokenwiseReadout(lambda z: jnp.tanh(z @ weight) @ weight)
-    fields = smooth_states, smooth_labels, sizes
     for name, limit in {"linear": linear, "tanh network": tokenwise}.items():
         if quick and name != "linear":
             continue
@@ -323,8 +319,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
             if (name, part) == ("graded", "regional averages"):
                 reason = GRADING
             label = "P_0" if part in ("inside", "global") else "influence"
-            plural = "s" if depth > 1 else ""
-            where = f"{label}, {part}, {depth} layer{plural}, {name}"
+            where = f"{label}, {part}, {depth} layer{'s' * (depth > 1)}, {name}"
             yield Row(where, studies[part], order, reason)
 
 
@@ -342,10 +337,9 @@ def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
-    arrays, static = eqx.partition(averaging_attention(), eqx.is_array)
     for depth in (1, 2, 3):
-        layers = jax.tree.map(lambda leaf, depth=depth: jnp.stack([leaf] * depth), arrays)
-        flow = ResidualFlow(eqx.combine(layers, static), horizon=float(depth))
+        layers = jax.tree.map(lambda *same: jnp.stack(same), *[averaging_attention()] * depth)
+        flow = ResidualFlow(layers, horizon=float(depth))
         study = in_position.singularity_study(
             flow,
             lambda x, grid: inner(jnp.ones_like(x), x, grid),
@@ -359,12 +353,10 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """A query density in the loss that grows to the right."""
     biased = {"query_density": right_biased, "lipschitz": True}
-    study = in_position.loss_study(smooth_states, smooth_labels, sizes, **biased)
+    fields, linear = (smooth_states, smooth_labels, sizes), LinearReadout(_readout_weight(seed))
+    study = in_position.loss_study(*fields, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
-    linear = LinearReadout(_readout_weight(seed))
-    study = in_position.terminal_adjoint_study(
-        lambda size: linear, linear, smooth_states, smooth_labels, sizes, **biased
-    )
+    study = in_position.terminal_adjoint_study(lambda size: linear, linear, *fields, **biased)
     yield Row("terminal adjoint, linear readout, right-biased queries", study, 1)
 
 

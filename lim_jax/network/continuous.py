@@ -27,9 +27,8 @@ from lim_jax._checks import (
     require_optional,
 )
 from lim_jax._errors import in_our_words
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.flow import (
-    Scalar,
     Trajectory,
     require_depth_profile,
     require_horizon,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -179,14 +178,13 @@ class CausalAttention(eqx.Module):
         """Attend by every head, multiply by the gates, and project."""
         grid = self.prefixes(grid)
         log_weights = log_weights_by_head(grid, len(query))
-        if log_weights is None:
-            heads = self.of_heads(partial(self.attend, grid=grid), query, key, value)
-            return self.project_output(heads, gates)
 
         def attend(*vectors: Array, **shaping: Any) -> Array:
-            return self.attend(*vectors[:3], grid=replace(grid, log_weights=vectors[3]), **shaping)
+            own = replace(grid, log_weights=vectors[3]) if len(vectors) > 3 else grid
+            return self.attend(*vectors[:3], grid=own, **shaping)
 
-        return self.project_output(self.of_heads(attend, query, key, value, log_weights), gates)
+        weighted = () if log_weights is None else (log_weights,)
+        return self.project_output(self.of_heads(attend, query, key, value, *weighted), gates)
 
     def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
         """Map ``function(*vectors, shaping=...)`` over the heads; without `shaping` if plain."""

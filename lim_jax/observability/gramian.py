@@ -29,8 +29,8 @@ from lim_jax._checks import (
 from lim_jax._errors import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.slots import State
 
-State = Float[Array, "length width"]
 Observations = Callable[[State], Float[Array, "depth observed"]]
 Gramians = Float[Array, "positions width width"]
 Positions = Int[Array, " positions"]
