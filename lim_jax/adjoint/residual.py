@@ -176,8 +176,8 @@ def generator_norms(
     ([1.0, 2.0], 6.389)
     """
     require_continuous(flow)
-    bounds = _bounds_at(x, grid, key, steps, failure)
     states = flow.trajectory(x, grid, times)
+    bounds = _bounds_at(x, grid, key, steps, failure)
 
     def rate(timed: tuple[Any, Scalar], x: State) -> State:
         control, time = timed
@@ -240,12 +240,13 @@ def _norms_by_layer(
 ) -> NormBounds:
     """Bound the derivative of ``change(layer, x)`` in every layer along the flow from x."""
     require_flow(flow)
+    states = flow.trajectory(x, grid).states
     bounds = _bounds_at(x, grid, key, steps, failure)
 
     def measure(carry, layer, state):
         return carry, bounds(change, layer, state)
 
-    return flow.scan(measure, x, flow.trajectory(x, grid).states[:-1])[1]
+    return flow.scan(measure, x, states[:-1])[1]
 
 
 def _bounds_at(
