@@ -4,11 +4,10 @@ r"""The input adjoint by the number of attention layers that the loss passed on 
           P_k^{(r)} = (I + \varepsilon\zeta B^*)P_{k+1}^{(r)}
           + \varepsilon\zeta K^*P_{k+1}^{(r-1)}, \qquad P_M^{(0)} = P_T
 
-The order r counts the kernels :math:`K^*` on the way back from the loss; the residual path and the
-local operators :math:`I + \varepsilon\zeta B^*` mix no tokens and do not count. So order 0 stays at
-the loss's queries, order 1 is what they read directly, order 2 what they read from tokens that had
-read it. A channel of `ledger` says which operator of a layer wrote a covector last; an order says
-how the whole covector came from the loss: a layer that only rescales the state changes no order's
+The order r counts the kernels :math:`K^*` on the way back from the loss. So order 0 stays at the
+loss's queries, order 1 is what they read directly, order 2 what they read from tokens that had read
+it. A channel of `ledger` says which operator of a layer wrote a covector last; an order says how
+the whole covector came from the loss: a layer that only rescales the state changes no order's
 share. Vectors are densities.
 """
 
@@ -77,9 +76,8 @@ def pull_back_hops(
 ) -> tuple[Covectors, SparseRows | None, list[Stage]]:
     r"""Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
 
-    Where the covector of no hops is zero but at a few positions it may be given as `sparse`: rows
-    of `hops` then begin with one hop. Returns both, and the layer's stages, the last first, each
-    with the sum of all covectors.
+    The covector of no hops may be given as `sparse`: rows of `hops` then begin with one hop. The
+    layer's stages come the last first, each with the sum of all covectors.
     """
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):
@@ -109,10 +107,8 @@ def one_hop_by_head(
               \varepsilon\zeta K_{l,h}^*\,P_{l+1}^{(0)}, \qquad l = k, \dots, M - 1,
 
     in a split layer with the local operators of its network before the head's kernel. Each layer's
-    heads are carried by themselves, so it costs as many pullbacks as there are heads and pairs of
-    layers.
-
-    The parts are those of :math:`P_k^{(1)}`, of the layers from the `depth` k on, a whole number
+    heads are carried by themselves: as many pullbacks as there are heads and pairs of layers. The
+    parts are those of :math:`P_k^{(1)}`, of the layers from the `depth` k on, a whole number
     known before tracing. The other arguments and errors are those of `attention_hops`; the layers
     have attention.
 

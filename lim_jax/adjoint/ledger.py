@@ -6,9 +6,8 @@ r"""The exact residual, cone and local channels of the input adjoint.
 the local operators of all layers add to it on the way back. Every term is evaluated at the full
 adjoint. Vectors and energies are densities.
 
-The same holds at every depth, with the layers above it. Where early layers change the scale of the
-state, as those of trained networks do, depth 0 says little: such a layer adds the change of scale
-to the covector. Then look at a later depth, or at `hops`.
+The same holds at every depth. Where early layers change the scale of the state, as those of trained
+networks do, they add that to the covector: then look at a later depth, or at `hops`.
 """
 
 from itertools import combinations
@@ -142,11 +141,7 @@ def channels(
 def relative_energies(
     vectors: Float[Array, "parts length width"], state: State, grid: Grid
 ) -> Float[Array, "parts length"]:
-    r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2` of covectors of one depth.
-
-    Moving the state at p by the fraction :math:`\eta` of its root mean square changes the loss by
-    at most :math:`\eta` times its root; layers that only rescale the state leave it as it is.
-    """
+    r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2`, which no change of scale changes."""
     return inner(state, state, grid) * (vectors**2).sum(axis=-1)
 
 

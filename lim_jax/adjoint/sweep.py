@@ -59,12 +59,10 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
 
     The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
     `eq:terminal-adjoint-softmax` times L (the field under :math:`\mathcal E_L`), in the continuum
-    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. What it
-    is of the logits' residual is the readout's: tokenwise `eq:tokenwise-terminal-adjoint` (linear,
-    `eq:linear-readout-discrete-adjoint` and `eq:linear-readout-continuum-adjoint`), from a window
-    of tokens `eq:local-readout-adjoint`. `loss.LocalReadout` has any maps of either kind.
-
-    Arguments are those of `adjoint_trajectory`, the example a terminal state and its labels.
+    `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. Through
+    the readout it is `eq:tokenwise-terminal-adjoint` (linear, `eq:linear-readout-discrete-adjoint`
+    and `eq:linear-readout-continuum-adjoint`), or from a window `eq:local-readout-adjoint`. The
+    example is a terminal state and its labels.
 
     Examples
     --------

@@ -61,9 +61,8 @@ def influence(
     Raises
     ------
     ValueError
-        Where the batch is no pair, is empty or does not fit, or the loss is not a scalar.
-    EquinoxRuntimeError
-        Where the batch, the losses or the gradients hold a NaN or an infinity.
+        Where the batch is no pair, is empty or does not fit, or the loss is not a scalar; where the
+        batch, the losses or the gradients hold a NaN or an infinity, EquinoxRuntimeError.
 
     Examples
     --------

@@ -173,9 +173,8 @@ def midpoint_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
     r"""Midpoints of equal cells in :math:`\xi`, with :math:`p = \xi^3`: fine near position 0.
 
-    The adjoint of causal averaging grows like :math:`\log(1/p)` at 0; the grading resolves it,
-    which makes regional influence of order 2 where equal cells have less than 1. The weights
-    :math:`3\xi_i^2/L` sum to :math:`1 - 1/(4L^2)`.
+    The adjoint of causal averaging grows like :math:`\log(1/p)` at 0; the grading resolves it. The
+    weights :math:`3\xi_i^2/L` sum to :math:`1 - 1/(4L^2)`.
 
     Examples
     --------

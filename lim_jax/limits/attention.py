@@ -151,11 +151,8 @@ def attention_constant(
 ) -> float:
     r"""Measure the constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
-    The proof's steps with the field's numbers
-    (`eq:score-bounded-lipschitz-from-bounded-assumption`): a right-endpoint sum errs by at most
-    :math:`p_i/2L` times the integrand's largest slope (`eq:riemann-attention-error`), both
-    denominators are at least :math:`p_i \min_q e^{S}`
-    (`eq:attention-two-denominator-lower-bounds`), so cell i errs by at most :math:`C_R/L`, with
+    By `eq:score-bounded-lipschitz-from-bounded-assumption`, `eq:riemann-attention-error` and
+    `eq:attention-two-denominator-lower-bounds` cell i errs by at most :math:`C_R/L`, with
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.

@@ -169,12 +169,8 @@ class ContinuousFlow(eqx.Module):
     first_step
         The first step, or the step of a constant controller; None lets the controller choose.
 
-    Raises
-    ------
-    ValueError
-        As `ResidualFlow`, and where the adjoint is refused.
-    EquinoxRuntimeError
-        Where the state is not finite, or the solver does not reach T.
+    Errors are those of `ResidualFlow`. A state that is not finite, and a solver that does not reach
+    T, raise EquinoxRuntimeError.
 
     Examples
     --------

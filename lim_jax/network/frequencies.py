@@ -74,10 +74,9 @@ def yarn_scaling(
 ) -> Frequencies:
     r"""YaRN's scaling: pairs are slowed by a share that rises linearly in the pair's number.
 
-    Pair m turns :math:`c` times within the n tokens of training where
-    :math:`m = r \log(n / 2\pi c) / (2\log b)`. Up to that of `fast` turns (``beta_fast``) pairs are
-    kept, from that of `slow` turns on divided by the factor (Peng, Quesnelle, Fan and Shippole,
-    2023). With `whole_pairs` (``truncate``) the two ends are rounded outwards.
+    Pair :math:`m = r \log(n / 2\pi c) / (2\log b)` turns :math:`c` times within the n tokens of
+    training. Up to that of `fast` turns (``beta_fast``) pairs are kept, from that of `slow` turns
+    on divided by the factor (Peng et al., 2023); `whole_pairs` is ``truncate``.
     """
     for name, number in {"factor": factor, "fast": fast, "slow": slow}.items():
         require_positive(number, name, expected=POSITIVE, cure=OWN)

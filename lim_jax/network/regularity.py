@@ -126,8 +126,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     :math:`\ell\|W_Q\|c_k/\sqrt{d_k}` and :math:`\ell\|W_K\|c_q/\sqrt{d_k}`, the kernel's are twice
     these, the second times :math:`e^{2B}` (along the segment between the scores, where the paper
     takes the quotient identity), and a head's are :math:`c_v` times the kernel's, to the second of
-    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second. For large
-    weights the exponential is infinite in floating point.
+    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second.
 
     In the parameters nothing is exponential: a probability moves by at most the largest change of
     a score, so a head by :math:`c_v\,|ds| + |dv|`, where

@@ -140,9 +140,8 @@ def layer_products(
 
     The costs of `subsec:algorithm-complexity`. With S positions of width d, M layers, K of them
     observed and r numbers at each: :math:`SdM` forward; in reverse :math:`KrM`, but
-    :math:`rM(M-1)/2` for `ObservedTokens`, which observe all layers (K = M) and let the sweep stop
-    where nothing is seen above. Their `depth` M is known; that of another function, which may
-    observe fewer layers, is to be passed.
+    :math:`rM(M-1)/2` for `ObservedTokens`, whose sweep stops where nothing is seen above. Of
+    another function the `depth` M is to be passed.
 
     Examples
     --------

@@ -140,9 +140,8 @@ def gradients_apart(
     """The mean loss and a function of input adjoints, and the gradients of both, from one pass.
 
     The arguments are those of `functional_of_adjoints`, whose functional returns the penalty.
-    Returned are the values, and the gradients in the floating-point arrays of `params`, with None
-    in place of other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed
-    out.
+    Returned are the values and the gradients in the floating-point arrays of `params`, None for
+    other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed out.
 
     Examples
     --------
