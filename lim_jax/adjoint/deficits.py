@@ -1,7 +1,7 @@
 r"""Certificates of Lost-in-the-Middle from the channels, exactly and by bounds on them.
 
-Bounds of your own are assumed true where the data do not contradict them; `bootstrap_bounds` are
-bounds of these data. As in `criteria`, call these functions outside `jax.jit`.
+Bounds of your own are assumed true where the data do not contradict them. As in `criteria`, call
+these functions outside `jax.jit`.
 """
 
 import math

@@ -115,8 +115,7 @@ class DepthConstants(NamedTuple):
         r""":math:`C_T` of `eq:convergent-control-grid-bound`.
 
         :math:`e^{TZ\Lambda}\max\{T(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2),\,
-        Z C_\theta\}`: what the layers add (`layer_defect`), times Gronwall's exponential, which may
-        overflow to infinity.
+        Z C_\theta\}`: what the layers add, times Gronwall's exponential, which may be infinite.
         """
         with np.errstate(over="ignore"):
             growth = float(np.exp(np.float64(horizon * self.profile * self.state)))
@@ -300,9 +299,8 @@ def time_slopes(
 ) -> Float[Array, " times"]:
     r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
 
-    `eq:depth-time-consistency`: between two times of one piece of the control the field changes by
-    at most the largest slope there times their distance, at this state; `time_slope_bounds` are for
-    all states, as is the paper's :math:`C_G`. Profile and control are differentiable in time.
+    `eq:depth-time-consistency` at this state; `time_slope_bounds` are for all states, as is the
+    paper's :math:`C_G`. Profile and control are differentiable in time.
 
     Examples
     --------

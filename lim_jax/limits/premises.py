@@ -1,7 +1,6 @@
 """Premises of the paper's limits: the user states them, and samples may refute them.
 
-Without its premise nothing is claimed. No finite number of samples proves a premise, so an error
-says what is not resolved, and no more.
+No finite number of samples proves a premise, so an error says what is not resolved, and no more.
 """
 
 from collections.abc import Callable, Mapping, Sequence

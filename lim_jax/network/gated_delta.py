@@ -4,8 +4,7 @@ r"""The gated delta rule (Yang et al., 2024): a state that unlearns what a key h
           + \beta_j\,k_j\bigl(v_j - e^{-a\Delta_j}S_{j-1}^\top k_j\bigr)^\top, \qquad
           o_i = S_i^\top q_i
 
-In the continuum, with :math:`\beta` per length of context,
-:math:`\dot S = -(\gamma + \beta k k^\top)S + \beta k v^\top`.
+In the continuum :math:`\dot S = -(\gamma + \beta k k^\top)S + \beta k v^\top`.
 """
 
 import equinox as eqx

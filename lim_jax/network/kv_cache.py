@@ -1,9 +1,8 @@
 r"""What layers keep of a context: a token more costs its own row, not the context's.
 
-Row i of causal attention reads :math:`\sum_{j \le i} A_{ij} v_j`, of which only the query and one
-key and value are its own: the others' are kept. A recurrent layer keeps its state and the last rows
-of its convolutions. On the token grid of at least all tokens that are to come, a network maps a
-context, `prefill`, and then each token that follows, `decode_step`.
+Of attention that is keys and values, of a recurrent layer its state and the last rows of its
+convolutions. On the token grid of at least all tokens that are to come, a network maps a context,
+`prefill`, and then each token that follows, `decode_step`.
 """
 
 from collections.abc import Callable

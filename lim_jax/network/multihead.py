@@ -36,8 +36,9 @@ class CausalAttention(eqx.Module):
 
     Attributes
     ----------
-    norm
-        A map of one token; `equinox.nn.Identity` for none.
+    norm, output_norm
+        Maps of one token, before the matrices (`equinox.nn.Identity` for none) and after the heads'
+        sum and its bias, or None.
     query, key, value, output
         One matrix for each head, of keys and values for each group of heads: with H heads in G
         groups head h reads group :math:`\lfloor hG/H \rfloor`. The images of `output`,
@@ -47,8 +48,6 @@ class CausalAttention(eqx.Module):
     query_norm, key_norm, value_norm
         Maps of one head's query, key or value, after the bias and before it is rotated, or None; a
         `norms.AcrossHeads` maps all heads' together.
-    output_norm
-        A map of one token that follows the heads' sum and its bias, or None.
     gate
         :math:`W_G`, one block for each head: what head h reads for row i is multiplied by
         :math:`\sigma(W_G^h \mathrm{LN}(x)_i)`, feature by feature, before :math:`W_O`; or None.
@@ -63,8 +62,7 @@ class CausalAttention(eqx.Module):
     rope_before_qk_norm
         Whether queries and keys are rotated before their norms, not after.
     attend
-        How one head attends: `attention.causal_attention`, or where devices share a context
-        `ring.RingAttention`.
+        How one head attends: `causal_attention`, or where devices share a context `RingAttention`.
 
     Sizes that do not fit one another raise ValueError.
     """

@@ -59,8 +59,8 @@ class Rotary(eqx.Module):
     amplitude
         By how much the rotated features grow, in queries as in keys (`yarn_amplitude`).
     from_zero
-        Whether the first token of each context is rotated by no angle. Scores see differences of
-        positions alone, unless something follows the rotation that is not rotated with it.
+        Whether the first token of each context is rotated by no angle, where a norm that follows
+        the rotation sees more than differences of positions.
 
     Raises
     ------

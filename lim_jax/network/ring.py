@@ -1,11 +1,10 @@
 r"""Causal attention of a context that several devices share: keys and values go round.
 
-Each device holds the queries, keys and values of a chunk of as many positions. In
-as many steps as there are devices all keys and values pass every device, from neighbour to
-neighbour, and its rows grow tile by tile (`blocked`): no device ever holds more of them than its
-own and one other's. So do the derivatives; in the pull what belongs to keys and values travels with
-them, and arrives at home. The scheme is that of Liu, Zaharia and Abbeel, "Ring attention with
-blockwise transformers for near-infinite context" (2023).
+Each device holds a chunk of as many positions. In as many steps as there are devices all keys and
+values pass every device, from neighbour to neighbour, and its rows grow tile by tile (`blocked`).
+So do the derivatives; in the pull what belongs to keys and values travels with them. The scheme is
+that of Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite
+context" (2023).
 """
 
 from typing import cast

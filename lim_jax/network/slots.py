@@ -1,10 +1,8 @@
 r"""The two slots of a field.
 
-A field is evaluated as ``field(x, context, grid)``: queries and everything tokenwise come from
-`x`, keys and values from `context`. The vector field of the depth flow is its diagonal
-``field(x, x, grid)``; the two partial derivatives are the local operator and the Volterra kernel.
-
-States are arrays of shape ``(length, width)``, one example at a time; `vmap` for a batch.
+A field is evaluated as ``field(x, context, grid)``, on states of one example: queries and
+everything tokenwise come from `x`, keys and values from `context`. The vector field of the depth
+flow is its diagonal; the two partial derivatives are the local operator and the Volterra kernel.
 """
 
 from collections.abc import Callable

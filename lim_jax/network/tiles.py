@@ -1,10 +1,8 @@
 r"""The lower triangle of pairs of positions, tile by tile: how arrays are cut and tiles visited.
 
 A group of heads and examples goes at a time, on a CPU as many as fill a core's cache with a tile of
-each; an accelerator takes all at once, in wider tiles. A program is cut for where it is lowered,
-what differentiates it for the machine that traces it. A block is then an array
-``(group, tile, *rest)``: some positions of all in the group. Tiles that no row sees, ahead of the
-diagonal or before every start, are skipped.
+each; an accelerator takes all at once, in wider tiles. A block is an array
+``(group, tile, *rest)``. Tiles that no row sees are skipped.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,7 @@ r"""Observability Gramians: how visible a perturbation of each position stays al
 .. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
 
 Observations are any pure function of the input with a row for each layer; `ObservedTokens` are
-those of a flow, whose layers are swept once for all of them. The Gramians are Euclidean quantities
-of the input tokens: no weights :math:`\Delta p` enter.
+those of a flow, swept once for all. Gramians are Euclidean: no weights :math:`\Delta p` enter.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
 r"""Algorithm 1: objectives that balance the influence density against a target.
 
-All are densities' integrals over position: they converge as the grid is refined. They are
-functions of input adjoints, so `jax.grad` of them takes the rule of `mixed_derivative` by itself.
-Each takes a `Penalty`: what is balanced, from which of a batch's moments, towards what.
+They converge as the grid is refined, and as functions of input adjoints `jax.grad` of them takes
+the rule of `mixed_derivative` by itself.
 """
 
 from dataclasses import replace

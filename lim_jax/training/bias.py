@@ -32,10 +32,9 @@ def parameter_shift(
     r"""How a penalty moves the minimiser of a risk, to first order.
 
     By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
-    conjugate gradients on Hessian-vector products to a relative `tolerance`. With half the strength
+    conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
     of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
-    functions of the parameters, floating-point arrays at which the risk is least and its Hessian
-    positive definite; `strength` is :math:`\beta`.
+    functions of the parameters, at which the risk is least and its Hessian positive definite.
 
     Examples
     --------

@@ -24,10 +24,9 @@ Discrepancy = Callable[[Places, Any, Places], Scalar]
 def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
     r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
 
-    `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`;
-    the penalty of `eq:discrete-target-influence-penalty`
-    without its :math:`\beta`. For :math:`\nu = 1` it is half the imbalance
-    :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
+    `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`; the penalty of
+    `eq:discrete-target-influence-penalty` without its :math:`\beta`. For :math:`\nu = 1` it is half
+    the imbalance :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
 
     Examples
     --------

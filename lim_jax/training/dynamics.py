@@ -3,8 +3,7 @@ r"""Training time: gradient flow of a risk, and the exact law by which it moves 
 .. math:: \dot\vartheta_s = -\nabla R(\vartheta_s), \qquad
           \partial_s m = \frac{\partial_s I}{Z} - \frac mZ\int_0^1 \partial_s I
 
-(`eq:gd-flow`, `eq:gd-mdot`), for any pure loss. Derivatives of the density along a direction of
-parameters are one Jacobian-vector product: no object of (positions x parameters) is formed.
+(`eq:gd-flow`, `eq:gd-mdot`), for any pure loss, by one Jacobian-vector product.
 """
 
 from collections.abc import Sequence
@@ -185,9 +184,9 @@ def gradient_flow(
 ) -> TrainingPath:
     r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.
 
-    `eq:gd-flow`. One solve between every two saved times, so that an interrupted flow resumes at
-    the last of them with the same numbers. With ``diffrax.Euler()``, ``diffrax.ConstantStepSize()``
-    and `first_step` it is gradient descent at that rate. Not for use inside `jax.jit`.
+    `eq:gd-flow`. An interrupted flow resumes at the last saved time with the same numbers. With
+    ``diffrax.Euler()``, ``diffrax.ConstantStepSize()`` and `first_step` it is gradient descent at
+    that rate. Not for use inside `jax.jit`.
 
     The first of the increasing training `times` to save at is where `params` stand. The first
     arguments are those of `influence`, the last those of `training.resumable`, and between them

@@ -184,8 +184,7 @@ def response(
 
     Neither a decrease of LIM nor alignment follows from Algorithm 2's update: this says whether
     they are there. `stage` is the response map :math:`\mathcal M`, from loss weights to the
-    influence density after the next training stage, unrolled so that it is differentiated, as
-    `response_map` is; `change` is :math:`\Delta w`, for example from `reweight_positions`.
+    influence density after the next stage, as `response_map`; `change` is :math:`\Delta w`.
 
     Examples
     --------
