@@ -56,6 +56,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 checked_types.install()
 
+import lim_jax as lim  # noqa: E402
+
 # The dearest files, first: no worker is left alone with one at the end. Before them the weights
 # that take most memory, which a worker has then to itself.
 DEAREST = (
@@ -76,6 +78,12 @@ GIB = 2**30
 # more where the next tests compile the same again.
 HELD = 2.0 * GIB
 STATM = Path("/proc/self/statm")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def examples_know_the_library(doctest_namespace):
+    """Beside the names of their file: as on every page, ``import lim_jax as lim`` stands before."""
+    doctest_namespace["lim"] = lim
 
 
 @pytest.fixture(autouse=True)

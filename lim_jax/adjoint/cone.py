@@ -75,8 +75,7 @@ def cone_mass(
 
     Examples
     --------
-    >>> from lim_jax import limits, token_grid
-    >>> mass = cone_mass(limits.averaging_attention(), jnp.ones((2, 1)), token_grid(2))
+    >>> mass = cone_mass(lim.limits.averaging_attention(), jnp.ones((2, 1)), lim.token_grid(2))
     >>> mass.tolist()  # sums of Δp/p^2 over p >= q
     [2.5, 0.5]
     """
@@ -111,9 +110,8 @@ def probed_cone_mass(
 
     Examples
     --------
-    >>> from lim_jax import limits, token_grid
-    >>> averaging, probe = limits.averaging_attention(), jnp.ones((1, 1))
-    >>> probed_cone_mass(averaging, jnp.ones((2, 1)), token_grid(2), probe).value.tolist()
+    >>> averaging, probe = lim.limits.averaging_attention(), jnp.ones((1, 1))
+    >>> probed_cone_mass(averaging, jnp.ones((2, 1)), lim.token_grid(2), probe).value.tolist()
     [2.5, 0.5]
     """
     require_name(normalisation, ("density", "finite"), "normalisation", NAMES)

@@ -56,11 +56,10 @@ def continuous_adjoint(
 
     Examples
     --------
-    >>> from lim_jax import gauss_grid, integral
-    >>> grid = gauss_grid(4)
+    >>> grid = lim.gauss_grid(4)
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -x)
     >>> times = jnp.array([0.0, 1.0])
-    >>> loss = lambda x, y: integral(x, grid).sum()
+    >>> loss = lambda x, y: lim.integral(x, grid).sum()
     >>> adjoint = continuous_adjoint(flow, loss, (jnp.ones((4, 1)), None), grid, times)
     >>> bool(jnp.allclose(adjoint.covectors[0], jnp.exp(-1.0), atol=1e-5))
     True

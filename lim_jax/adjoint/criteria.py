@@ -118,8 +118,7 @@ def energy_stability(
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(3), "1/3")
+    >>> regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     >>> ones = jnp.ones((1, 3, 1))
     >>> energies = energy_stability(ones, 1.5 * ones, jnp.array([0.5]), regions)
     >>> jnp.round(energies.initial - energies.terminal, 4).tolist()

@@ -47,9 +47,8 @@ def attention_hops(
     --------
     Two layers of causal averaging, and a loss that asks from the last of two tokens.
 
-    >>> from lim_jax import limits, token_grid
-    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), limits.averaging_attention())
-    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), token_grid(2)
+    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), lim.limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), lim.token_grid(2)
     >>> hops = attention_hops(flow, lambda state, y: state[y, 0] / 2, (x, 1), grid, 2)
     >>> hops[0, :, :, 0].tolist()
     [[0.0, 1.0], [1.0, 1.0], [0.75, 0.25]]
@@ -114,9 +113,8 @@ def one_hop_by_head(
 
     Examples
     --------
-    >>> from lim_jax import limits, token_grid
-    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), limits.averaging_attention())
-    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), token_grid(2)
+    >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), lim.limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), lim.token_grid(2)
     >>> asked = lambda state, y: state[y, 0] / 2
     >>> one_hop_by_head(flow, asked, (x, 1), grid)[:, 0, :, 0].tolist()
     [[0.5, 0.5], [0.5, 0.5]]

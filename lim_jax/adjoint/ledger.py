@@ -108,8 +108,7 @@ def channels(
     Examples
     --------
     >>> from lim_jax.network.field import TransformerField
-    >>> from lim_jax.grid import token_grid
-    >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
+    >>> grid, keys = lim.token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))
     >>> parts = channels(flow, lambda x, y: jnp.sum((x - y) ** 2), (x, jnp.ones((3, 2))), grid)
@@ -240,10 +239,9 @@ def regional_channels(
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
     >>> residual, cone = jnp.array([1.0, 0.5, 1.0]), jnp.array([-1.0, 0.5, -1.0])
     >>> vectors = jnp.stack([residual, cone, jnp.zeros(3)])[None, :, :, None]
-    >>> regional = regional_channels(vectors, boundary_regions(token_grid(3), "1/3"))
+    >>> regional = regional_channels(vectors, lim.boundary_regions(lim.token_grid(3), "1/3"))
     >>> jnp.round(regional.energies[:, 0], 3).tolist(), jnp.round(regional.totals, 3).tolist()
     ([1.0, 0.25, 1.0], [0.0, 1.0, 0.0])
     """

@@ -96,9 +96,8 @@ def mask_gradient(
     --------
     Two tokens attend evenly, and the second reads the mean of 1 and 3; a loss asks for it.
 
-    >>> from lim_jax import limits, token_grid
-    >>> layer = jax.tree.map(lambda leaf: leaf[None], limits.averaging_attention())
-    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), token_grid(2)
+    >>> layer = jax.tree.map(lambda leaf: leaf[None], lim.limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), lim.token_grid(2)
     >>> gradient = mask_gradient(flow, lambda state, y: state[y, 0], (x, 1), grid)
     >>> (grid.weights * gradient.total).tolist()  # A (v - o) = (1 - 2)/2 and (3 - 2)/2
     [-0.5, 0.5]
@@ -145,9 +144,8 @@ def mask_path(
 
     Examples
     --------
-    >>> from lim_jax import limits, token_grid
-    >>> layer = jax.tree.map(lambda leaf: leaf[None], limits.averaging_attention())
-    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), token_grid(2)
+    >>> layer = jax.tree.map(lambda leaf: leaf[None], lim.limits.averaging_attention())
+    >>> flow, x, grid = ResidualFlow(layer), jnp.array([[1.0], [3.0]]), lim.token_grid(2)
     >>> chosen = jnp.array([True, False])
     >>> path = mask_path(flow, lambda state, y: state[y, 0], (x, 1), grid, chosen)
     >>> float(path.loss), round(float(path.loss_without), 2)  # 3 and the mean of 1 and 3, or of 3

@@ -56,8 +56,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), "1/3", "points")
+    >>> regions = lim.boundary_regions(lim.token_grid(4), "1/3", "points")
     >>> queries = query_masses(jnp.array([0.0, 0.0, 0.5, 0.5]), regions)
     >>> queries.masses.tolist(), queries.squares.tolist()
     ([0.0, 0.0, 1.0], [0.0, 0.0, 4.0])

@@ -42,10 +42,9 @@ def interaction_orders(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.ones(2), step=lambda rate, x, grid, step: x + step * rate * x)
     >>> loss, example = lambda x, y: y * x.sum(), (jnp.ones((1, 1)), 1.0)
-    >>> orders = interaction_orders(flow, loss, example, token_grid(1), 2)
+    >>> orders = interaction_orders(flow, loss, example, lim.token_grid(1), 2)
     >>> orders.ravel().tolist()  # (1 + 1/2)^2
     [1.0, 1.0, 0.25]
     """
@@ -86,9 +85,8 @@ def interaction_norms(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.ones(2), step=lambda rate, x, grid, step: x - step * rate * x)
-    >>> norms = interaction_norms(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
+    >>> norms = interaction_norms(flow, jnp.ones((1, 1)), lim.token_grid(1), key=jax.random.key(0))
     >>> norms.upper.tolist()
     [0.5, 0.5]
     """
@@ -115,15 +113,14 @@ def splitting_remainders(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> class Growth(eqx.Module):
     ...     rates: Array
     ...
     ...     def __call__(self, x, context, grid):
     ...         return self.rates * x
     >>> exact = lambda field, x, grid, step: jnp.exp(step * field.rates) * x
-    >>> flow = ResidualFlow(Growth(jnp.ones(2)), step=exact)
-    >>> norms = splitting_remainders(flow, jnp.ones((1, 1)), token_grid(1), key=jax.random.key(0))
+    >>> flow, key = ResidualFlow(Growth(jnp.ones(2)), step=exact), jax.random.key(0)
+    >>> norms = splitting_remainders(flow, jnp.ones((1, 1)), lim.token_grid(1), key=key)
     >>> bool(jnp.allclose(norms.upper, jnp.exp(0.5) - 1.5))
     True
     """
@@ -168,10 +165,9 @@ def generator_norms(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: -(1 + time) * x)
     >>> x, times = jnp.ones((1, 1)), jnp.array([0.0, 1.0])
-    >>> norms = generator_norms(flow, x, token_grid(1), times, key=jax.random.key(0))
+    >>> norms = generator_norms(flow, x, lim.token_grid(1), times, key=jax.random.key(0))
     >>> norms.upper.tolist(), round(float(norms.amplification), 3)
     ([1.0, 2.0], 6.389)
     """

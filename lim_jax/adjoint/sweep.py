@@ -66,8 +66,7 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
 
     Examples
     --------
-    >>> from lim_jax import integral, token_grid
-    >>> grid, loss = token_grid(2), lambda state, y: integral(y * state, grid).sum()
+    >>> grid, loss = lim.token_grid(2), lambda state, y: lim.integral(y * state, grid).sum()
     >>> terminal_adjoint(loss, (jnp.ones((2, 1)), 3.0), grid).tolist()
     [[3.0], [3.0]]
     """
@@ -95,9 +94,8 @@ def adjoint_trajectory(
 
     Examples
     --------
-    >>> from lim_jax import integral, token_grid
     >>> from lim_jax.network.tokenwise import FeedForward
-    >>> grid, keys = token_grid(3), jax.random.split(jax.random.key(0), 2)
+    >>> grid, keys = lim.token_grid(3), jax.random.split(jax.random.key(0), 2)
     >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))
     >>> example = jnp.ones((3, 2)), 5.0
     >>> adjoint = adjoint_trajectory(flow, lambda x, y: y * x.sum(), example, grid)

@@ -69,9 +69,8 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = lambda x, context, grid: 2 * x + 3 * context
-    >>> parts = push_forward(field, jnp.ones((2, 1)), jnp.ones((2, 1)), token_grid(2))
+    >>> parts = push_forward(field, jnp.ones((2, 1)), jnp.ones((2, 1)), lim.token_grid(2))
     >>> parts.local.tolist(), parts.kernel.tolist()
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
@@ -91,9 +90,8 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = lambda x, context, grid: 2 * x + 3 * context
-    >>> parts = pull_back(field, jnp.ones((2, 1)), jnp.ones((2, 1)), token_grid(2))
+    >>> parts = pull_back(field, jnp.ones((2, 1)), jnp.ones((2, 1)), lim.token_grid(2))
     >>> parts.local.tolist(), parts.kernel.tolist()
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
@@ -112,9 +110,8 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = lambda x, context, grid: jnp.sin(x)
-    >>> local_blocks(field, jnp.zeros((2, 1)), token_grid(2)).tolist()
+    >>> local_blocks(field, jnp.zeros((2, 1)), lim.token_grid(2)).tolist()
     [[[1.0]], [[1.0]]]
     """
     _require_tangent(field, x, x, grid, "x")
@@ -247,8 +244,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> x, grid = jnp.ones((4, 1)), token_grid(4)
+    >>> x, grid = jnp.ones((4, 1)), lim.token_grid(4)
     >>> [bool(looks_ahead(field, x, grid)) for field in (
     ...     lambda x, context, grid: jnp.cumsum(context, axis=0),
     ...     lambda x, context, grid: context + context.mean(axis=0, keepdims=True),

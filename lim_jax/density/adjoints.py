@@ -42,13 +42,12 @@ class LossOfIds(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.density import influence
-    >>> from lim_jax.grid import token_grid
     >>> loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(x**2) / 2)
     >>> table, batch = jnp.array([[1.0], [2.0]]), (jnp.array([[0, 1]]), None)
-    >>> influence(loss, table, batch, token_grid(2)).energy.tolist()  # the states' squares over 1/4
+    >>> measured = lambda table: lim.influence(loss, table, batch, lim.token_grid(2))
+    >>> measured(table).energy.tolist()  # the states' squares over 1/4
     [4.0, 16.0]
-    >>> jax.grad(lambda table: influence(loss, table, batch, token_grid(2)).total)(table).tolist()
+    >>> jax.grad(lambda table: measured(table).total)(table).tolist()
     [[4.0], [8.0]]
     """
 
@@ -92,9 +91,8 @@ def adjoint_energies(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0]) / 2
-    >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), token_grid(2)).tolist()
+    >>> adjoint_energies(loss, 1.0, (jnp.zeros((1, 2, 1)), None), lim.token_grid(2)).tolist()
     [[1.0, 9.0]]
     """
     loss, batch = embedded_on(grid, loss, params, batch)

@@ -66,9 +66,8 @@ def influence(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * (x[0, 0] + 3 * x[1, 0])
-    >>> result = influence(loss, 1.0, (jnp.zeros((4, 2, 1)), None), token_grid(2))
+    >>> result = influence(loss, 1.0, (jnp.zeros((4, 2, 1)), None), lim.token_grid(2))
     >>> result.density.tolist(), float(result.total)
     ([0.2, 1.8], 20.0)
     """
@@ -109,10 +108,9 @@ def influence_stream(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda params, x, y: jnp.sum(x**2)
     >>> batches = ((jnp.full((2, 4, 1), size), None) for size in (1.0, 2.0))
-    >>> float(influence_stream(loss, None, batches, token_grid(4)).count)
+    >>> float(influence_stream(loss, None, batches, lim.token_grid(4)).count)
     4.0
     """
     regions = _regions_on(grid, regions)

@@ -145,8 +145,7 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import boundary_regions, token_grid
-        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
         >>> energies = jnp.array([[1.0, 2.0, 3.0, 90.0]])
         >>> Influence.from_energies(energies, regions).density[:3].round(3).tolist()
         [0.042, 0.083, 0.125]
@@ -225,8 +224,7 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import boundary_regions, token_grid
-        >>> regions = boundary_regions(token_grid(4), 0.25)
+        >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
         >>> result = Influence.from_energies(jnp.array([[1.0, 2.0, 3.0, 4.0]]), regions)
         >>> float(result.measure([(0, "3/8"), ("3/4", 1)]))  # 1/4 + 2/8 + 4/4
         1.5
@@ -325,9 +323,8 @@ class Influence(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.grid import boundary_regions, token_grid
         >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
-        >>> print(Influence.from_energies(energies, boundary_regions(token_grid(4), 0.25)))
+        >>> print(Influence.from_energies(energies, lim.boundary_regions(lim.token_grid(4), 0.25)))
         influence of 2 examples on 4 positions, delta = 0.25
                                left             middle              right
         density             1 ± 0.5        1.25 ± 0.25            0.5 ± 0

@@ -37,8 +37,8 @@ def cell_embedding(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> cell_embedding(jnp.array([1.0, 2.0]), token_grid(2), jnp.array([0.1, 0.5, 0.6])).tolist()
+    >>> values, positions = jnp.array([1.0, 2.0]), jnp.array([0.1, 0.5, 0.6])
+    >>> cell_embedding(values, lim.token_grid(2), positions).tolist()
     [1.0, 1.0, 2.0]
     """
     require_on_grid(values, grid)

@@ -14,8 +14,7 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
 
     Examples
     --------
-    >>> from lim_jax import midpoint_grid
-    >>> grid = midpoint_grid(100)
+    >>> grid = lim.midpoint_grid(100)
     >>> round(float(integral(grid.nodes**2, grid)), 4)
     0.3333
     """
@@ -30,8 +29,7 @@ def inner(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> float(inner(jnp.ones((4, 3)), jnp.ones((4, 3)), token_grid(4)))
+    >>> float(inner(jnp.ones((4, 3)), jnp.ones((4, 3)), lim.token_grid(4)))
     3.0
     """
     require_on_grid(left, grid, "left")

@@ -95,11 +95,10 @@ def boundary_regions(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> points = boundary_regions(token_grid(48), 0.2, "points")
+    >>> points = boundary_regions(lim.token_grid(48), 0.2, "points")
     >>> [int(count) for count in jnp.round(48 * points.weights.sum(axis=1))]
     [9, 29, 10]
-    >>> overlap = boundary_regions(token_grid(48), 0.2)
+    >>> overlap = boundary_regions(lim.token_grid(48), 0.2)
     >>> [round(float(size), 6) for size in overlap.weights.sum(axis=1)]
     [0.2, 0.6, 0.2]
     """
@@ -153,8 +152,7 @@ def regional_averages(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> grid = token_grid(10)
+    >>> grid = lim.token_grid(10)
     >>> [round(float(a), 3) for a in regional_averages(grid.nodes, boundary_regions(grid, 0.2))]
     [0.15, 0.55, 0.95]
     """

@@ -143,15 +143,14 @@ def proved_constants(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> from lim_jax.network.continuous import linear_control
     >>> keys = jax.random.split(jax.random.key(0), 2)
     >>> fields = jax.vmap(lambda key: TransformerField.init(4, eta=0.1, key=key))(keys)
     >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
-    >>> constants = proved_constants([fields], linear_control(fields), unit_profile, token_grid(3))
-    >>> constants.state < 1
+    >>> grid, control = lim.token_grid(3), linear_control(fields)
+    >>> proved_constants([fields], control, unit_profile, grid).state < 1
     True
-    >>> proved_constants([fields], lambda time: fields, unit_profile, token_grid(3)) is None
+    >>> proved_constants([fields], lambda time: fields, unit_profile, grid) is None
     True
     """
     knots = linear_knots(control)
@@ -249,10 +248,9 @@ def readout_bound(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> from lim_jax.loss import LinearReadout
     >>> readout = LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
-    >>> round(float(readout_bound(readout, jnp.ones((3, 2)), token_grid(3))), 6)
+    >>> round(float(readout_bound(readout, jnp.ones((3, 2)), lim.token_grid(3))), 6)
     5.0
     """
     root = jnp.sqrt(grid.weights)[:, None]
@@ -274,11 +272,10 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> from lim_jax.network.continuous import linear_control
     >>> fields = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
     >>> still = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf]), fields)
-    >>> time_slope_bounds(ContinuousFlow(linear_control(still)), token_grid(3)).tolist()
+    >>> time_slope_bounds(ContinuousFlow(linear_control(still)), lim.token_grid(3)).tolist()
     [0.0, 0.0]
     """
     knots = linear_knots(flow.control)
@@ -304,9 +301,8 @@ def time_slopes(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> flow = ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
-    >>> time_slopes(flow, jnp.ones((3, 1)), token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
+    >>> time_slopes(flow, jnp.ones((3, 1)), lim.token_grid(3), jnp.array([0.0, 0.5, 1.0])).tolist()
     [0.0, 1.0, 2.0]
     """
     require_continuous(flow)

@@ -79,12 +79,11 @@ def trajectory_studies(
     Examples
     --------
     >>> from lim_jax.network.tokenwise import FeedForward
-    >>> from lim_jax.grid import token_grid
     >>> field = FeedForward.init(2, key=jax.random.key(0))
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)
     >>> schemes = {"Euler": Scheme()}
     >>> studies = trajectory_studies(
-    ...     lambda time: field, x, token_grid(3), depths, schemes, lipschitz=True
+    ...     lambda time: field, x, lim.token_grid(3), depths, schemes, lipschitz=True
     ... )
     >>> studies["Euler: on layers"].claimed, studies["Euler: on layers"].verdict
     (1.0, 'measured')

@@ -138,12 +138,11 @@ def convergence_study(
     --------
     The causal average of p is p/2, and on tokens it is (p + 1/L)/2:
 
-    >>> from lim_jax.grid import token_grid
     >>> from lim_jax.limits.fields import averaging_attention
     >>> rates = convergence_study(
     ...     averaging_attention(),
     ...     lambda p: p[:, None],
-    ...     [token_grid(n) for n in (10, 20, 40, 80)],
+    ...     [lim.token_grid(n) for n in (10, 20, 40, 80)],
     ...     {"average": Quantity(lambda x, grid: x, order=1, bound=lambda n: 0.51 / n)},
     ... )
     >>> row = rates[0]

@@ -138,8 +138,7 @@ def mean_square(gap: Gap, grid: Grid) -> float:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> mean_square(np.array([[3.0, 4.0], [5.0, 0.0]]), token_grid(2))
+    >>> mean_square(np.array([[3.0, 4.0], [5.0, 0.0]]), lim.token_grid(2))
     5.0
     """
     require_on_grid(gap, grid, "gap")

@@ -37,8 +37,7 @@ def attention_weights(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    >>> attention_weights(jnp.zeros((2, 1)), jnp.zeros((2, 1)), lim.token_grid(2)).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     require_heads(query, key, grid)
@@ -74,8 +73,7 @@ def attention_kernel(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), token_grid(2)).tolist()
+    >>> attention_kernel(jnp.zeros((2, 1)), jnp.zeros((2, 1)), lim.token_grid(2)).tolist()
     [[2.0, 0.0], [1.0, 1.0]]
     """
     require_heads(query, key, grid)
@@ -173,9 +171,8 @@ def causal_attention(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> values = jnp.array([[1.0], [3.0]])
-    >>> causal_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    >>> causal_attention(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, lim.token_grid(2)).tolist()
     [[1.0], [2.0]]
     """
     require_heads(query, key, grid, value)

@@ -174,13 +174,12 @@ class ContinuousFlow(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import gauss_grid
     >>> class Decay(eqx.Module):
     ...     def __call__(self, x, context, grid):
     ...         return -x
     >>> flow = ContinuousFlow(lambda time: Decay(), horizon=1.0)
     >>> x = jnp.ones((4, 1))
-    >>> bool(jnp.allclose(flow(x, gauss_grid(4)), jnp.exp(-1.0), atol=1e-6))
+    >>> bool(jnp.allclose(flow(x, lim.gauss_grid(4)), jnp.exp(-1.0), atol=1e-6))
     True
     """
 

@@ -37,10 +37,9 @@ class TransformerField(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = TransformerField.init(6, heads=2, key=jax.random.key(0))
     >>> x = jax.random.normal(jax.random.key(1), (5, 6))
-    >>> eqx.filter_jit(field)(x, x, token_grid(5)).shape
+    >>> eqx.filter_jit(field)(x, x, lim.token_grid(5)).shape
     (5, 6)
     """
 

@@ -53,8 +53,7 @@ def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> Stat
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> euler(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
+    >>> euler(lambda x, context, grid: -context, jnp.ones((2, 1)), lim.token_grid(2), 0.5).tolist()
     [[0.5], [0.5]]
     """
     _require_step(field, x, grid, increment)
@@ -83,8 +82,7 @@ def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), token_grid(2), 0.5).tolist()
+    >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), lim.token_grid(2), 0.5).tolist()
     [[0.625], [0.625]]
     """
     _require_step(field, x, grid, increment)
@@ -110,8 +108,7 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> state = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), token_grid(1), 0.5)
+    >>> state = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), lim.token_grid(1), 0.5)
     >>> round(float(state[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
     0.606771
     """
@@ -171,12 +168,11 @@ class ResidualFlow(eqx.Module):
     Examples
     --------
     >>> from lim_jax.network.field import TransformerField
-    >>> from lim_jax.grid import token_grid
     >>> keys = jax.random.split(jax.random.key(0), 8)
     >>> layers = jax.vmap(lambda key: TransformerField.init(6, heads=2, key=key))(keys)
     >>> flow = ResidualFlow(layers, step=split)
     >>> x = jax.random.normal(jax.random.key(1), (5, 6))
-    >>> flow(x, token_grid(5)).shape, flow.trajectory(x, token_grid(5)).states.shape
+    >>> flow(x, lim.token_grid(5)).shape, flow.trajectory(x, lim.token_grid(5)).states.shape
     ((5, 6), (9, 5, 6))
     """
 

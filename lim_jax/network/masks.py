@@ -38,9 +38,8 @@ class AttentionMask(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> [AttentionMask(**what).prefixes(token_grid(5)).starts.tolist() for what in ({"window": 2},
-    ...     {"chunk": 2})]
+    >>> masks = AttentionMask(window=2), AttentionMask(chunk=2)
+    >>> [mask.prefixes(lim.token_grid(5)).starts.tolist() for mask in masks]
     [[0, 0, 1, 2, 3], [0, 0, 2, 2, 4]]
     """
 

@@ -71,9 +71,8 @@ class Rotary(eqx.Module):
     Examples
     --------
     >>> import math
-    >>> from lim_jax.grid import token_grid
     >>> rotary = Rotary(frequencies=(math.pi / 2,))
-    >>> rotated = rotary.rotated(jnp.ones((1, 3, 2)), rotary.rope(token_grid(3)))
+    >>> rotated = rotary.rotated(jnp.ones((1, 3, 2)), rotary.rope(lim.token_grid(3)))
     >>> jnp.round(rotated[0]).tolist()  # by one, two and three right angles
     [[-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """

@@ -254,11 +254,10 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
     >>> field = jax.tree.map(lambda leaf: 0.2 * leaf, field)
     >>> x, y = jax.random.normal(jax.random.key(1), (2, 5, 4))
-    >>> moved = jnp.linalg.norm(field(x, x, token_grid(5)) - field(y, y, token_grid(5)))
+    >>> moved = jnp.linalg.norm(field(x, x, lim.token_grid(5)) - field(y, y, lim.token_grid(5)))
     >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
     True
     """
@@ -287,9 +286,8 @@ def trajectory_radius(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
-    >>> trajectory_radius(field, jnp.ones((5, 4)), token_grid(5), jnp.zeros(1)).tolist()
+    >>> trajectory_radius(field, jnp.ones((5, 4)), lim.token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
     _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")

@@ -38,11 +38,10 @@ class RingAttention(eqx.Module):
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.grid import token_grid
     >>> mesh = jax.make_mesh((1,), ("context",), axis_types=(AxisType.Auto,))
     >>> attend = RingAttention(mesh, "context")
     >>> values = jnp.array([[1.0], [3.0]])
-    >>> attend(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, token_grid(2)).tolist()
+    >>> attend(jnp.zeros((2, 1)), jnp.zeros((2, 1)), values, lim.token_grid(2)).tolist()
     [[1.0], [2.0]]
     """
 

@@ -47,9 +47,8 @@ class ObservedTokens(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: x)
-    >>> see_last = ObservedTokens(flow, token_grid(2), jnp.array([1]))
+    >>> see_last = ObservedTokens(flow, lim.token_grid(2), jnp.array([1]))
     >>> gramian_traces(observability_gramians(see_last, jnp.ones((2, 4)), 1 / 3)).tolist()
     [0.0, 4.0]
     """

@@ -177,9 +177,8 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> gramians = jnp.array([[[0.0]], [[2.0]]])  # centred: -1 and 1, so the penalty is y^2
-    >>> moments = gaussian_probe_moments(gramians, token_grid(2), probes=1)
+    >>> moments = gaussian_probe_moments(gramians, lim.token_grid(2), probes=1)
     >>> float(moments.bias), round(float(moments.deviation) ** 2, 9)  # E y^4 - 1^2, y ~ chi^2_1
     (2.0, 96.0)
     """
@@ -210,8 +209,7 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> float(penalty_bias(jnp.diag(jnp.array([1.0, 3.0])), token_grid(2)))  # (1 + 3) / 2 - 1
+    >>> float(penalty_bias(jnp.diag(jnp.array([1.0, 3.0])), lim.token_grid(2)))  # (1 + 3) / 2 - 1
     1.0
     """
     require_on_grid(covariance, grid, "covariance", "length length")

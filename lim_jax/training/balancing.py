@@ -80,8 +80,7 @@ class Penalty(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> between_regions = Penalty(pools=boundary_regions(token_grid(8), 0.25).weights)
+    >>> between_regions = Penalty(pools=lim.boundary_regions(lim.token_grid(8), 0.25).weights)
     >>> between_regions.pools.shape
     (3, 8)
     """
@@ -176,10 +175,9 @@ def balanced_objective(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0])
     >>> batch, weight = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 2.0])
-    >>> objective = lambda w: balanced_objective(loss, w, batch, token_grid(2), strength=1.0)
+    >>> objective = lambda w: balanced_objective(loss, w, batch, lim.token_grid(2), strength=1.0)
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
@@ -215,10 +213,9 @@ def risk_and_penalty(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0])
     >>> batch, weight = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 2.0])
-    >>> problem = loss, weight, batch, token_grid(2), Penalty(epsilon=0.0)
+    >>> problem = loss, weight, batch, lim.token_grid(2), Penalty(epsilon=0.0)
     >>> values, gradients, energies = risk_and_penalty(*problem)
     >>> [round(float(value), 6) for value in values], energies.tolist()
     ([3.0, 0.18], [4.0, 16.0])

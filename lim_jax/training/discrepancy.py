@@ -31,8 +31,7 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.grid import token_grid
-    >>> float(influence_discrepancy(jnp.array([0.0, 2.0]), 1.0, token_grid(2)))
+    >>> float(influence_discrepancy(jnp.array([0.0, 2.0]), 1.0, lim.token_grid(2)))
     0.5
     """
     require_on_grid(density, grid, "density", "length")

@@ -114,11 +114,10 @@ def density_dynamics(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0]) / 2
     >>> batch, weight = (jnp.zeros((1, 2, 1)), None), jnp.array([1.0, 1.0])
     >>> direction = jnp.array([0.0, 1.0])  # only the second position gains
-    >>> moved = density_dynamics(loss, weight, batch, token_grid(2), direction)
+    >>> moved = density_dynamics(loss, weight, batch, lim.token_grid(2), direction)
     >>> moved.energy.tolist(), moved.energy_rate.tolist(), moved.rate.tolist()
     ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
     """
@@ -195,10 +194,9 @@ def gradient_flow(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight**2 / 2 + 0 * x.sum()
     >>> batch = jnp.zeros((1, 2, 1)), None
-    >>> path = gradient_flow(loss, jnp.array(1.0), batch, token_grid(2), [0.0, 1.0])
+    >>> path = gradient_flow(loss, jnp.array(1.0), batch, lim.token_grid(2), [0.0, 1.0])
     >>> bool(jnp.allclose(path.params, jnp.exp(-path.times), atol=1e-5))
     True
     """

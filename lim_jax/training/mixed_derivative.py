@@ -66,10 +66,9 @@ def functional_of_adjoints(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
     >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
-    >>> batch, grid = (jnp.ones((1, 2, 1)), None), token_grid(2)
+    >>> batch, grid = (jnp.ones((1, 2, 1)), None), lim.token_grid(2)
     >>> jax.grad(lambda w: functional_of_adjoints(energy, loss, w, batch, grid, None))(1.0).item()
     16.0
     """
@@ -145,10 +144,9 @@ def gradients_apart(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
     >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
-    >>> batch, grid = (jnp.ones((1, 2, 1)), None), token_grid(2)
+    >>> batch, grid = (jnp.ones((1, 2, 1)), None), lim.token_grid(2)
     >>> values, gradients = gradients_apart(energy, loss, jnp.array(1.0), batch, grid, None)
     >>> [float(value) for value in (*values, *gradients)]
     [2.0, 4.0, 4.0, 16.0]

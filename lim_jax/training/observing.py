@@ -37,8 +37,7 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from lim_jax.grid import token_grid
-    >>> float(trace_penalty(jnp.array([1.0, 3.0]), token_grid(2)))
+    >>> float(trace_penalty(jnp.array([1.0, 3.0]), lim.token_grid(2)))
     1.0
     """
     require_on_grid(traces, grid, "traces", "length")
@@ -52,9 +51,8 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> gramians = jnp.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
-    >>> float(gramian_penalty(gramians, token_grid(2)))
+    >>> float(gramian_penalty(gramians, lim.token_grid(2)))
     0.5
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
@@ -71,8 +69,7 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> float(crossfit_penalty(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]), token_grid(2)))
+    >>> float(crossfit_penalty(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]), lim.token_grid(2)))
     -1.0
     """
     require_on_grid(first, grid, "first", "length")
@@ -180,12 +177,11 @@ def injected_objective(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight
     >>> see = lambda weight, x: weight * jnp.array([[1.0, 2.0]]) * x.T  # traces w^2 and 4 w^2
     >>> noise, batch = jnp.ones((1, 1, 1, 2)), (jnp.ones((1, 2, 1)), None)
     >>> value, traces = injected_objective(
-    ...     loss, see, jnp.array(1.0), batch, token_grid(2), noise, strength=2.0, step=1.0
+    ...     loss, see, jnp.array(1.0), batch, lim.token_grid(2), noise, strength=2.0, step=1.0
     ... )
     >>> value.item(), traces.tolist()  # 1 + 1.5^2
     (3.25, [1.0, 4.0])

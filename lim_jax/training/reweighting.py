@@ -51,10 +51,9 @@ def reweight_positions(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> density = jnp.array([2.0, 0.0])
     >>> options = dict(rate=0.5, smallest=0.1, largest=8.0)
-    >>> weights = reweight_positions(jnp.ones(2), density, 1.0, token_grid(2), **options)
+    >>> weights = reweight_positions(jnp.ones(2), density, 1.0, lim.token_grid(2), **options)
     >>> bool(weights[0] < 1 < weights[1]), round(float(weights.sum()), 12)
     (True, 2.0)
     """
@@ -87,9 +86,8 @@ def first_order_step(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> density = jnp.array([2.0, 0.0])
-    >>> first_order_step(jnp.ones(2), density, 1.0, token_grid(2), rate=0.5).tolist()
+    >>> first_order_step(jnp.ones(2), density, 1.0, lim.token_grid(2), rate=0.5).tolist()
     [-0.5, 0.5]
     """
     _require_profiles(weights, density, target, grid)
@@ -143,13 +141,12 @@ def response_map(
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
     >>> weighted = lambda w: lambda params, x, y: w @ (params * x[:, 0] - 1) ** 2 / 2
-    >>> batch, grid = (jnp.ones((1, 4, 1)), None), token_grid(4)
+    >>> batch, grid = (jnp.ones((1, 4, 1)), None), lim.token_grid(4)
     >>> stage = lambda w: response_map(
     ...     weighted, jnp.full(4, 0.1), w, batch, grid, optimiser=optax.sgd(0.2), steps=3
     ... )
-    >>> answer = response(stage, jnp.ones(4), jnp.eye(4)[1], boundary_regions(grid, 0.25))
+    >>> answer = response(stage, jnp.ones(4), jnp.eye(4)[1], lim.boundary_regions(grid, 0.25))
     >>> round(float(stage(jnp.ones(4)).mean()), 6), bool(answer.change != 0)
     (1.0, True)
     """
@@ -188,8 +185,7 @@ def response(
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> weights, change = jnp.array([2.0, 0.5, 0.5, 1.0]), jnp.eye(4)[1]
     >>> answer = response(lambda w: w, weights, change, regions)
     >>> bool(answer.change < 0), bool(answer.alignment > 0)  # weight in the middle lessens LIM
@@ -219,8 +215,7 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> importance_weights(jnp.array([0.5, 1.5]), jnp.ones(2), token_grid(2)).tolist()
+    >>> importance_weights(jnp.array([0.5, 1.5]), jnp.ones(2), lim.token_grid(2)).tolist()
     [0.5, 1.5]
     """
     deployed = guarded_density(deployed, grid, "deployed")

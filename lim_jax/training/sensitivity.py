@@ -57,10 +57,9 @@ def fourth_moments(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * x.sum() / 2
     >>> batch = jnp.zeros((2, 2, 1)), None
-    >>> moments = fourth_moments(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(3.0))
+    >>> moments = fourth_moments(loss, jnp.array(2.0), batch, lim.token_grid(2), jnp.array(3.0))
     >>> float(moments.adjoint.value), float(moments.sensitivity.value)
     (16.0, 1.0)
     """
@@ -100,10 +99,9 @@ def penalty_premises(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * y * x.sum() / 2
     >>> batch = jnp.ones((3, 2, 1)), jnp.array([1.0, 1.0, 10.0])
-    >>> premises = penalty_premises(loss, jnp.array(2.0), batch, token_grid(2), jnp.array(1.0))
+    >>> premises = penalty_premises(loss, jnp.array(2.0), batch, lim.token_grid(2), jnp.array(1.0))
     >>> [premise.holds for premise in premises]
     [False, False, False, False]
     """
@@ -147,10 +145,9 @@ def adjoint_growth(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: weight * x.sum() / 2
     >>> batch = jnp.ones((1, 2, 1)), None
-    >>> adjoint_growth(loss, jnp.array(3.0), batch, token_grid(2), jnp.array(1.0)).tolist()
+    >>> adjoint_growth(loss, jnp.array(3.0), batch, lim.token_grid(2), jnp.array(1.0)).tolist()
     [5.0]
     """
     data, adjoints, slopes = _squares(loss, params, batch, grid, direction)
@@ -211,10 +208,9 @@ def sensitivity_norm(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> loss = lambda weight, x, y: (jnp.array([3.0, 4.0]) @ weight) * x.sum() / 2
     >>> batch, key = (jnp.zeros((2, 2, 1)), None), jax.random.key(0)
-    >>> norm = sensitivity_norm(loss, jnp.zeros(2), batch, token_grid(2), steps=3, key=key)
+    >>> norm = sensitivity_norm(loss, jnp.zeros(2), batch, lim.token_grid(2), steps=3, key=key)
     >>> round(float(norm.values[-1]), 5), (10 * jnp.abs(norm.direction)).round(4).tolist()
     (5.0, [6.0, 8.0])
     """
