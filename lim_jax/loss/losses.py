@@ -50,8 +50,7 @@ def cross_entropy(
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jnp.array([0, 1, 3]), token_grid(3))
+    >>> uniform = cross_entropy(jnp.zeros((3, 4)), jnp.array([0, 1, 3]), lim.token_grid(3))
     >>> bool(jnp.allclose(uniform, jnp.log(4)))
     True
     """

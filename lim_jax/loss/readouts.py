@@ -37,8 +37,7 @@ class LinearReadout(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> LinearReadout(jnp.array([[1.0, 2.0]]))(jnp.array([[3.0]]), token_grid(1)).tolist()
+    >>> LinearReadout(jnp.array([[1.0, 2.0]]))(jnp.array([[3.0]]), lim.token_grid(1)).tolist()
     [[3.0, 6.0]]
     """
 
@@ -70,8 +69,7 @@ class TokenwiseReadout(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> TokenwiseReadout(jnp.tanh)(jnp.zeros((2, 3)), token_grid(2)).shape
+    >>> TokenwiseReadout(jnp.tanh)(jnp.zeros((2, 3)), lim.token_grid(2)).shape
     (2, 3)
     """
 
@@ -96,9 +94,8 @@ class LocalReadout(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
     >>> before = jnp.zeros((3, 3, 1, 1)).at[:, 0].set(1.0)  # the logit at i is X(i - 1)
-    >>> LocalReadout(before)(jnp.array([[1.0], [2.0], [3.0]]), token_grid(3)).ravel().tolist()
+    >>> LocalReadout(before)(jnp.array([[1.0], [2.0], [3.0]]), lim.token_grid(3)).ravel().tolist()
     [0.0, 1.0, 2.0]
     """
 
@@ -141,8 +138,7 @@ class BandReadout(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.grid import token_grid
-    >>> band = BandReadout(jnp.eye(1), 0.5, "zero").matrix(token_grid(4))
+    >>> band = BandReadout(jnp.eye(1), 0.5, "zero").matrix(lim.token_grid(4))
     >>> [round(float(mass), 3) for mass in band.sum(axis=1)]
     [0.75, 1.0, 1.0, 0.75]
     """

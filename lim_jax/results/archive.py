@@ -62,8 +62,7 @@ def save(result: Any, path: AnyPath) -> None:
     --------
     >>> from tempfile import TemporaryDirectory
     >>> from lim_jax.density import Influence
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
     >>> with TemporaryDirectory() as folder:
     ...     save(influence, f"{folder}/influence.npz")

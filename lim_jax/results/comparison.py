@@ -69,8 +69,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 
     Examples
     --------
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
     >>> first, second = (
     ...     Influence.from_energies(scale * energies, regions, keep_examples=True)

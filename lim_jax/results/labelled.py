@@ -48,8 +48,7 @@ def to_xarray(
     --------
     >>> import jax.numpy as jnp
     >>> from lim_jax.density import Influence
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
     >>> data = to_xarray(influence, tokens=["a", "b", "c", "d"], loss="last token")
     >>> data.density.sel(position=0.75).item(), data.text[2].item(), data.loss
@@ -86,8 +85,7 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     --------
     >>> import jax.numpy as jnp
     >>> from lim_jax.density import Influence
-    >>> from lim_jax.grid import boundary_regions, token_grid
-    >>> regions = boundary_regions(token_grid(4), 0.25)
+    >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> influence = Influence.from_energies(jnp.array([[1.0, 2.0, 4.0, 1.0]]), regions)
     >>> to_pandas(influence).density.tolist()
     [0.5, 1.0, 2.0, 0.5]
