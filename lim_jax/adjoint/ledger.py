@@ -107,9 +107,8 @@ def channels(
 
     Examples
     --------
-    >>> from lim_jax.network.field import TransformerField
     >>> grid, keys = lim.token_grid(3), jax.random.split(jax.random.key(0), 2)
-    >>> flow = ResidualFlow(jax.vmap(lambda key: TransformerField.init(2, key=key))(keys))
+    >>> flow = ResidualFlow(jax.vmap(lambda key: lim.TransformerField.init(2, key=key))(keys))
     >>> x = jax.random.normal(jax.random.key(1), (3, 2))
     >>> parts = channels(flow, lambda x, y: jnp.sum((x - y) ** 2), (x, jnp.ones((3, 2))), grid)
     >>> bool(jnp.allclose(parts.vectors.sum(axis=0), parts.covectors[0], atol=1e-5))

@@ -94,9 +94,8 @@ def adjoint_trajectory(
 
     Examples
     --------
-    >>> from lim_jax.network.tokenwise import FeedForward
     >>> grid, keys = lim.token_grid(3), jax.random.split(jax.random.key(0), 2)
-    >>> flow = ResidualFlow(jax.vmap(lambda key: FeedForward.init(2, key=key))(keys))
+    >>> flow = ResidualFlow(jax.vmap(lambda key: lim.FeedForward.init(2, key=key))(keys))
     >>> example = jnp.ones((3, 2)), 5.0
     >>> adjoint = adjoint_trajectory(flow, lambda x, y: y * x.sum(), example, grid)
     >>> adjoint.covectors.shape

@@ -94,10 +94,9 @@ class Grid(eqx.Module):
 
         Examples
         --------
-        >>> from lim_jax.network import attention_weights
         >>> flat = jnp.zeros((3, 1))
         >>> grid = lim.token_grid(3).weighted(jnp.array([-jnp.inf, 0.0, jnp.log(3.0)]))
-        >>> attention_weights(flat, flat, grid).round(2).tolist()
+        >>> lim.network.attention_weights(flat, flat, grid).round(2).tolist()
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]
         """
         require_floats(log_weights, "log_weights", "length", ONE_EACH, length=self.size)

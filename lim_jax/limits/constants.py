@@ -143,11 +143,10 @@ def proved_constants(
 
     Examples
     --------
-    >>> from lim_jax.network.continuous import linear_control
     >>> keys = jax.random.split(jax.random.key(0), 2)
     >>> fields = jax.vmap(lambda key: TransformerField.init(4, eta=0.1, key=key))(keys)
     >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
-    >>> grid, control = lim.token_grid(3), linear_control(fields)
+    >>> grid, control = lim.token_grid(3), lim.network.linear_control(fields)
     >>> proved_constants([fields], control, unit_profile, grid).state < 1
     True
     >>> proved_constants([fields], lambda time: fields, unit_profile, grid) is None
@@ -248,8 +247,7 @@ def readout_bound(
 
     Examples
     --------
-    >>> from lim_jax.loss import LinearReadout
-    >>> readout = LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
+    >>> readout = lim.LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
     >>> round(float(readout_bound(readout, jnp.ones((3, 2)), lim.token_grid(3))), 6)
     5.0
     """
@@ -272,10 +270,10 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
 
     Examples
     --------
-    >>> from lim_jax.network.continuous import linear_control
     >>> fields = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
     >>> still = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf]), fields)
-    >>> time_slope_bounds(ContinuousFlow(linear_control(still)), lim.token_grid(3)).tolist()
+    >>> flow = ContinuousFlow(lim.network.linear_control(still))
+    >>> time_slope_bounds(flow, lim.token_grid(3)).tolist()
     [0.0, 0.0]
     """
     knots = linear_knots(flow.control)

@@ -78,8 +78,7 @@ def trajectory_studies(
 
     Examples
     --------
-    >>> from lim_jax.network.tokenwise import FeedForward
-    >>> field = FeedForward.init(2, key=jax.random.key(0))
+    >>> field = lim.FeedForward.init(2, key=jax.random.key(0))
     >>> x, depths = jnp.ones((3, 2)), (8, 16, 32, 64)
     >>> schemes = {"Euler": Scheme()}
     >>> studies = trajectory_studies(

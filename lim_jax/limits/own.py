@@ -138,9 +138,8 @@ def convergence_study(
     --------
     The causal average of p is p/2, and on tokens it is (p + 1/L)/2:
 
-    >>> from lim_jax.limits.fields import averaging_attention
     >>> rates = convergence_study(
-    ...     averaging_attention(),
+    ...     lim.limits.averaging_attention(),
     ...     lambda p: p[:, None],
     ...     [lim.token_grid(n) for n in (10, 20, 40, 80)],
     ...     {"average": Quantity(lambda x, grid: x, order=1, bound=lambda n: 0.51 / n)},

@@ -177,8 +177,7 @@ def readout_consistency_study(
 
     Examples
     --------
-    >>> from lim_jax.loss import LinearReadout
-    >>> readout, field = LinearReadout(jnp.eye(2)), lambda p: jnp.stack([p, 2 * p], axis=1)
+    >>> readout, field = lim.LinearReadout(jnp.eye(2)), lambda p: jnp.stack([p, 2 * p], axis=1)
     >>> sizes = (10, 20, 40, 80)
     >>> study = readout_consistency_study(
     ...     lambda size: readout, readout, field, field, sizes, lipschitz=True

@@ -72,9 +72,8 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
 
     Examples
     --------
-    >>> from lim_jax.network.tokenwise import FeedForward
     >>> keys = jax.random.split(jax.random.key(0), 3)
-    >>> fields = jax.vmap(lambda key: FeedForward.init(2, key=key))(keys)
+    >>> fields = jax.vmap(lambda key: lim.FeedForward.init(2, key=key))(keys)
     >>> control = linear_control(fields, horizon=2.0)
     >>> bool(jnp.allclose(control(jnp.array(1.0)).inner, fields.inner[1]))
     True
@@ -106,9 +105,8 @@ def control_distance(
 
     Examples
     --------
-    >>> from lim_jax.network.norms import LayerNorm
     >>> def norm(scale):
-    ...     return LayerNorm(scale, 0 * scale)
+    ...     return lim.LayerNorm(scale, 0 * scale)
     >>> layers = jax.vmap(norm)(jnp.array([[0.0, 0.0], [2.0, 0.0]]))
     >>> float(control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0))
     3.0

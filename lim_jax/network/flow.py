@@ -167,9 +167,8 @@ class ResidualFlow(eqx.Module):
 
     Examples
     --------
-    >>> from lim_jax.network.field import TransformerField
     >>> keys = jax.random.split(jax.random.key(0), 8)
-    >>> layers = jax.vmap(lambda key: TransformerField.init(6, heads=2, key=key))(keys)
+    >>> layers = jax.vmap(lambda key: lim.TransformerField.init(6, heads=2, key=key))(keys)
     >>> flow = ResidualFlow(layers, step=split)
     >>> x = jax.random.normal(jax.random.key(1), (5, 6))
     >>> flow(x, lim.token_grid(5)).shape, flow.trajectory(x, lim.token_grid(5)).states.shape
