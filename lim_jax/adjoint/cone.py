@@ -56,11 +56,13 @@ def cone_mass(
     like :math:`L^{-2}`. The mass grows like :math:`1/q` at 0, so no average of it over a left
     region converges.
 
-    No block is formed (`block_norms`) unless a norm follows attention's output. Operator norms are
-    exact to rounding where the largest singular value is isolated, to the gap where it is not; in
-    float32 they may stop at the second one (seen once, 7 % lower). They are differentiated once
-    (NotImplementedError): for second derivatives take the Frobenius norm. For the average over
-    depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over examples.
+    No block is formed (`block_norms`) unless a norm follows attention's output, and no array is
+    larger than the attention matrices, or than a matrix of the width for each position. Operator
+    norms are exact to rounding where the largest singular value is isolated, to the gap where it is
+    not; in float32 they may stop at the second one (seen once, 7 % lower), not in float64. They are
+    differentiated once (NotImplementedError): for second derivatives take the Frobenius norm. For
+    the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
+    examples.
 
     Parameters
     ----------
