@@ -150,10 +150,6 @@ def ask(
 
     Parameters
     ----------
-    model
-        From `models.LanguageModel.from_pretrained`.
-    question
-        As the model is asked.
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
@@ -172,7 +168,7 @@ def ask(
     max_length
         The most tokens of question and documents; more are refused.
     progress
-        Shows what is done, as ``tqdm.tqdm`` does.
+        Such as ``tqdm.tqdm``.
 
     Raises
     ------

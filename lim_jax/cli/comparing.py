@@ -20,7 +20,7 @@ from lim_jax.results.compared import (
     finding,
     record_row,
 )
-from lim_jax.results.measured import ComparedContexts, MeasuredContexts, compare_contexts
+from lim_jax.results.measured import MeasuredContexts, compare_contexts
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 
@@ -75,12 +75,29 @@ def _profiles(
 ) -> Told:
     """The sentences, the table and the figures of two profiles, whose files are written."""
     compared = compare_contexts(*measured)
-    _write(compared, names, folder)
-    figures = {"Both densities, and their difference": folder / "influence.svg"}
-    if compared.without_queries is not None:
-        figures["The same without the queried tokens"] = folder / "influence_without_queries.svg"
-    sentences = [described_pairs(compared), *finding(compared, names).splitlines()]
-    return sentences, cells(compared, names), figures
+    parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    records = [record_row(name, shares) for name, shares in compared.shares.items()]
+    columns, said = FILES["compare, records.csv"], finding(compared, names)
+    written = {
+        "finding": said,
+        "first": names[0],
+        "second": names[1],
+        "pairs": compared.pairs,
+        **{name: document(part) for name, part in parts.items()},
+        "records": [dict(zip(columns, row, strict=True)) for row in records],
+    }
+    write_json(folder / "compare.json", written)
+    write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
+    write_table(folder / "records.csv", columns, records)
+    titles = {"Both densities, and their difference": "",
+              "The same without the queried tokens": "queries left out"}  # fmt: skip
+    figures = {}
+    for (name, part), (caption, title) in zip(parts.items(), titles.items(), strict=False):
+        drawn = plots.profile.influence_difference(part, names, title)
+        plots.drawing.save_figure(drawn, folder, name)
+        figures[caption] = folder / f"{name}.svg"
+    return [described_pairs(compared), *said.splitlines()], cells(compared, names), figures
 
 
 def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
@@ -103,25 +120,3 @@ def _names(first: Path, second: Path) -> Names:
     """The folders' own names, or all of their paths where these are one."""
     one, two = first.resolve().name, second.resolve().name
     return (one, two) if one != two else (str(first), str(second))
-
-
-def _write(compared: ComparedContexts, names: Names, folder: Path) -> None:
-    parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
-    measured = {name: part for name, part in parts.items() if part is not None}
-    records = [record_row(name, shares) for name, shares in compared.shares.items()]
-    written = {
-        "finding": finding(compared, names),
-        "first": names[0],
-        "second": names[1],
-        "pairs": compared.pairs,
-        **{name: document(part) for name, part in measured.items()},
-        "records": [dict(zip(FILES["compare, records.csv"], row, strict=True)) for row in records],
-    }
-    write_json(folder / "compare.json", written)
-    write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
-    write_table(folder / "records.csv", FILES["compare, records.csv"], records)
-    for name, part in measured.items():
-        title = "queries left out" if name != "influence" else ""
-        plots.drawing.save_figure(
-            plots.profile.influence_difference(part, names, title), folder, name
-        )

@@ -21,13 +21,7 @@ from lim_jax.grid.partition import Regions
 from lim_jax.models import LanguageModel
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
-from lim_jax.report.sentences import (
-    certificate_lines,
-    finding,
-    parts_finding,
-    record_lines,
-    records_finding,
-)
+from lim_jax.report import sentences
 from lim_jax.results.tables import write_json, write_table
 
 
@@ -78,13 +72,13 @@ def words(result: Explanation, records: Sequence[Record]) -> list[str]:
         np.asarray(parts) @ weights for parts in (result.channel_energies, result.hop_energies)
     )
     lines = [
-        records_finding(records),
-        finding(influence, rest),
-        *record_lines(records),
+        sentences.records_finding(records),
+        sentences.finding(influence, rest),
+        *sentences.record_lines(records),
         f"Density at depth {result.depth}, boundary regions of {float(regions.delta):g}:",
         influence_table(influence, rest),
-        parts_finding(channels, hops, result.depth),
-        *certificate_lines(result.certificates),
+        sentences.parts_finding(channels, hops, result.depth),
+        *sentences.certificate_lines(result.certificates),
     ]
     return [line for line in lines if line]
 

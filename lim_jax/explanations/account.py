@@ -70,8 +70,6 @@ def account_of_context(
 
     Parameters
     ----------
-    model
-        From `models.load`, or `models.byte_model`.
     window
         A context of L ids with the id after it, as in `CausalLM.example`.
     query_weights

@@ -164,8 +164,6 @@ def explain(
 
     Parameters
     ----------
-    model
-        From `models.load`, or `models.byte_model`.
     windows
         Contexts of L ids with the id after each; or a list of contexts of several lengths.
     query_weights

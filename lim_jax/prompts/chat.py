@@ -91,8 +91,6 @@ def chat_prompt(
         then say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``.
     template
         The model's own, `LanguageModel.chat_template`. It needs jinja2, of the extra ``models``.
-    documents
-        As in `documents.document_prompt`.
     tools
         What the assistant may call, each as a schema in JSON: ``{"type": "function", "function":
         {"name": ..., "description": ..., "parameters": ...}}``.

@@ -120,8 +120,6 @@ def context_of(
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     asked
         A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
-    where
-        What errors name.
 
     Examples
     --------

@@ -207,11 +207,11 @@ def _line(entry: Any, where: str, foil: str) -> Line:
             cure="Write what is asked.")  # fmt: skip
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
     messages, tools = entry.get("messages", ()), entry.get("tools", [])
-    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
-            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     if "messages" in entry:
         with _told_of(where):
             require_messages(messages)
+    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
+            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     if question:
         answer, foil = answer and spaced(answer), foil and spaced(foil)
     return Line(

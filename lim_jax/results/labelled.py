@@ -39,10 +39,8 @@ def to_xarray(
         The names of a bare array's axes: ``"depth hop position component"``.
     grid
         The positions of channels and arrays, which hold none.
-    tokens
-        The text at each position.
-    model, loss
-        Names for the attributes.
+    tokens, model, loss
+        The text at each position, and names for the attributes.
 
     Examples
     --------
