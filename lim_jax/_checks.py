@@ -97,13 +97,11 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 def require_indices(indices: Any, name: str) -> None:
     """Raise unless this is an array of whole numbers along one axis, at least one."""
     whole = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
-    require(
-        whole and indices.ndim == 1 and indices.size > 0,
-        name,
-        got="none" if whole and indices.size == 0 else described(indices),
-        expected="at least one whole number, in an array of one axis",
-        cure="Pass for example jnp.array([0, 3]).",
-    )
+    got = "none" if whole and indices.size == 0 else described(indices)
+    expected = "at least one whole number, in an array of one axis"
+    holds = whole and indices.ndim == 1 and indices.size > 0
+    cure = "Pass for example jnp.array([0, 3])."
+    require(holds, name, got=got, expected=expected, cure=cure)
 
 
 def as_int(
@@ -186,13 +184,9 @@ def require_kind(value: object, kind: type, name: str, cure: str) -> None:
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
     """Raise unless this is a list of instances of a type, at least one; a string is no list."""
     listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
-    require(
-        len(listed) > 0 and all(isinstance(value, kind) for value in listed),
-        name,
-        got="none" if isinstance(values, Sequence) and not values else described(values),
-        expected=f"a list of {_spelt(kind)}, at least one",
-        cure=cure,
-    )
+    holds = len(listed) > 0 and all(isinstance(value, kind) for value in listed)
+    got = "none" if isinstance(values, Sequence) and not values else described(values)
+    require(holds, name, got=got, expected=f"a list of {_spelt(kind)}, at least one", cure=cure)
 
 
 def _spelt(kind: type) -> str:
@@ -221,40 +215,32 @@ def require_callable(function: object, name: str, signature: str) -> None:
 
 def require_example(example: object) -> None:
     """Raise unless this is a pair of a state and its labels."""
-    require(
-        isinstance(example, tuple) and len(example) == 2,
-        "example",
-        got=f"a tuple of {len(example)}" if isinstance(example, tuple) else described(example),
-        expected="a pair (x, y) of an input and its labels",
-        cure="Pass (x, y), or (x, None) where the loss looks at no labels.",
-    )
+    several = isinstance(example, tuple)
+    got = f"a tuple of {len(example)}" if several else described(example)
+    expected = "a pair (x, y) of an input and its labels"
+    cure = "Pass (x, y), or (x, None) where the loss looks at no labels."
+    require(several and len(example) == 2, "example", got=got, expected=expected, cure=cure)
 
 
 def require_auto(tree: PyTree, name: str) -> None:
     """Raise at arrays spread over axes of a mesh whose shardings are parts of their types."""
+    cure = (
+        "Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the compiler finds "
+        "how what is computed is spread."
+    )
     for leaf in jax.tree.leaves(tree):
         typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
-        require(
-            typed is None or all(axis is None for axis in typed.sharding.spec),
-            name,
-            got=typed,
-            expected="axes of type Auto",
-            cure="Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the "
-            "compiler finds how what is computed is spread.",
-        )
+        holds = typed is None or all(axis is None for axis in typed.sharding.spec)
+        require(holds, name, got=typed, expected="axes of type Auto", cure=cure)
 
 
 def require_key(key: Any) -> None:
     """Raise unless this is a single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     legacy = isinstance(key, ARRAYS) and key.dtype == jnp.uint32 and key.shape == (2,)
-    require(
-        (typed and key.shape == ()) or legacy,
-        "key",
-        got=described(key),
-        expected="one random key",
-        cure="Make it with jax.random.key(seed); vmap over several.",
-    )
+    cure = "Make it with jax.random.key(seed); vmap over several."
+    holds = (typed and key.shape == ()) or legacy
+    require(holds, "key", got=described(key), expected="one random key", cure=cure)
 
 
 def require_known(tree: PyTree, name: str, expected: str = "numbers that are there") -> None:
@@ -297,13 +283,10 @@ def _require_sizes(tree: PyTree) -> None:
     """Raise at sizes that `jax.export` leaves open: it takes no callbacks, as checks are."""
     sizes = [size for leaf in jax.tree.leaves(tree) for size in getattr(leaf, "shape", ())]
     symbolic = [size for size in sizes if not isinstance(size, int)]
-    require(
-        not symbolic or os.environ.get("EQX_ON_ERROR") == "off",
-        "shape",
-        got=f"a symbolic size, {symbolic[:1]}",
-        expected="known sizes in a program that checks its values",
-        cure="Export without checks: start Python with EQX_ON_ERROR=off in its environment.",
-    )
+    holds = not symbolic or os.environ.get("EQX_ON_ERROR") == "off"
+    expected = "known sizes in a program that checks its values"
+    cure = "Export without checks: start Python with EQX_ON_ERROR=off in its environment."
+    require(holds, "shape", got=f"a symbolic size, {symbolic[:1]}", expected=expected, cure=cure)
 
 
 def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -> Tree:

@@ -40,21 +40,15 @@ def sweep_storage(
     sizes = {"depth": depth, "length": length, "width": width}
     depth, length, width = (as_int(size, name) for name, size in sizes.items())
     heads = as_int(heads, "heads", least=0)
-    require(
-        isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str),
-        "checkpoints",
-        got=described(checkpoints),
-        expected="a list of whole numbers",
-        cure="One loop over all layers is a list of their number.",
-    )
+    listed = isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str)
+    got, expected = described(checkpoints), "a list of whole numbers"
+    cure = "One loop over all layers is a list of their number."
+    require(listed, "checkpoints", got=got, expected=expected, cure=cure)
     loops = [as_int(steps, "checkpoints") for steps in checkpoints]
-    require(
-        not loops or math.prod(loops) == depth,
-        "checkpoints",
-        got=f"loops of {math.prod(loops)} steps in all",
-        expected=f"{depth}, one for each layer",
-        cure="Take loops whose numbers of steps multiply to the depth, or none.",
-    )
+    got, expected = f"loops of {math.prod(loops)} steps in all", f"{depth}, one for each layer"
+    cure = "Take loops whose numbers of steps multiply to the depth, or none."
+    fits = not loops or math.prod(loops) == depth
+    require(fits, "checkpoints", got=got, expected=expected, cure=cure)
     return Storage(
         states=(sum(loops) if loops else depth) * length * width,
         attention=(1 if loops else depth) * heads * length**2,

@@ -29,13 +29,10 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
         fits = whole and len(rows) > 0 and all(row.ndim == 1 and row.size > 1 for row in rows)
     else:
         fits = whole and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
-    require(
-        fits,
-        "windows",
-        got=described(rows[0]) if rows else "none",
-        expected=f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids",
-        cure="A context has the id after it too: models.sample_windows(ids, length, count).",
-    )
+    got = described(rows[0]) if rows else "none"
+    expected = f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids"
+    cure = "A context has the id after it too: models.sample_windows(ids, length, count)."
+    require(fits, "windows", got=got, expected=expected, cure=cure)
 
 
 def require_query_weights(query_weights: Any, windows: Windows) -> None:

@@ -341,12 +341,10 @@ def _require_labels(logits: Logits, labels: Labels) -> None:
 def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
     dtype = getattr(labels, "dtype", None)
     numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
-    require(
-        getattr(labels, "shape", None) == (shape[:1] if numbered else shape),
-        "labels",
-        got=f"{described(labels)} with logits of shape {shape}",
-        expected=f"integers of shape {shape[:1]} or floats of shape {shape}",
-        cure="Pass a class number for each position, or a row of weights of all classes.",
-    )
+    fits = getattr(labels, "shape", None) == (shape[:1] if numbered else shape)
+    got = f"{described(labels)} with logits of shape {shape}"
+    expected = f"integers of shape {shape[:1]} or floats of shape {shape}"
+    cure = "Pass a class number for each position, or a row of weights of all classes."
+    require(fits, "labels", got=got, expected=expected, cure=cure)
     if not numbered:
         require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")

@@ -164,13 +164,10 @@ class BandReadout(eqx.Module):
         r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
         require_grid(grid)
         widest = grid.widest_cell
-        require(
-            widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
-            "bandwidth",
-            got=f"{self.bandwidth}",
-            expected=f"from {widest:.3g} (the widest cell) to 1",
-            cure="It is half the window in position units: a window of w tokens has b = w/(2L).",
-        )
+        fits = widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1
+        got, expected = f"{self.bandwidth}", f"from {widest:.3g} (the widest cell) to 1"
+        cure = "It is half the window in position units: a window of w tokens has b = w/(2L)."
+        require(fits, "bandwidth", got=got, expected=expected, cure=cure)
         centre = grid.centres()
         rows, columns = centre[:, None], centre[None, :]
         band = self._density(rows - columns)

@@ -144,14 +144,10 @@ def _require_fitting(
     require(len(shapes) == 1, "accounts", got=f"heads and depths of {sorted(shapes)}",
             expected="those of one network at one depth",
             cure="Write a page for each.")  # fmt: skip
-    lengths, expected = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
-    require(
-        lengths == expected,
-        "texts",
-        got=f"windows of {lengths} ids",
-        expected=f"of {expected}",
-        cure="Give the text of every id of a window: the context's, and the one after it.",
-    )
+    lengths, needed = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
+    got, expected = f"windows of {lengths} ids", f"of {needed}"
+    cure = "Give the text of every id of a window: the context's, and the one after it."
+    require(lengths == needed, "texts", got=got, expected=expected, cure=cure)
 
 
 def _facts(

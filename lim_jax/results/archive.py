@@ -156,13 +156,10 @@ def _read(value: Any, arrays: Arrays) -> Any:
 
 
 def _on_device(array: np.ndarray) -> jax.Array:
-    require(
-        jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype,
-        "path",
-        got=f"numbers of {array.dtype}",
-        expected="a precision that JAX is set to",
-        cure="Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1.",
-    )
+    fits, expected = jax.dtypes.canonicalize_dtype(array.dtype), "a precision that JAX is set to"
+    cure = "Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1."
+    got = f"numbers of {array.dtype}"
+    require(fits == array.dtype, "path", got=got, expected=expected, cure=cure)
     return jax.device_put(array)
 
 

@@ -36,14 +36,12 @@ def describe(result: Any, axes: str = "") -> Description:
         return Description({"values": (axes, result, NONE)})
     several = kind_of(result) in SEQUENCES and len(result) > 0
     kind = kind_of(result[0] if several else result)
-    require(
-        not axes and (kind in SEVERAL or kind in ONE and not several),
-        "result",
-        got=described(result) + f" with axes {axes!r}" * bool(axes),
-        expected=f"one of {', '.join(ONE)}; one or a list of {', '.join(SEVERAL)}; "
-        "or an array with its axes",
-        cure="The axes of an array are named, and of nothing else: axes='depth position'.",
-    )
+    known = not axes and (kind in SEVERAL or kind in ONE and not several)
+    got = described(result) + f" with axes {axes!r}" * bool(axes)
+    several_of = f"one or a list of {', '.join(SEVERAL)}"
+    expected = f"one of {', '.join(ONE)}; {several_of}; or an array with its axes"
+    cure = "The axes of an array are named, and of nothing else: axes='depth position'."
+    require(known, "result", got=got, expected=expected, cure=cure)
     if kind in ONE:
         return ONE[kind](result)
     return SEVERAL[kind](result if several else [result])

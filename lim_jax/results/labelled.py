@@ -103,13 +103,9 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
 
 def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
     array, names = known(values), axes.split()
-    require(
-        array.ndim == len(names),
-        name,
-        got=f"{array.ndim} axes",
-        expected=f"{len(names)}: {', '.join(names)}",
-        cure="Name all of an array's axes; of a result that vmap made, take one example's.",
-    )
+    got, expected = f"{array.ndim} axes", f"{len(names)}: {', '.join(names)}"
+    cure = "Name all of an array's axes; of a result that vmap made, take one example's."
+    require(array.ndim == len(names), name, got=got, expected=expected, cure=cure)
     return names, array, {"units": units} if units else {}
 
 
@@ -121,14 +117,10 @@ def _positions(
         "grid": size if grid is None else grid.size,
         "tokens": size if tokens is None else len(tokens),
     }
+    expected = f"{size}, one for each position" if size else "none: there are no positions"
+    cure = "Pass those of the context that was measured."
     for name, length in given.items():
-        require(
-            length == size,
-            name,
-            got=f"{length} of them",
-            expected=f"{size}, one for each position" if size else "none: there are no positions",
-            cure="Pass those of the context that was measured.",
-        )
+        require(length == size, name, got=f"{length} of them", expected=expected, cure=cure)
     if size is None:
         return {}
     columns = {"token": np.arange(size)}

@@ -159,13 +159,11 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     means = shares.mean(axis=1)
     deviations = (shares - means[:, None]).ravel()
     normal = columns.T @ columns
-    require(
-        int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1),
-        "documents",
-        got="orders that do not tell places from documents",
-        expected="some in which documents change places with all others, through others or at once",
-        cure="Take those of prompts.cyclic_orders, two at least.",
-    )
+    told_apart = int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1)
+    got = "orders that do not tell places from documents"
+    cure = "Take those of prompts.cyclic_orders, two at least."
+    expected = "some in which documents change places with all others, through others or at once"
+    require(told_apart, "documents", got=got, expected=expected, cure=cure)
     inverse = np.linalg.pinv(normal, hermitian=True)
     effects = inverse @ (columns.T @ deviations)
     freedom = (orders - 2) * (places - 1)
@@ -217,11 +215,8 @@ def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
             cure="Look where they come from.")  # fmt: skip
     places = shares.shape[2]
     whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
-    require(
-        whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all()),
-        "documents",
-        got=described(documents),
-        expected=f"of shape {shares.shape}, in each order all numbers of documents from 0, two at "
-        "least",
-        cure="Take the orders of prompts.cyclic_orders.",
-    )
+    whole = whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all())
+    all_numbers = "in each order all numbers of documents from 0, two at least"
+    expected = f"of shape {shares.shape}, {all_numbers}"
+    cure = "Take the orders of prompts.cyclic_orders."
+    require(whole, "documents", got=described(documents), expected=expected, cure=cure)
