@@ -1,6 +1,6 @@
 """Parts of a context left out, and its loss without them: what is left closes up."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lazy_loader
@@ -37,44 +37,32 @@ def without_parts(context: Context, places: Places, kept: Bool[np.ndarray, " par
 
 
 def losses_without(
-    model: CausalLM,
-    context: Context,
-    places: Places,
-    kept: Kept,
-    loss: Loss,
-    progress: Callable[[list], Iterable] = iter,
+    model: CausalLM, context: Context, places: Places, kept: Kept, loss: Loss
 ) -> Float[np.ndarray, " ablations"]:
     """The loss of a context without some of its parts, once for each row of `kept`."""
     require(int(np.flatnonzero(context.weights)[0]) > 0, "loss", got="one that asks at every place",
             expected="one of an answer",
             cure="What is left out may not be asked: take --loss answer or margin.")  # fmt: skip
     windows, asked = windows_and_asked([without_parts(context, places, row) for row in kept])
-    return losses_of_ids(model, windows, ask=asked, loss=loss, progress=progress)
+    return losses_of_ids(model, windows, ask=asked, loss=loss)
 
 
 def leave_one_out(
-    model: CausalLM, context: Context, places: Places, loss: Loss, **progress: Any
+    model: CausalLM, context: Context, places: Places, loss: Loss
 ) -> Float[np.ndarray, " parts"]:
     """By how much the loss rises without each part."""
     kept = np.concatenate([np.ones((1, len(places)), bool), ~np.eye(len(places), dtype=bool)])
-    losses = losses_without(model, context, places, kept, loss, **progress)
+    losses = losses_without(model, context, places, kept, loss)
     return losses[1:] - losses[0]
 
 
 def ablations(
-    model: CausalLM,
-    context: Context,
-    places: Places,
-    loss: Loss,
-    *,
-    count: int = ABLATIONS,
-    **progress: Any,
+    model: CausalLM, context: Context, places: Places, loss: Loss
 ) -> Float[np.ndarray, " parts"]:
     """Coefficients of a sparse regression of minus the loss on parts kept, each by a coin."""
     rng = np.random.default_rng(0)
-    kept = rng.integers(2, size=(count, len(places))).astype(bool)
-    losses = losses_without(model, context, places, kept, loss, **progress)
-    return sparse_regression(kept, -losses)
+    kept = rng.integers(2, size=(ABLATIONS, len(places))).astype(bool)
+    return sparse_regression(kept, -losses_without(model, context, places, kept, loss))
 
 
 def sparse_regression(

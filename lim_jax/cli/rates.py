@@ -46,7 +46,8 @@ def rates(
     """
     arguments = {"quick": quick, "only": only, "sizes": sizes, "seed": seed}
     if finished_before(out, "rates", arguments, overwrite=overwrite):
-        return _status(as_path(out, "out"))
+        written = (as_path(out, "out") / "rates.json").read_text("utf-8")
+        return 0 if all(row["agrees"] for row in json.loads(written)["rates"]) else 1
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
             rows, curves = limits.convergence.measure(
@@ -55,11 +56,6 @@ def rates(
                 progress=partial(tqdm, desc="rates", unit="group"),
             )
             return _report_rates(rows, curves, folder)
-
-
-def _status(out: Path) -> int:
-    rows = json.loads((out / "rates.json").read_text("utf-8"))["rates"]
-    return 0 if all(row["agrees"] for row in rows) else 1
 
 
 def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:

@@ -42,7 +42,8 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     (2000000, 80000, 40000)
     """
     require_callable(job, "job", "of the arguments that follow it")
-    shapes, static = eqx.partition(jax.tree.map(_shape, arguments), _is_shape)
+    leaves = jax.tree.map(_shape, arguments)
+    shapes, static = eqx.partition(leaves, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     def of_shapes(shapes: PyTree) -> PyTree:
         return eqx.filter(job(*eqx.combine(shapes, static)), eqx.is_array)
@@ -76,7 +77,3 @@ def require_fits(cost: Cost, available: int) -> None:
 
 def _shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)

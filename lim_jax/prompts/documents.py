@@ -95,22 +95,17 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
     require_question(question)
     pieces = document_pieces(named_documents(documents))
     pieces += [("Question: ", ""), (question, QUESTION), ("\nAnswer:", "")]
-    return laid_pieces(pieces)._replace(control=())
-
-
-def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
-    """Each document's title and text with its name, as `laid_pieces` takes them."""
-    shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
-    return [piece for one in shown for piece in (one, ("\n\n", ""))]
-
-
-def laid_pieces(pieces: Sequence[tuple[str, str]]) -> RenderedPrompt:
-    """A text of pieces one after another, each with its name, which is empty where it has none."""
     ends = accumulate(len(text) for text, _ in pieces)
     spans = [
         (end - len(text), end, name) for (text, name), end in zip(pieces, ends, strict=True) if name
     ]
-    return RenderedPrompt("".join(text for text, _ in pieces), tuple(spans))
+    return RenderedPrompt("".join(text for text, _ in pieces), tuple(spans), control=())
+
+
+def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
+    """Each document's title and text with its name, and blank lines, which have none."""
+    shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
+    return [piece for one in shown for piece in (one, ("\n\n", ""))]
 
 
 def require_question(question: object) -> None:

@@ -40,7 +40,8 @@ def environment() -> jinja2.Environment:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     made.filters["tojson"] = _as_json
     return made
 
@@ -72,10 +73,6 @@ def _limit_memory() -> None:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

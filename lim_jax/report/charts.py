@@ -28,8 +28,10 @@ def profile_chart(influence: Influence) -> Specification:
     rows = _profile_rows(influence, kept, least)
     profile = alt.Chart(_data(rows))
     band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
+    delta = float(influence.regions.delta)
+    ends = alt.Chart(_data([{"from": 0, "to": delta}, {"from": 1 - delta, "to": 1}]))
     chart = alt.layer(
-        _regions(float(influence.regions.delta)),
+        ends.mark_rect(color=REGION).encode(x="from:Q", x2="to:Q"),
         *([band] if "low" in rows[0] else []),
         profile.mark_line(color=ACCENT, strokeWidth=1.5).encode(x=x, y=y),
         _averages(influence, float(1 / weights.sum()), least),
@@ -74,11 +76,6 @@ def _pointed_at(profile: Any) -> Any:
         tooltip=_tooltip(columns),
     )
     return cells.add_params(pointed)
-
-
-def _regions(delta: float) -> Any:
-    ends = [{"from": 0, "to": delta}, {"from": 1 - delta, "to": 1}]
-    return alt.Chart(_data(ends)).mark_rect(color=REGION).encode(x="from:Q", x2="to:Q")
 
 
 def _averages(influence: Influence, uniform: float, least: float) -> Any:

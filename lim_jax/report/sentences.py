@@ -50,15 +50,15 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
     )
 
 
-def records_finding(records: Sequence[Any], most: int = 3) -> str:
-    """Which named parts hold most of the influence; at most so many are named."""
+def records_finding(records: Sequence[Any]) -> str:
+    """Which named parts hold most of the influence; at most three are named."""
     named = (record for record in records if record.kind != REST)
     parts = sorted(named, key=lambda record: -record.share)
     if not parts:
         return ""
     top, *others = parts
     whole = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
-    rest = [f"{part_words(part)} {percent(part.share, part.error)}" for part in others[: most - 1]]
+    rest = [f"{part_words(part)} {percent(part.share, part.error)}" for part in others[:2]]
     return ", ".join([whole + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
 
 

@@ -4,7 +4,6 @@ import numpy as np
 
 from lim_jax.prompts.contexts import Span, places_by_name
 from lim_jax.prompts.cutting import paragraphs, sentences
-from lim_jax.prompts.documents import laid_pieces
 from lim_jax.prompts.reading import read_lines
 
 
@@ -27,11 +26,6 @@ def test_sentences():
 
 def test_paragraphs():
     assert (paragraphs("One\nline.\n\nTwo.")) == [(0, 11), (11, 15)]
-
-
-def test_laid_pieces():
-    laid = laid_pieces([("Here: ", ""), ("a=1", "record"), (".", "")])
-    assert laid == ("Here: a=1.", ((6, 9, "record"),), False, None)
 
 
 def test_read_lines(tmp_path):
