@@ -80,8 +80,9 @@ def _by_head(
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     terminal = jax.tree_util.Partial(as_loss_of_logits(loss.loss).terminal, model)
-    gradient = grid.weights * mask_gradient(model.flow, terminal, (x, y), grid).by_head
-    return jnp.moveaxis(-jnp.where(parts == FIRST, 0, gradient), -1, 0)
+    scored = jnp.where(parts == FIRST, 0, grid.weights)
+    by_head = mask_gradient(model.flow, terminal, (x, y), grid).by_head
+    return jnp.moveaxis(-scored[None, None, :] * by_head, -1, 0)
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:
