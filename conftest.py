@@ -17,10 +17,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Passes that take a tenth of what is left and make these programs no smaller.
+# Passes that take a tenth of what is left and make these programs no smaller; and another tenth,
+# XLA's looks at what its passes made.
 DEAR_PASSES = (
     "batch-dot-simplification", "dynamic-dimension-simplifier", "tree_reduction_rewriter",
     "simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-trip-count-annotator",
+    "hlo-verifier",
 )  # fmt: skip
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

@@ -67,9 +67,9 @@ def attention_studies(
 
     Examples
     --------
-    >>> attention = CausalAttention.init(2, eta=0.1, key=jax.random.key(0))
-    >>> states = lambda p: jnp.stack([jnp.cos(3 * p), p], axis=1)
-    >>> study = attention_studies(attention, states, (40, 80, 160, 320), smooth=True)["every cell"]
+    >>> from lim_jax.limits.fields import averaging_attention
+    >>> sizes, states = (40, 80, 160, 320), lambda p: p[:, None]
+    >>> study = attention_studies(averaging_attention(), states, sizes, smooth=True)["every cell"]
     >>> study.verdict, abs(study.order.value - 1) < 0.15
     ('measured', True)
     """

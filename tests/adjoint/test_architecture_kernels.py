@@ -17,7 +17,7 @@ from lim_jax.adjoint.sites import attention_sites
 
 LENGTH = 7
 # What each of these options gives is in tests/network/test_architectures.py; here they stand
-# together in "everything".
+# together in "everything", or are a case of others: one group of several, gates of experts.
 TOGETHER = {
     "RMS norms, SwiGLU",
     "GeGLU",
@@ -25,6 +25,8 @@ TOGETHER = {
     "head norms",
     "rotary",
     "partial rotary",
+    "one group",
+    "clamped experts",
 }
 ALONE = [name for name in ARCHITECTURES if name not in TOGETHER]
 

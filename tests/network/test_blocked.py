@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.as_users import DEFAULTS
-from reference.networks import GRIDS, random_states
+from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax.cost.counting import operations
@@ -57,13 +57,10 @@ def small_tiles(patch):
     patch.setattr(attention, "DENSE", 4)
 
 
-@pytest.fixture(scope="module", params=["tokens", "graded"])
-def derivatives(request):
-    """By tiles and dense: three tiles, the last one not full; two examples at once.
-
-    The graded grid's own cells are halves, as the midpoints' are.
-    """
-    grid = GRIDS[request.param](10)
+@pytest.fixture(scope="module")
+def derivatives():
+    """By tiles and dense: three tiles, the last one not full; two examples at once."""
+    grid = lim.token_grid(10)
 
     @jax.jit
     @jax.vmap
@@ -88,7 +85,10 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
 
 
 def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(monkeypatch):
-    """The sink and the log weights are among the queries' and keys' numbers: so they move too."""
+    """The sink and the log weights are among the queries' and keys' numbers: so they move too.
+
+    The graded grid's own cells are halves, as the midpoints' are.
+    """
     small_tiles(monkeypatch)
     graded, parts = lim.graded_grid(10), np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
     others = ((parts[:, None] != parts) | (parts < 0)).astype(float)
