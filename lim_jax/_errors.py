@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 from jax.experimental import checkify
-from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import PyTree
 
 from lim_jax._refusal import Refusal, refusal
@@ -60,7 +60,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
 
     @eqx.filter_jit
     @wraps(function)
-    def program(*args: Any, **kwargs: Any) -> tuple[checkify.Error, Any]:
+    def program(*args: Any, **kwargs: Any) -> tuple[checkify.Error | None, Any]:
         arrays, static = eqx.partition((args, kwargs), eqx.is_array)
         others = []
 
@@ -71,7 +71,14 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
             others.append(other)
             return results
 
-        failed, results = checkify.checkify(of_arrays, errors=checkify.user_checks)(arrays)
+        opened, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(arrays)
+        failed, of_leaves, leaves = None, jaxpr_as_fun(opened), jax.tree.leaves(arrays)
+        if opened.effects:  # checks are among them; to look for some where none are takes a while
+            checked = checkify.checkify(of_leaves, errors=checkify.user_checks)
+            failed, leaves = checked(*leaves)
+        else:
+            leaves = of_leaves(*leaves)
+        results = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
         return failed, eqx.combine(results, others[-1])
 
     @wraps(function)
@@ -91,11 +98,11 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
                 if "not functionalized" not in str(error):
                     raise
                 return traced(*args, **kwargs)
-            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(failed)):
+            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((failed, results))):
                 # Within a trace after all: that in which this module was imported, at first use.
                 return traced(*args, **kwargs)
-            said = failed.get()
-            if said is not None:
+            said = failed and failed.get()
+            if said:
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))
             return results
 
