@@ -108,14 +108,8 @@ def account_of_context(
     ids = jax.device_put(np.pad(np.asarray(window)[:-1], (0, size - length)))
     one = jax.tree.map(lambda leaf: leaf[0], asked)
     parts = parts_of_ids(model, ids, one, depth, loss, progress)
-    # The padded grid's energies are densities of cells narrower than the context's own.
-    share = length / size
-    channels, hops, by_depth = (
-        share**2 * energies[:, :length]
-        for energies in (squares(parts.vectors), parts.hop_energies, parts.by_depth)
-    )
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
-    heads = share * parts.head_energies
+    channels, hops, heads, by_depth = _of_length(parts, length)
     account = TokenAccount(parts.loss, weights, channels, hops, heads, by_depth)
     return check_finite(account, (), parts.loss[None], by_depth)
 
@@ -206,20 +200,21 @@ def parts_of_context(
         apart, at = number >= depth, (jnp.asarray(number), states[number])
         sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
         back.append(of_layer)
+    collected = _collected(terminal, sweep, back, depth)
+    return ContextParts(loss, states[depth], states[-1], *collected, sweep.met)
+
+
+@filter_jit
+def _collected(
+    terminal: State, sweep: _Sweep, back: list, depth: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """What a context's parts have between its states and `met`: of the layers, last first."""
     energies, heads, growths = (jnp.stack(layers[::-1]) for layers in zip(*back, strict=True))
     hops, few = sweep.hops, sweep.few
-    hops = hops if few is None else jnp.concatenate([few.dense(len(x))[None], hops])
-    return ContextParts(
-        loss,
-        states[depth],
-        states[-1],
-        jnp.stack([terminal, sweep.cone, sweep.local]),
-        squares(hops),
-        heads[depth:],
-        jnp.concatenate([energies, squares(terminal)[None]]),
-        growths,
-        sweep.met,
-    )
+    hops = hops if few is None else jnp.concatenate([few.dense(len(terminal))[None], hops])
+    vectors = jnp.stack([terminal, sweep.cone, sweep.local])
+    by_depth = jnp.concatenate([energies, squares(terminal)[None]])
+    return vectors, squares(hops), heads[depth:], by_depth, growths
 
 
 @filter_jit
@@ -304,6 +299,18 @@ def parts_of_ids(
     few = FEW * asked.targets.shape[0] <= ids.shape[0]
     places = asked.places if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)
+
+
+@filter_jit
+def _of_length(parts: ContextParts, length: int) -> tuple[Array, Array, Array, Array]:
+    """Energies of channels, hops, heads and depths on the context's own grid."""
+    # The padded grid's are densities of cells narrower than the context's own.
+    share = length / parts.state.shape[0]
+    channels, hops, by_depth = (
+        share**2 * energies[:, :length]
+        for energies in (squares(parts.vectors), parts.hop_energies, parts.by_depth)
+    )
+    return channels, hops, share * parts.head_energies, by_depth
 
 
 def squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:

@@ -287,6 +287,7 @@ def _of_context(
     return measured, energy
 
 
+@filter_jit
 def _stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
