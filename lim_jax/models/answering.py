@@ -52,7 +52,7 @@ def answer(
     Examples
     --------
     >>> from lim_jax.models.language import byte_model
-    >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
+    >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
     >>> answer(model, jnp.array([3, 1, 4]), tokens=5).shape
     (5,)
     """
