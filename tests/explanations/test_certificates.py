@@ -2,12 +2,12 @@
 
 from functools import cache
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.dense import formed_blocks
+from reference.networks import byte_network
 
 import lim_jax as lim
 from lim_jax import explanations, models
@@ -25,8 +25,7 @@ KEY = jax.random.key(1)
 
 @cache
 def model():
-    init = eqx.filter_jit(models.byte_model)
-    return init(LENGTH, width=4, heads=2, depth=LAYERS, key=jax.random.key(0))
+    return byte_network(LENGTH, depth=LAYERS, seed=1)
 
 
 @cache

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reference.architectures import architecture_flow
 from reference.drawn import assert_nothing_is_cut
-from reference.networks import WIDTH, random_states
+from reference.networks import WIDTH, byte_network, random_states
 
 import lim_jax as lim
 from lim_jax import models, plots
@@ -39,8 +39,7 @@ def on_host(tree):
 
 @cache
 def model():
-    init = eqx.filter_jit(language.byte_model)
-    return init(LENGTH, width=4, heads=2, depth=2, key=jax.random.key(0))
+    return byte_network(LENGTH, depth=2)
 
 
 def batch(weights, count=3):
