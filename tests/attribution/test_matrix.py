@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.networks import byte_network
 
-from lim_jax import models
 from lim_jax._refusal import Refusal
 from lim_jax.attribution import matrix
 from lim_jax.attribution.matrix import part_scores
@@ -32,7 +32,7 @@ LOSS = CausalLM.margin_loss
 
 @pytest.fixture(scope="module")
 def model():
-    return models.byte_model(64, width=8, heads=2, depth=2, key=jax.random.key(3))
+    return byte_network(64, depth=2, seed=3)
 
 
 def texts(segments):
