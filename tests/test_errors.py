@@ -12,13 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from reference.networks import layer_of, random_flow, random_labels, random_states
+from reference.networks import (
+    byte_network,
+    layer_of,
+    random_flow,
+    random_labels,
+    random_states,
+)
 
 import lim_jax as lim
 from lim_jax import (
     adjoint,
     explanations,
-    models,
     observability,
     plots,
     training,
@@ -72,13 +77,9 @@ def influence_of(x, y=None, loss=linear_loss, **options):
     return lambda: lim.influence(loss, None, (x, y), GRID, **options)
 
 
-def byte_model():
-    return models.byte_model(4, key=jax.random.key(0))
-
-
 def explained(**mistaken):
     """An explanation of which one argument is mistaken; the model is looked at first."""
-    right = {"model": byte_model(), "windows": WINDOWS, "query_weights": last_token(4)}
+    right = {"model": byte_network(4), "windows": WINDOWS, "query_weights": last_token(4)}
     options = {"regions": lim.boundary_regions(GRID, 0.3), "key": jax.random.key(0)}
     return explanations.explain(**{**right, **options, **mistaken})
 

@@ -28,7 +28,7 @@ from reference.hostile import (
     but,
     optional,
 )
-from reference.networks import layer_of, random_flow
+from reference.networks import byte_network, layer_of, random_flow
 
 import lim_jax as lim
 from lim_jax import (
@@ -110,7 +110,7 @@ PAIRS = KeyValues((("a", "1"), ("b", "2")), 0)
 PROMPT = Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
 DOCUMENTS = [prompts.Document("a", "b")]
-SAID = models.LanguageModel(models.byte_model(64, width=4, depth=1, key=jax.random.key(0)))
+SAID = models.LanguageModel(byte_network(64))
 TEMPLATE = ChatTemplate("{{ messages[0].content }}", {})
 TRACES = {"observations": Thing(observations), "x": Free(STATES)}
 WHOLE = jax.device_put(np.array([0, 2]))
