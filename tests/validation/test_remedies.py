@@ -1,12 +1,13 @@
 """What each arm does to a gradient, against its definition written out."""
 
-from functools import cache
+from functools import cache, partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.networks import drawn
 
 import lim_jax as lim
 from benchmarks.validation import remedies, retrievers
@@ -111,10 +112,9 @@ def assert_same(ours, theirs):
 
 
 @cache
-@eqx.filter_jit
 def network():
     """Of attention without a norm: what an arm does to a gradient asks for no other part."""
-    model = new_retriever(SETTING, key=jax.random.key(0))
+    model = drawn(partial(new_retriever, SETTING))
     layers = eqx.tree_at(lambda field: field.norm, model.flow.layers.attention, eqx.nn.Identity())
     flow = lim.ResidualFlow(layers, horizon=float(SETTING.depth))
     return eqx.tree_at(lambda model: model.flow, model, flow)
@@ -123,37 +123,43 @@ def network():
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
 WEIGHTS, MULTIPLIER = np.array([0.5, 2.0, 1.0, 0.5]), 0.3
-ARMS = {
-    "plain": remedies.plain(SETTING),
-    "importance": remedies.importance_weighted(SETTING),
-    "answers": remedies.answers_on_probes(SETTING),
-    "training law": remedies.balanced_on_training(SETTING, strength=0.1),
-    "probes": remedies.balanced_on_probes(
-        SETTING, strength=100.0, target="middle", law="edges"
-    ),
-    "every other step": remedies.balanced_on_probes(SETTING, strength=0.01, probes=3, every=2),
-    "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=3),
-    "true answers": remedies.selective_on_probes(SETTING, answers="true", probes=4),
-    "mislabelled": remedies.selective_on_probes(
-        SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
-        wrong=1.0, taught=True,
-    ),
-    "some answers": remedies.answers_on_probes(SETTING, probes=3),
-    "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
-    "constrained": remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)._replace(
-        memory=np.array(MULTIPLIER)
-    ),
-    "observed": remedies.observed(SETTING, examples=3, places=5),
-}  # fmt: skip
 
 
-COMPILED = {name: eqx.filter_jit(arm.gradient) for name, arm in ARMS.items()}
+@cache
+def arms():
+    """Some draw or compute as they are made: not where tests are collected."""
+    return {
+        "plain": remedies.plain(SETTING),
+        "importance": remedies.importance_weighted(SETTING),
+        "answers": remedies.answers_on_probes(SETTING),
+        "training law": remedies.balanced_on_training(SETTING, strength=0.1),
+        "probes": remedies.balanced_on_probes(
+            SETTING, strength=0.01, target="middle", law="edges", probes=3, every=2
+        ),
+        "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=3),
+        "mislabelled": remedies.selective_on_probes(
+            SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
+            wrong=1.0, taught=True,
+        ),
+        "some answers": remedies.answers_on_probes(SETTING, probes=3),
+        "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
+        "constrained": remedies.constrained_on_probes(SETTING, limit=0.02, stiffness=10.0)._replace(
+            memory=np.array(MULTIPLIER)
+        ),
+        "observed": remedies.observed(SETTING, examples=3, places=5),
+    }  # fmt: skip
+
+
+@cache
+def compiled(name):
+    """By itself: all together would take half as long again."""
+    return eqx.filter_jit(arms()[name].gradient)
 
 
 @cache
 def found(name, step=20):
-    """An arm's gradient and memory: together all would take half as long again to compile."""
-    return COMPILED[name](network(), ARMS[name].memory, batches(step))
+    """An arm's gradient and memory."""
+    return compiled(name)(network(), arms()[name].memory, batches(step))
 
 
 DEFINITIONS = {
@@ -174,18 +180,18 @@ def test_an_arms_gradient_is_its_definitions(name):
     assert_same(found(name)[0], DEFINITIONS[name](batches()))
 
 
-def test_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
-    drawn = draw(SETTING, SETTING.gold_law, key=batches().key)
-    penalty = clipped(profile_slope(drawn, target=MIDDLE)[1], 100.0)
-    assert_same(found("probes")[0], plus(risk_slope(batches().training), penalty))
-
-
-def test_a_penalty_on_some_steps_and_probes_is_as_strong_and_rests_between():
-    ours, rests = (found("every other step", step)[0] for step in (20, 21))
+def test_some_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
+    """On every other step, where the penalty is twice as strong: it rests between."""
+    anew = draw(SETTING, SETTING.gold_law, key=batches().key)
     risks = risk_slope(batches().training)
-    penalty = clipped(profile_slope(batches().probes, counted=3)[1], 0.02)
+    penalty = clipped(profile_slope(anew, counted=3, target=MIDDLE)[1], 0.02)
+    ours, rests = (found("probes", step)[0] for step in (20, 21))
     assert_same(ours, plus(risks, penalty))
     assert_same(rests, risks)
+
+
+def first(examples, count):
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[:count]), examples)
 
 
 @jax.jit
@@ -197,26 +203,22 @@ def selective_slope(model, examples):
     return -jnp.log(jnp.diag(shares[:, examples.gold[:, 0]]) + 1e-6).mean()
 
 
-@pytest.mark.parametrize(
-    "name, probes, strength", [("own answers", 3, 0.1), ("true answers", 4, 1.0)]
-)
-def test_influence_is_drawn_to_each_probes_gold_record(name, probes, strength):
-    """Of the network's own answers, which are others than the true ones, or of these."""
-    some = jax.tree.map(lambda leaf: leaf[:probes], batches().probes)
-    if name == "own answers":
-        logits = answer_losses(network(), embedded(network(), some), some)[2]
-        window = np.array(some.window)
-        assert (window[:, -1] != np.argmax(logits, axis=1)).any()
-        window[:, -1] = np.argmax(logits, axis=1)
-        some = some._replace(window=jax.device_put(window))
-    penalty = clipped(selective_slope(network(), some), strength)
-    assert_same(found(name)[0], plus(risk_slope(batches().training), penalty))
+def test_influence_is_drawn_to_each_probes_gold_record():
+    """Of the network's own answers, which are others than the true ones; below it is of these."""
+    some = first(batches().probes, 3)
+    logits = jax.jit(lambda some: answer_losses(network(), embedded(network(), some), some)[2])
+    window, own = np.array(some.window), np.argmax(logits(some), axis=1)
+    assert (window[:, -1] != own).any()
+    window[:, -1] = own
+    some = some._replace(window=jax.device_put(window))
+    penalty = clipped(selective_slope(network(), some), 0.1)
+    assert_same(found("own answers")[0], plus(risk_slope(batches().training), penalty))
 
 
 def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it():
     """All labels wrong, of probes at the edges, every other step, clipped and told."""
     edges = draw(SETTING, edge_law(RECORDS, odds=0.0), key=batches().key)
-    some = jax.tree.map(lambda leaf: leaf[:4], edges)
+    some = first(edges, 4)
     gold = np.asarray(some.gold[:, 0])
     assert set(gold.tolist()) <= {0, RECORDS - 1}
     _, of_place = jax.random.split(jax.random.fold_in(batches().key, 1))
@@ -233,8 +235,8 @@ def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it()
 
 
 def test_some_arms_look_at_their_probes_every_few_steps():
-    looks = {name: arm.every for name, arm in ARMS.items() if arm.every != 1}
-    assert looks == {"every other step": 2, "mislabelled": 2, "reweighted": 10}
+    looks = {name: arm.every for name, arm in arms().items() if arm.every != 1}
+    assert looks == {"probes": 2, "mislabelled": 2, "reweighted": 10}
 
 
 def test_weights_by_record_move_every_tenth_step():
@@ -279,7 +281,7 @@ def test_observability_pulls_down_its_own_slope():
     """Of two layers: before the first nothing else is seen at the last place."""
     deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), network().flow.layers)
     model = eqx.tree_at(lambda model: model.flow.layers, network(), deeper)
-    gradient, _ = COMPILED["observed"](model, ARMS["observed"].memory, batches())
+    gradient, _ = compiled("observed")(model, arms()["observed"].memory, batches())
     slopes = jax.jit(lambda model: (jax.grad(risk)(model, batches().training, EVEN),
                                     jax.grad(observed_penalty)(model, batches())))  # fmt: skip
     risks, slope = slopes(model)
