@@ -34,7 +34,7 @@ from lim_jax.models import Targets
 
 RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
 SETTING = FaithfulnessSetting(
-    (PAIRS, FACTS), 8, 4, RECORDS, tokens=TOKENS, fitted=(8, 12), held_out=7, taken_out=(1, 3, 5),
+    (PAIRS, FACTS), 6, 2, RECORDS, tokens=TOKENS, fitted=(8, 12), held_out=7, taken_out=(1, 3, 5),
     weights=(1.0, 0.2), paths=(2,), steps=2,
 )  # fmt: skip
 NAMES = attributions(SETTING)
@@ -233,11 +233,16 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
 def layers_rollout(model, x):
     """The product over layers of the means of their attention matrices and of the identity."""
     grid, rollout = token_grid(len(x)), np.eye(len(x))
-    states = model.flow.trajectory(jax.device_put(x), grid).states[:-1]
-    for number, state in enumerate(states):
-        attention = jax.tree.map(lambda leaf, n=number: leaf[n], model.flow.layers).attention
-        query = np.asarray(attention.queries(state, attention.rope(grid)))
-        key = np.asarray(attention.sources(state, attention.rope(grid))[0])
+
+    @eqx.filter_jit
+    def measured(flow, x):
+        def of_layer(layer, state):
+            rope = layer.attention.rope(grid)
+            return layer.attention.queries(state, rope), layer.attention.sources(state, rope)[0]
+
+        return jax.vmap(of_layer)(flow.layers, flow.trajectory(x, grid).states[:-1])
+
+    for query, key in zip(*map(np.asarray, measured(model.flow, x)), strict=True):
         logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
         logits /= np.sqrt(query.shape[-1])
         weights = np.where(np.tril(np.ones((len(x), len(x)), bool)), np.exp(logits), 0)
@@ -247,7 +252,7 @@ def layers_rollout(model, x):
 
 
 def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
-    assert len(found) == 8
+    assert len(found) == 6
     for one in found:
         assert one.scores.shape == (len(NAMES), RECORDS) and one.drops.shape == (len(NAMES), 3)
         assert one.kept.shape == (7, RECORDS) and one.values.shape == (7,)
@@ -256,12 +261,12 @@ def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
         for ours, theirs in zip(back._replace(scores=0), one._replace(scores=0), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     chance = np.stack([one.scores[NAMES.index("random")] for one in found])
-    assert len(np.unique(chance)) == 8 * RECORDS and (0 <= chance).all() and (chance < 1).all()
+    assert len(np.unique(chance)) == 6 * RECORDS and (0 <= chance).all() and (chance < 1).all()
     # The largest drop of one record is leave-one-out's, and all five are everything.
     drops = np.stack([one.drops for one in found])
     best = drops[:, NAMES.index("leave-one-out"), 0]
     assert (drops[..., 0] <= best[:, None] + 1e-12).all()
-    np.testing.assert_allclose(drops[..., 2], drops[:, :1, 2] + np.zeros((8, len(NAMES))))
+    np.testing.assert_allclose(drops[..., 2], drops[:, :1, 2] + np.zeros((6, len(NAMES))))
 
 
 def test_an_answer_ends_before_what_ends_it(model, monkeypatch):
@@ -299,8 +304,8 @@ def test_words_that_hold_a_mark_end_an_answer(model):
 
 def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkpoint, monkeypatch):
     lines = checkpoint.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 3
-    checkpoint.write_bytes(b"".join(lines[:2]) + lines[2][:50])
+    assert len(lines) == 4
+    checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
     asked, whole = [], faithfulness._explained
 
     def counting(job, prompts, numbers):
@@ -309,7 +314,7 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
 
     monkeypatch.setattr(faithfulness, "_explained", counting)
     again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
-    assert asked == [[4, 5, 6, 7]]
+    assert asked == [[4, 5]]
     for ours, theirs in zip(again, found, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
     # Of the chunk that was read back only what followed a compilation has seconds.
@@ -320,9 +325,9 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
         return chunks[:2]
 
     # What is left out for want of time is neither made nor given.
-    longer = SETTING._replace(prompts=16)
+    longer = SETTING._replace(prompts=8)
     fewer, _ = explain_prompts(model, None, longer, checkpoint=checkpoint, progress=first_two)
-    assert len(asked) == 1 and len(fewer) == 8
+    assert len(asked) == 1 and len(fewer) == 6
     with pytest.raises(ValueError, match="of setting"):
         explain_prompts(model, None, SETTING._replace(steps=3), checkpoint=checkpoint)
     other = replace(model, embedding_scale=2.0)
@@ -333,7 +338,7 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
 
 
 def test_what_is_refused(model, monkeypatch):
-    with pytest.raises(ValueError, match="prompts: got 7 of them, 4 at once, expected a multiple"):
+    with pytest.raises(ValueError, match="prompts: got 7 of them, 2 at once, expected a multiple"):
         explain_prompts(model, None, SETTING._replace(prompts=7))
     elsewhere = eqx.tree_at(lambda one: one.embedding, model, None)
     with pytest.raises(ValueError, match="model: got one whose weights are left in their files"):
