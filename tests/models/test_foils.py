@@ -99,14 +99,11 @@ def squares_by_two_passes(model, prompt, answer, foil):
 
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)  # whose places are learned
 def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
-    model = longer(model)
-    windows = [jax.device_put(np.append(prompt, 0)) for prompt, _, _ in CASES]
-    found = models.energies_of_ids(
-        model, windows, ask=[asked(case) for case in CASES], loss=contrast_loss
-    )
-    for energy, case in zip(found, CASES, strict=True):
-        expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2
-        np.testing.assert_allclose(energy, expected, rtol=1e-9)
+    model, case = longer(model), CASES[1]
+    window = jax.device_put(np.append(case[0], 0))
+    (energy,) = models.energies_of_ids(model, [window], ask=[asked(case)], loss=contrast_loss)
+    expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2
+    np.testing.assert_allclose(energy, expected, rtol=1e-9)
 
 
 @pytest.mark.usefixtures("as_users_run")
