@@ -1,16 +1,17 @@
 """Section 4 by its command, as users run it, against the paper's digits: whole runs, all slow."""
 
+import contextlib
+import io
 import json
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from reference.as_users import run_python
 
 from lim_jax import paper
+from lim_jax.cli.commands import main
 from lim_jax.paper.algorithms import adam_run, algorithm1_objective, algorithm3_objective
 from lim_jax.paper.outcomes import table_row
 from lim_jax.paper.printed import compare, comparison_table
@@ -28,22 +29,25 @@ FIGURES = (
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
-    """The command in a process of its own: it has float64 by itself or not at all."""
-    out = tmp_path_factory.mktemp("out") / "new"
-    # Compiled quickly: as users' programs are, `.ci/run` has it, twice.
-    quick = os.environ.get("XLA_FLAGS", "")
-    done = run_python("-m", "lim_jax", "reproduce", "--out", out, folder=out.parent, flags=quick)
-    return done, out, json.loads((out / "section4.json").read_text())
+    """The command as users' processes are, where it has float64 by itself or not at all.
+
+    But compiled quickly; `.ci/run` has it in a process of its own, twice.
+    """
+    out, said = tmp_path_factory.mktemp("out") / "new", io.StringIO()
+    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with jax.enable_x64(False), promotion[0], promotion[1], contextlib.redirect_stdout(said):
+        status = main(["reproduce", "--out", str(out)])
+    return (status, said.getvalue()), out, json.loads((out / "section4.json").read_text())
 
 
 def test_every_printed_digit_agrees(reproduced):
     # `sec:simulations`, `tab:simulation-remedy-results`, `eq:simulation-imbalance-metrics`,
     # `eq:simulation-normalized-observability`.
-    done, _, numbers = reproduced
-    assert done.returncode == 0, done.stderr
+    (status, printed), _, numbers = reproduced
+    assert status == 0
     assert [c.name for c in compare(numbers) if not c.agrees] == []
     assert len(compare(numbers)) == 56
-    assert "56 of 56 printed figures agree." in done.stdout and "DIFFERS" not in done.stdout
+    assert "56 of 56 printed figures agree." in printed and "DIFFERS" not in printed
 
 
 def test_the_json_holds_what_it_promises(reproduced):
