@@ -1,6 +1,6 @@
 """Several devices give the numbers of one: 8 virtual ones, and two processes.
 
-The dearest tests: every layout, and each of the two processes, traces and compiles second order.
+The dearest tests: every layout traces and compiles second order.
 """
 
 import os
