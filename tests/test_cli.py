@@ -313,12 +313,13 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
 
 
-def test_rates_of_chosen_studies_sizes_and_matrices(tmp_path, capsys):
+def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsys):
     """End to end: what is drawn and written is the study that was asked for."""
-    out = tmp_path / "rates"
+    out, draw = tmp_path / "rates", Figure.savefig
     arguments = ["rates", "--only", "extrapolated", "--sizes", "20", "40", "80", "160"]
     found = []
-    for seed in ("0", "1"):
+    for seed, save in (("0", lambda figure, path, **options: path.touch()), ("1", draw)):
+        monkeypatch.setattr(Figure, "savefig", save)
         assert main([*arguments, "--seed", seed, "--out", str(out), "--overwrite"]) == 0
         (row,) = json.loads((out / "rates.json").read_text())["rates"]
         assert row["name"] == "attention, last position, Richardson"
