@@ -2,13 +2,20 @@
 
 import os
 import sys
+from itertools import count
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import platformdirs
 import pytest
+from jax._src import checkify, compiler
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from reference.as_users import run_python
 
 from lim_jax import __main__
+from lim_jax._checks import error_if
+from lim_jax._errors import filter_jit
 from lim_jax.cli import compiled
 from lim_jax.cli.compiled import keep_programs
 
@@ -80,6 +87,47 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
     monkeypatch.setattr(__main__, "run", lambda arguments: seen.append(arguments) or 0)
     assert __main__.main() == 0
     assert seen == [["rates"]] and settings[ENABLED] == "false"
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """JAX's cache in a folder of this test, with no program in memory."""
+    before = jax.config.jax_enable_compilation_cache, jax.config.jax_compilation_cache_dir
+    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+
+    def configure(enabled, folder, least):
+        for name, value in zip(names, (enabled, folder), strict=True):
+            jax.config.update(name, value)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+        reset_cache()
+        jax.clear_caches()
+
+    configure(True, str(tmp_path / "programs"), 0)
+    yield tmp_path / "programs"
+    configure(*before, seconds)
+
+
+def test_a_program_with_a_check_is_compiled_once(kept, monkeypatch):
+    """Checks of a command's programs are values (`conftest.py`), and JAX keeps such a program."""
+    compiled, compile_program = [], compiler.backend_compile_and_load
+
+    def counted(*arguments):
+        compiled.append(arguments)
+        return compile_program(*arguments)
+
+    monkeypatch.setattr(compiler, "backend_compile_and_load", counted)
+
+    def run():
+        # Checks are numbered as they are traced: a second process begins anew.
+        monkeypatch.setattr(checkify, "next_code", count(1).__next__)
+        jax.clear_caches()
+        compiled.clear()
+        return filter_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(())), compiled
+
+    for compiles in (True, False):
+        doubled, programs = run()
+        assert doubled == 2 and bool(programs) is compiles
 
 
 def test_another_process_finds_what_was_compiled(tmp_path):
