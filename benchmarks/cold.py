@@ -2,10 +2,13 @@
 
 ``python benchmarks/cold.py`` prints the medians of a few runs each, seconds of CPU and of wall
 clock: importing JAX and the package, a first profile (docs/start.md), an influence and Algorithm
-1's gradient at the size (a) of docs/speed.md, ``lim-jax explain`` on little, ``lim-jax reproduce``.
+1's gradient at the size (a) of docs/speed.md. Then commands, each twice with one cache of compiled
+programs: CPU and wall clock, how many programs were compiled, and the CPU of each phase
+(`phases.py`). ``ask`` and ``profile`` are of the model that ``--model`` names.
 """
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -36,7 +39,14 @@ def penalised(model):
 """
 INFLUENCE = "jax.block_until_ready(lim.influence(loss, model, batch, grid).energy)"
 GRADIENT = "jax.block_until_ready(jax.jit(jax.grad(penalised))(model))"
-DEMO = ("explain", "--contexts", "8")
+PHASES = ROOT / "benchmarks" / "phases.py"
+QUESTION = "Who founded the observatory?"
+DOCUMENTS = ROOT / "docs" / "town"
+COMMANDS = {
+    "explain": ("--contexts", "8"),
+    "reproduce": (),
+    "rates": ("--quick",),
+}
 JOBS = {
     "import jax": ("-c", "import jax"),
     "import lim_jax": ("-c", "import jax, lim_jax"),
@@ -44,41 +54,71 @@ JOBS = {
     "a network and a batch": ("-c", SIZE_A),
     "and their influence": ("-c", SIZE_A + INFLUENCE),
     "or Algorithm 1's gradient": ("-c", SIZE_A + GRADIENT),
-    "lim-jax explain, the demo": ("-m", "lim_jax", *DEMO),
-    "lim-jax reproduce": ("-m", "lim_jax", "reproduce"),
 }
 
 
-def spent(arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds of CPU and of wall clock of one process, in a folder of its own."""
+def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, str]:
+    """Seconds of CPU and wall clock of one process, in a folder of its own, and what it printed."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "MPLBACKEND": "agg",
-        "JAX_ENABLE_COMPILATION_CACHE": "0",
+        "JAX_ENABLE_COMPILATION_CACHE": "1" if cache else "0",
     }
     with tempfile.TemporaryDirectory() as folder:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,
             env=environment,
             check=True,
             capture_output=True,
+            text=True,
         )
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu, wall, done.stdout
+
+
+def of_model(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
+    """Arguments of a question of five documents, and of a profile of it with its answer."""
+    documents = [{"text": file.read_text("utf-8")} for file in sorted(DOCUMENTS.iterdir())]
+    line = {"documents": documents, "question": QUESTION, "answer": "Mira Castellan"}
+    (folder / "line.jsonl").write_text(json.dumps(line), "utf-8")
+    return {
+        "ask": (model, QUESTION, "--documents", str(DOCUMENTS)),
+        "profile": (model, "--data", str(folder / "line.jsonl"), "--loss", "answer", "--html"),
+    }
+
+
+def print_commands(model: str | None) -> None:
+    """Print two rows for each command: with an empty cache, and with what that one kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = COMMANDS | (of_model(str(Path(model).absolute()), Path(folder)) if model else {})
+        for name, arguments in commands.items():
+            cache = str(Path(folder) / name)
+            for run in ("first", "second"):
+                line = str(PHASES), "--cache", cache, name, *arguments
+                cpu, wall, printed = spent(line, cache)
+                phases = json.loads(printed.splitlines()[-1])
+                compiled, _ = phases.pop("compiled"), phases.pop("status")
+                parts = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in phases.items())
+                print(f"{name + ', ' + run:30s} {cpu:6.2f} s {wall:6.2f} s   {compiled} compiled")
+                print(f"{'':30s} {parts}", flush=True)
 
 
 def main() -> None:
     """Print a row for each job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each job")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--model", help="a GGUF file or a folder, for ask and profile")
+    arguments = parser.parse_args()
+    repeats = arguments.repeats
     print(f"{'job':30s} {'CPU':>8s} {'wall':>8s}   medians of {repeats}")
-    for name, arguments in JOBS.items():
-        runs = [spent(arguments) for _ in range(repeats)]
+    for name, job in JOBS.items():
+        runs = [spent(job)[:2] for _ in range(repeats)]
         cpu, wall = (statistics.median(column) for column in zip(*runs, strict=True))
         print(f"{name:30s} {cpu:6.2f} s {wall:6.2f} s", flush=True)
+    print_commands(arguments.model)
 
 
 if __name__ == "__main__":
