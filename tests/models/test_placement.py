@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from reference import publishers
-from reference.as_users import ROOT
+from reference.as_users import DEFAULTS, ROOT
 from safetensors.numpy import load_file, save_file
 
 from lim_jax import models
@@ -173,6 +173,34 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
         assert model.flow.kinds[0].attention.query.dtype == held
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
     assert isinstance(model.flow.layers, FetchedLayers)
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
+    """In no type of the program for a GPU; on a CPU a layer more takes no more temporary memory."""
+
+    def program(depth):
+        model = models.load(folder, kept="bfloat16", compute=compute)
+        layers = jax.tree.map(
+            lambda leaf: jnp.resize(leaf, (depth, *leaf.shape[1:])), model.flow.layers
+        )
+        model = replace(model, flow=replace(model.flow, layers=layers))
+        x = jnp.zeros((5, model.embedding.shape[1]), "float32")
+        job = jax.jit(lambda model, x: jax.grad(lambda x: jnp.sum(model.flow(x, grid) ** 2))(x))
+        return job.trace(model, x)
+
+    grid = token_grid(5, "float32")
+    few, many = program(7), program(77)
+    leaves = jax.tree.leaves(models.load(folder, kept="bfloat16").flow.layers)
+    matrices = [leaf.shape[1:] for leaf in leaves if leaf.dtype == "uint16"]
+    written = many.lower(lowering_platforms=("cuda",)).as_text()
+    for shape in matrices:
+        assert f"tensor<{'x'.join(map(str, (77, *shape)))}xui16>" in written
+        assert f"tensor<{'x'.join(map(str, (77, *shape)))}xf32>" not in written
+    temporary = [
+        job.lower().compile(DEFAULTS).memory_analysis().temp_size_in_bytes for job in (few, many)
+    ]
+    assert temporary[1] - temporary[0] < 70 * 4 * sum(map(np.prod, matrices)) / 4
 
 
 def test_vectors_stay_whole(tmp_path):
