@@ -92,20 +92,21 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
 @pytest.fixture
 def kept(tmp_path):
     """JAX's cache in a folder of this test, with no program in memory."""
-    before = jax.config.jax_enable_compilation_cache, jax.config.jax_compilation_cache_dir
-    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+    names = (
+        "jax_enable_compilation_cache", "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+    )  # fmt: skip
+    before = [getattr(jax.config, name) for name in names]
 
-    def configure(enabled, folder, least):
-        for name, value in zip(names, (enabled, folder), strict=True):
+    def configure(*values):
+        for name, value in zip(names, values, strict=True):
             jax.config.update(name, value)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         reset_cache()
         jax.clear_caches()
 
     configure(True, str(tmp_path / "programs"), 0)
     yield tmp_path / "programs"
-    configure(*before, seconds)
+    configure(*before)
 
 
 def test_a_program_with_a_check_is_compiled_once(kept, monkeypatch):

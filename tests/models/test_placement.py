@@ -197,9 +197,8 @@ def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
     for shape in matrices:
         assert f"tensor<{'x'.join(map(str, (77, *shape)))}xui16>" in written
         assert f"tensor<{'x'.join(map(str, (77, *shape)))}xf32>" not in written
-    temporary = [
-        job.lower().compile(DEFAULTS).memory_analysis().temp_size_in_bytes for job in (few, many)
-    ]
+    analyses = [job.lower().compile(DEFAULTS).memory_analysis() for job in (few, many)]
+    temporary = [analysis.temp_size_in_bytes for analysis in analyses if analysis]
     assert temporary[1] - temporary[0] < 70 * 4 * sum(map(np.prod, matrices)) / 4
 
 
