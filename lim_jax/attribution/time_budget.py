@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lim_jax import models
+from lim_jax._precision import computing
+from lim_jax._products import linear
 from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.cost.counting import operations
 from lim_jax.density.adjoints import Loss
@@ -107,19 +109,24 @@ def _too_wide(influence: Influence) -> bool:
 
 
 def measuring_seconds(
-    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
-) -> float:
+    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3,
+    *, compute: str | None = None,
+) -> float:  # fmt: skip
     """How long contexts are likely to take, by their operations and the rate of a product.
 
     The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
+    Products are made in `compute`, without it as the network makes them, and all else in float32.
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
     twice = network.flow.fetched
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
     operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
-    width = network.embedding.shape[1]
-    return COMPILING + operations / (PASS_RATE * _product_rate(width))
+    width, compute = network.embedding.shape[1], compute or network.flow.compute
+    product = each = 1 / _product_rate(width, None)
+    if compute is not None:
+        product = 1 / _product_rate(width, compute)
+    return COMPILING + operations * (product + (1 / PASS_RATE - 1) * each)
 
 
 def _pass_operations(network: CausalLM, tokens: int) -> int:
@@ -174,14 +181,15 @@ def _weights_met(layer: Any) -> int:
     return met
 
 
-def _product_rate(width: int) -> float:
+def _product_rate(width: int, compute: str | None) -> float:
     """Operations in a second of products of tokens with a matrix, as this machine makes them."""
-    tokens, matrix = jnp.ones((2048, width), "float32"), jnp.ones((width, 4 * width), "float32")
-    product = jax.jit(jnp.matmul)
-    jax.block_until_ready(product(tokens, matrix))  # compiles
+    tokens, matrix = jnp.ones((2048, width), "float32"), jnp.ones((4 * width, width), "float32")
+    with computing(compute):
+        product = jax.jit(linear).trace(matrix, tokens).lower().compile()
+    jax.block_until_ready(product(matrix, tokens))  # the first call takes longer
     begun = perf_counter()
-    jax.block_until_ready([product(tokens, matrix) for _ in range(4)])
-    return 4 * 2 * tokens.size * matrix.shape[1] / (perf_counter() - begun)
+    jax.block_until_ready([product(matrix, tokens) for _ in range(4)])
+    return 4 * 2 * tokens.size * len(matrix) / (perf_counter() - begun)
 
 
 def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
@@ -195,10 +203,11 @@ def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
     return NORMS * gradient * contexts + blocks / rate
 
 
-def described_contexts(lengths: Sequence[int]) -> str:
-    """How many contexts there are, and of how many tokens."""
+def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
+    """How many contexts there are, and of how many tokens; and in how many orders of a line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
-    return f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
+    said = f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
+    return said + f", {orders} orders of each line" * (orders > 0)
 
 
 def duration(seconds: float) -> str:

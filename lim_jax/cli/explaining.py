@@ -30,7 +30,7 @@ from lim_jax.attribution.time_budget import (
     duration,
 )
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.arguments import Asked, Download, Memory, Out, Overwrite, Unnamed
+from lim_jax.cli.arguments import Asked, Compute, Download, Memory, Out, Overwrite, Unnamed
 from lim_jax.cli.explain_output import report_explanations, write_pages
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.explanations.certificates import Judged
@@ -61,6 +61,7 @@ def explain(
     html: bool = False,
     download: Download = False,
     memory: Memory = None,
+    compute: Compute = None,
     out: Out = Path("explanation"),
     overwrite: Overwrite = False,
 ) -> int:
@@ -93,7 +94,7 @@ def explain(
     arguments = {
         "model": model, "data": data, "loss": loss, "max_length": max_length,
         "contexts": contexts, "delta": delta, "depth": depth, "certificates": certificates,
-        "seed": seed, "html": html,
+        "seed": seed, "html": html, "compute": compute,
     }  # fmt: skip
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
@@ -105,14 +106,11 @@ def explain(
         if model is None:
             asked, read = _byte_level(loss, most, keys)
         else:
-            opened = open_model(model, download)
+            opened = open_model(model, download, compute)
             held = partial(network_within, memory=memory, unfinished=unfinished)
             asked, read = _model_and_contexts(opened, data, loss, max_length, most, keys[2], held)
         start = asked.network
-        require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
-                expected=f"at most {len(read.windows)}, those of the data",
-                cure="Give more data, or leave --contexts out.")  # fmt: skip
-        as_int(depth, "depth", least=0, most=start.flow.depth - 1, expected="a layer's depth")
+        _require_within(start, read, contexts, depth)
         regions = common_regions(read.lengths, delta, start.embedding.dtype)
         demo = _trained(start, keys[1], unfinished) if model is None else None
         networks, losses = demo or ({"given": start}, None)
@@ -139,8 +137,20 @@ def _require_options(arguments: dict[str, Any]) -> None:
     boundary_regions(token_grid(arguments["max_length"]), arguments["delta"])
     if arguments["html"]:
         require_page_packages()
+    compute, demo = arguments["compute"], arguments["model"] is None
+    require(compute is None or not demo, "compute", got=f"{compute} without a model",
+            expected="a model", cure="The byte-level network is in double precision.")  # fmt: skip
     loss, cure = arguments["loss"], "An explanation takes one pass apart, and this loss has others."
     require(loss_kind(loss).one_pass, "loss", got=loss, expected="a loss of one pass", cure=cure)
+
+
+def _require_within(
+    network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
+) -> None:
+    require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
+            expected=f"at most {len(read.windows)}, those of the data",
+            cure="Give more data, or leave --contexts out.")  # fmt: skip
+    as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
 
 
 def _model_and_contexts(

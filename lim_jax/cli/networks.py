@@ -12,15 +12,17 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import require_positive
 from lim_jax._resuming import write_whole
+from lim_jax.attribution.time_budget import duration, measuring_seconds
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.hub import model_path
 
 GIB = 2**30
+LONG, MUCH = 180.0, 0.9  # seconds, from which it is said what bfloat16 would save, and a share
 PLACEMENT, WHOLE, FILES = "weights.txt", "in memory", "in their files"
 AVAILABLE = Path("/proc/meminfo")
 
 
-def open_model(model: Path, download: bool) -> LanguageModel:
+def open_model(model: Path, download: bool, compute: str | None = None) -> LanguageModel:
     """Open a model by its path or name; a terminal is asked whether to download what is missing."""
     try:
         model_path(model, download=download)
@@ -31,7 +33,7 @@ def open_model(model: Path, download: bool) -> LanguageModel:
         if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
             raise
         model_path(model, download=True)
-    return LanguageModel.open(model)
+    return LanguageModel.open(model, compute=compute)
 
 
 def network_within(
@@ -78,6 +80,17 @@ def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
         return record_placement(shown, network, unfinished) if of_contexts else shown
 
     return bar
+
+
+def foretold(network: CausalLM, *measured: Any, **options: Any) -> str:
+    """How long measuring is likely to take; of minutes also what half precision would take."""
+    seconds = measuring_seconds(network, *measured, **options)
+    said = f"about {duration(seconds)}."
+    if seconds < LONG or network.flow.compute is not None:
+        return said
+    half = measuring_seconds(network, *measured, **options, compute="bfloat16")
+    saves = f" --compute bfloat16, off by some per cent, would take about {duration(half)}."
+    return said + saves * (half < MUCH * seconds)
 
 
 def free_memory() -> int:

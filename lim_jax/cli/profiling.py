@@ -15,10 +15,20 @@ from lim_jax.attribution.methods import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.signed import SignedProfile, signed_profile
-from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.attribution.time_budget import described_contexts
 from lim_jax.cli.answers import answered, own_answers
-from lim_jax.cli.arguments import Asked, Download, Memory, Method, Model, Named, Out, Overwrite
-from lim_jax.cli.networks import network_within, open_model, placed_bar
+from lim_jax.cli.arguments import (
+    Asked,
+    Compute,
+    Download,
+    Memory,
+    Method,
+    Model,
+    Named,
+    Out,
+    Overwrite,
+)
+from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
 from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
@@ -50,6 +60,7 @@ def profile(
     html: bool = False,
     download: Download = False,
     memory: Memory = None,
+    compute: Compute = None,
     out: Out = Path("profile"),
     overwrite: Overwrite = False,
 ) -> int:
@@ -83,13 +94,13 @@ def profile(
     arguments = {
         "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
         "max_length": max_length, "shuffle": shuffle, "signed": signed,
-        "answer_tokens": answer_tokens, "foil": foil, "html": html,
+        "answer_tokens": answer_tokens, "foil": foil, "html": html, "compute": compute,
     }  # fmt: skip
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         _require_options(arguments)
-        opened = open_model(model, download)
+        opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
         contexts = contexts or read_prompts(data, opened, loss, max_length, foil)
@@ -98,8 +109,7 @@ def profile(
         opened = network_within(opened, memory, at_once, unfinished)
         read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
         require_fitting(network := opened.network, contexts)
-        described = described_contexts([context.length for context in contexts])
-        described += f", {shuffle} orders of each line" * bool(shuffle)
+        described = described_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
         _announce(network, contexts, method, shown, described, 3 * signed)
         run = {"checkpoint": unfinished, "bar": placed_bar(network, unfinished)}
@@ -128,10 +138,10 @@ def _announce(
     more: int,
 ) -> None:  # fmt: skip
     cost, lengths = cost_of_contexts(contexts, method), [context.length for context in contexts]
-    seconds = measuring_seconds(network, lengths, shown, cost=cost.total + more)
     page = ", and signed" * (more > 0) + f", with a page of the first {shown}" * bool(shown)
+    takes = foretold(network, lengths, shown, cost=cost.total + more)
     tqdm.write(
-        f"Measuring {words} by {method}, {cost} each{page}: about {duration(seconds)}. "
+        f"Measuring {words} by {method}, {cost} each{page}: {takes} "
         "The bar shows the time that is left."
     )
 

@@ -22,10 +22,10 @@ from lim_jax.attribution.matrix import PartScores
 from lim_jax.attribution.measuring import Measured, measure
 from lim_jax.attribution.methods import METHODS, Scored, scored_by_tokens
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, answer_segments
-from lim_jax.attribution.time_budget import described_contexts, duration, measuring_seconds
+from lim_jax.attribution.time_budget import described_contexts
 from lim_jax.cli.answers import answer_notes
-from lim_jax.cli.arguments import Download, Memory, Method, Model, Named, Out, Overwrite
-from lim_jax.cli.networks import network_within, open_model, placed_bar
+from lim_jax.cli.arguments import Compute, Download, Memory, Method, Model, Named, Out, Overwrite
+from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
 from lim_jax.cli.profiling import write_profile, write_profile_page
 from lim_jax.models.losses import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly
@@ -57,6 +57,7 @@ def ask(
     html: bool = True,
     download: Download = False,
     memory: Memory = None,
+    compute: Compute = None,
     out: Out = Path("answer"),
     overwrite: Overwrite = False,
 ) -> int:
@@ -94,7 +95,7 @@ def ask(
         "model": model, "question": question, "documents": documents, "method": method,
         "parts": parts, "document_parts": document_parts, "chat": chat, "answer": answer,
         "answer_tokens": answer_tokens, "foil": foil, "max_length": max_length, "delta": delta,
-        "html": html,
+        "html": html, "compute": compute,
     }  # fmt: skip
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
@@ -103,17 +104,16 @@ def ask(
         as_int(answer_tokens, "answer_tokens")
         if html:
             require_page_packages()
-        opened = open_model(model, download)
+        opened = open_model(model, download, compute)
         line = question_line(opened, question, documents, answer=answer, foil=foil, chat=chat)
         read = context_of_line(line, opened.tokenizer, loss, max_length)
-        unfinished = folder / UNFINISHED
         at_once = max(read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
-        opened = network_within(opened, memory, at_once, unfinished)
+        opened = network_within(opened, memory, at_once, folder / UNFINISHED)
         cost = METHODS[method].cost(len(line.documents) + 2)  # the question and the rest too
         cost = cost.times(_parts(opened, read, parts, answer_tokens))
         _announce(opened.network, read, html and parts is None, f"{method}, {cost}", cost.total)
         context = answered_context(opened, read, loss, answer_tokens, tqdm)
-        scored, measured, by_part = _scored(opened, context, loss, arguments, unfinished)
+        scored, measured, by_part = _scored(opened, context, loss, arguments, folder / UNFINISHED)
         answered = answer_of(line, context, scored, opened, method, question)
         answered = answered._replace(by_part=by_part)
         _print(answered, answer_notes([context], opened))
@@ -180,6 +180,6 @@ def _announce(
     network: models.CausalLM, read: Context | PromptOnly, html: bool, by: str, cost: int
 ) -> None:
     own, page = isinstance(read, PromptOnly), ", with a page" * html
-    seconds = measuring_seconds(network, [read.length], int(html), int(own), cost)
+    takes = foretold(network, [read.length], int(html), int(own), cost)
     work = "Answering and measuring" if own else "Measuring"
-    tqdm.write(f"{work} {read.length} tokens by {by}{page}: about {duration(seconds)}.")
+    tqdm.write(f"{work} {read.length} tokens by {by}{page}: {takes}")

@@ -1,6 +1,7 @@
 """The command explain: as many contexts as say something, and what is written is what is found."""
 
 import csv
+import dataclasses
 import json
 from fractions import Fraction
 from functools import partial
@@ -399,8 +400,9 @@ def stubbed(scatter):
 def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     """By hand: two for each weight and token, of which a call costs 32 more, and attention's."""
     network = byte_network(10)
-    assert 0 < time_budget._product_rate(8) < 1e15
-    monkeypatch.setattr(time_budget, "_product_rate", lambda width: 1e6)
+    assert 0 < time_budget._product_rate(8, "bfloat16") < 1e15
+    rates = {None: 1e6, "bfloat16": 2e6}
+    monkeypatch.setattr(time_budget, "_product_rate", lambda width, compute: rates[compute])
     leaves = jax.tree.leaves(network.flow.layers)
     weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
     depth, width = network.flow.depth, network.embedding.shape[1]
@@ -410,6 +412,14 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     ):  # fmt: skip
         found = time_budget.measuring_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
+    # Products are 65 % of the time, and take half of it in half precision.
+    half = dataclasses.replace(network, flow=dataclasses.replace(network.flow, compute="bfloat16"))
+    for found in (
+        time_budget.measuring_seconds(half, [10], 0),
+        time_budget.measuring_seconds(network, [10], 0, compute="bfloat16"),
+    ):
+        expected = 4.5 * one * (0.65 / 2 + 0.35)
+        np.testing.assert_allclose(found - time_budget.COMPILING, expected, rtol=1e-9)
 
 
 def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
@@ -508,6 +518,7 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
         (("nowhere", "--data", "nowhere"), "model: got nowhere, which is not there"),
         (("--max-length", "0"), "size: got 0"),
         (("--contexts", "0"), "contexts: got 0"),
+        (("--compute", "bfloat16"), "compute: got bfloat16 without a model, expected a model"),
         (("--loss", "answer"), "loss: got answer without data, expected next-token"),
         (("--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
         (("--depth", "4"), "depth: got 4, expected a layer's depth"),

@@ -145,8 +145,9 @@ def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch)
     asked = []
     monkeypatch.setattr(module, "finished_before", lambda *a, **k: asked.append((a, k)) or True)
     monkeypatch.setattr(module, "run_folder", None)
-    assert main([*arguments, "--out", "there"]) == 0
-    (((out, command, _), options),) = asked
+    assert main([*arguments, "--compute", "bfloat16", "--out", "there"]) == 0
+    (((out, command, told), options),) = asked
+    assert told["compute"] == "bfloat16"  # a run in another precision is another run
     assert (str(out), command, options) == ("there", arguments[0], {"overwrite": False})
 
 
