@@ -4,8 +4,8 @@ Nearly all of a test's time would be spent optimising programs that run once on 
 numbers, so XLA is told to compile quickly, unless XLA_FLAGS says something else: with
 ``XLA_FLAGS= python -m pytest`` everything compiles as users' programs do. These compile so always,
 by `tests/reference/as_users.py`: the compiler's own regression (`test_compiler`), bounds on memory
-(`test_blocked`, `test_cone`, the ring of `test_devices`) and the README's example in float32
-(`test_readme`), end to end in a process of its own; section 4 in float64 does in `.ci/run`.
+as far as memory is decided (`temporary_bytes`) and the README's example in float32 (`test_readme`),
+end to end in a process of its own; section 4 in float64 does in `.ci/run`.
 """
 
 import atexit

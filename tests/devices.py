@@ -21,7 +21,7 @@ import numpy as np
 import reference.tracing  # noqa: F401
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from reference.as_users import DEFAULTS
+from reference.as_users import temporary_bytes
 from reference.networks import randomised
 
 import lim_jax as lim
@@ -251,12 +251,12 @@ def ring(folder):
     tiles.TILE = 32  # small beside what a device holds of the context
     jax.clear_caches()
     # From two on: what is on its way to a neighbour is there twice.
-    by_two, by_eight = map(temporary_bytes, (2, 8))
+    by_two, by_eight = map(ring_bytes, (2, 8))
     assert by_eight < 1.25 * by_two / 4, (by_two, by_eight)
     print("memory", by_two, by_eight)
 
 
-def temporary_bytes(devices):
+def ring_bytes(devices):
     """On one device, for a gradient and its jvp of a long context that so many share."""
     mesh = jax.make_mesh((devices,), ("context",), axis_types=(AxisType.Auto,))
     grid, spec = lim.token_grid(4096), NamedSharding(mesh, PartitionSpec("context"))
@@ -268,9 +268,7 @@ def temporary_bytes(devices):
     def pushed(*at):
         return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), at, at)
 
-    analysis = jax.jit(pushed).lower(*at).compile(DEFAULTS).memory_analysis()
-    assert analysis is not None
-    return analysis.temp_size_in_bytes
+    return temporary_bytes(jax.jit(pushed).trace(*at))
 
 
 def process(index, folder, port):

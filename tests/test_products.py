@@ -45,7 +45,7 @@ def test_images_are_products(shape, tokens):
     np.testing.assert_allclose(linear(matrix, rows), expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", [(5, 3), (3, 7)], ids=["wider", "narrower"])
 def test_derivatives_are_finite_differences_of_two_orders(shape):
     def function(*both):
         return bent(linear)(*map(jnp.asarray, both))
