@@ -2,8 +2,7 @@ r"""Linear maps at a point that know their transposes, of many points and vector
 
 JAX transposes a loop into the same loop backwards. Where the transpose is better written by hand,
 two maps :math:`\langle g,\, T_x t\rangle = \langle T_x^* g,\, t\rangle` are each the other's
-transpose, and their derivatives in the point :math:`x` are JAX's own. A program sees one axis of
-points and, of vectors, a second axis of those that share a point.
+transpose, and their derivatives in the point :math:`x` are JAX's own.
 """
 
 import math
@@ -32,7 +31,7 @@ Vectors = Sequence[Shaped[Array, "points vectors ..."]]
 Program = Callable[[Points, Vectors, Any], Sequence[Array]]
 # ``program(points, vectors, setting, zero)``, told of each vector whether it is known to be zero.
 PlatformProgram = Callable[[Points, Vectors, Any, tuple[bool, ...]], Sequence[Array]]
-STATIC = "count", "many", "sharing", "setting", "zero", "precision"
+STATIC = "count", "many", "sharing", "setting", "zero"
 RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by operations of JAX
 
 
@@ -80,16 +79,9 @@ def in_its_precision(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_many(name: str, program: Program) -> Primitive:
-    """Make a primitive of one point and one vector (or none) from a program of many.
+    """Make a primitive of one point and one vector (or none) from a program of many."""
 
-    Examples
-    --------
-    >>> powers = of_many("powers", lambda points, _, setting: [points[0] ** setting])
-    >>> jax.vmap(lambda x: at(powers, [x], [], 2)[0])(jnp.arange(3.0)).tolist()
-    [0.0, 1.0, 4.0]
-    """
-
-    @partial(jax.jit, static_argnames=STATIC[:-1])
+    @partial(jax.jit, static_argnames=STATIC)
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
         return _merged(program, *operands, **static)
 
@@ -153,15 +145,7 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
 def transposes(
     there: tuple[str, Program], back: tuple[str, Program]
 ) -> tuple[Primitive, Primitive]:
-    """Make two programs, linear in their vectors, one another's transposes.
-
-    Examples
-    --------
-    >>> scale = lambda points, vectors, setting: [points[0][:, None] * vectors[0]]
-    >>> there, _ = transposes(("there", scale), ("back", scale))
-    >>> jax.grad(lambda t: at(there, [jnp.array(3.0)], [t], None)[0])(1.0).item()
-    3.0
-    """
+    """Make two programs, linear in their vectors, one another's transposes."""
     pair = of_many(*there), of_many(*back)
     for primitive, other in (pair, pair[::-1]):
         ad.primitive_jvps[primitive] = partial(_derivative, primitive)

@@ -43,14 +43,7 @@ def linear(
 
 
 def matmul(left: Array, right: Array) -> Array:
-    """A product of matrices in the precision of its sums (`accumulator`).
-
-    Examples
-    --------
-    >>> row = jnp.full((1, 4), 3e4, jnp.float16)
-    >>> matmul(row, jnp.ones((4, 1), jnp.float16)).tolist()
-    [[120000.0]]
-    """
+    """A product of matrices in the precision of its sums (`accumulator`)."""
     if not rounds(left, right):
         sums = accumulator(jnp.result_type(left, right))
         return jnp.matmul(left, right, preferred_element_type=sums)
@@ -176,6 +169,11 @@ def _bilinear(primitive: Primitive, of_first: Any, of_second: Any) -> None:
     )
 
 
+def _turned(primitive: Primitive) -> Any:
+    """Bind a primitive to its operands in the other order."""
+    return lambda second, first, **asked: primitive.bind(first, second, **asked)
+
+
 _product = primitive_of("product", _run_product, many_results=False, static=("axes",))
 batching.primitive_batchers[_product] = _mapped_product
 lower_on("cpu", _product, _run_product_on_cpu)
@@ -195,18 +193,6 @@ _bilinear(
         left, g, axes=(axes[0], axes[2], axes[1]), **asked
     ),
 )
-_bilinear(
-    _linear,
-    lambda covectors, tokens, **asked: _weight_gradient.bind(covectors, tokens, **asked),
-    lambda covectors, matrix, **asked: _input_gradient.bind(matrix, covectors, **asked),
-)
-_bilinear(
-    _input_gradient,
-    lambda tokens, covectors, **asked: _weight_gradient.bind(covectors, tokens, **asked),
-    lambda tokens, matrix, **asked: _linear.bind(matrix, tokens, **asked),
-)
-_bilinear(
-    _weight_gradient,
-    lambda matrix, tokens, **asked: _linear.bind(matrix, tokens, **asked),
-    lambda matrix, covectors, **asked: _input_gradient.bind(matrix, covectors, **asked),
-)
+_bilinear(_linear, _weight_gradient.bind, _turned(_input_gradient))
+_bilinear(_input_gradient, _turned(_weight_gradient), _turned(_linear))
+_bilinear(_weight_gradient, _linear.bind, _input_gradient.bind)
