@@ -17,7 +17,7 @@ from lim_jax import models
 from lim_jax.cli.commands import main
 from lim_jax.models import LanguageModel, gguf_file, language_model, text
 from lim_jax.models.text import ChatTemplate
-from lim_jax.weights import HalfLayers
+from lim_jax.weights import FetchedLayers, HalfLayers
 
 IDS = np.array([3, 1, 4, 1, 5])
 ENDS, MARKS = {"eos_token_id": [4, 9]}, {"eos_token": "e"}
@@ -63,7 +63,7 @@ def test_each_part_is_that_of_the_files(kind, folder, monkeypatch):
              "file": lambda: in_one_file(folder)}  # fmt: skip
     path = files[kind]()
     opened, expected = LanguageModel.open(path), models.load(path)
-    assert isinstance(opened.network.flow.layers, HalfLayers)
+    assert isinstance(opened.network.flow.layers, FetchedLayers)
     for model in (opened.loaded(), LanguageModel.from_pretrained(path)):
         assert eqx.tree_equal(model.network, expected)
     assert opened.tokenizer.encode(spelt(IDS)).ids == IDS.tolist()
