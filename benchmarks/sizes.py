@@ -2,10 +2,11 @@
 
 ``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
 profiles a last-token loss of one context, in a process of its own for each way of holding the
-weights: whole (`models.load`), kept in half precision in memory (``kept="bfloat16"``), and left in
-their files (`models.open`); ``walk`` is the last with a checkpoint, so that states of long contexts
-are in files too. Reading and compiling count; beside stands what `models.profile_memory` says
-beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
+weights: whole (`models.load`), kept in half precision on the device (``kept="bfloat16"``; of the
+holding ``"bfloat16 host"`` in the host's memory), and left in their files (`models.open`); ``walk``
+is the last with a checkpoint, so that states of long contexts are in files too. Any of them with
+``"products"`` takes products in bfloat16. Reading and compiling count; beside stands what
+`models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
 another length; transformers is a row where it is installed. ``--contexts`` takes more of them than
 one, which go in batches; of the holding ``"load alone"`` each goes by itself.
 """
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -34,7 +36,7 @@ NETWORKS = {
     "1b": (2048, 8192, 16, 32, 8, 128_256, True),
     "7b": (4096, 11_008, 32, 32, 32, 32_000, False),
 }
-HOLDINGS = ("open", "walk", "bfloat16", "float16", "load")
+HOLDINGS = "open", "walk", "bfloat16", "bfloat16 products", "bfloat16 host", "float16 host", "load"
 NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 
 
@@ -88,14 +90,16 @@ def written(folder: Path, network: str) -> Path:
 
 def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray:
     """The energies of a last-token loss of some contexts."""
-    holding, _, alone = holding.partition(" ")
+    holding, *how = holding.split()
+    compute = "bfloat16" if "products" in how else None
     if holding in ("open", "walk"):
-        model = lim.models.open(path)
+        model = lim.models.open(path, compute=compute)
     else:
-        model = lim.models.load(path, kept=None if holding == "load" else holding)
+        kept: Any = None if holding == "load" else holding
+        model = lim.models.load(path, kept=kept, compute=compute, on_host="host" in how)
     ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
     windows, ask = [jax.device_put(row) for row in ids], lim.loss.last_token
-    runs = [[window] for window in windows] if alone else [windows]
+    runs = [[window] for window in windows] if "alone" in how else [windows]
     with tempfile.TemporaryDirectory() as kept:
         checkpoint = Path(kept) if holding == "walk" else None
         measure = partial(lim.models.energies_of_ids, model, ask=ask, checkpoint=checkpoint)
