@@ -129,9 +129,10 @@ def say_numbers():
 
 
 def profile():
-    """The influence of a published network's contexts, of token numbers."""
+    """The influence of a published network's contexts, of token numbers, in half precision."""
+    half = {"kept": "bfloat16", "compute": "bfloat16"}
     with tempfile.TemporaryDirectory() as folder:
-        model = models.load(publishers.write(Path(folder), publishers.CONFIGS["gpt2"]))
+        model = models.load(publishers.write(Path(folder), publishers.CONFIGS["gpt2"]), **half)
     arrays, static = eqx.partition(model, eqx.is_array)
 
     def job(arrays, windows):
