@@ -1,7 +1,4 @@
-"""Certificates: what a proposition says of data, and numbers compared beyond their rounding.
-
-What is equal but for rounding is a tie, which neither holds nor is concluded.
-"""
+"""Certificates: what a proposition says of data, and numbers compared beyond their rounding."""
 
 import math
 from collections.abc import Sequence

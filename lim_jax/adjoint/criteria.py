@@ -1,9 +1,7 @@
-r"""The paper's criteria of primacy and recency as certificates, computed from data.
+"""The paper's criteria of primacy and recency as certificates, computed from data.
 
-A certificate says whether a proposition's premises hold, by what margin its inequality is
-satisfied, whether it could have been satisfied at all, and whether the conclusion, measured apart,
-is true. Where a certificate holds its conclusion does, if the bounds that it was given are true.
-These functions need concrete numbers: call them outside `jax.jit`. NaN and infinity raise.
+Where one holds its conclusion does, if the bounds that it was given are true. These functions need
+concrete numbers: call them outside `jax.jit`. NaN and infinity raise.
 """
 
 import math

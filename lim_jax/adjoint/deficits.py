@@ -1,8 +1,4 @@
-r"""Certificates of Lost-in-the-Middle from the channels, exactly and by bounds on them.
-
-Bounds of your own are assumed true where the data do not contradict them. As in `criteria`, call
-these functions outside `jax.jit`.
-"""
+"""Certificates of Lost-in-the-Middle from the channels: outside `jax.jit`, as in `criteria`."""
 
 import math
 from typing import Any, NamedTuple

@@ -73,10 +73,9 @@ def pull_back_hops(
     grid: Grid,
     sparse: SparseRows | None = None,
 ) -> tuple[Covectors, SparseRows | None, list[Stage]]:
-    r"""Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
+    """Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
 
-    The covector of no hops may be given as `sparse`: rows of `hops` then begin with one hop. The
-    layer's stages come the last first, each with the sum of all covectors.
+    Without the covector of no hops, where that is given as `sparse`.
     """
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):

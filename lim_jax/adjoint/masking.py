@@ -12,9 +12,6 @@ of that: one backward pass has it for all positions. As :math:`g_j/\Delta p_j` i
 first variation of the loss in the logarithm of the measure. Positions compete for attention, so
 that of each head it has integral zero over the context, unless there are sinks or parts.
 
-Its integral along :math:`u = \log w`, w from nearly nothing to one, is the *mask path*: what the
-chosen positions gave, all together the loss with them less the loss without.
-
 Related: integrated gradients of attention weights, without the part of the normalisation (Hao et
 al., 2021), attention knockout, which takes u of single edges to minus infinity (Geva et al., 2023).
 """
@@ -43,7 +40,6 @@ ByHead = Float[Array, "depth heads length"]
 
 
 def _over_heads(result: Any) -> Float[Array, " length"]:
-    """The sum over layers and heads."""
     return result.by_head.sum(axis=(0, 1))
 
 

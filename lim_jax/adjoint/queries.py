@@ -1,8 +1,4 @@
-r"""The queries of a loss, and the terminal covector that follows from them.
-
-Query weights :math:`\alpha` with the density :math:`\chi_i = \alpha_i/\Delta p_i`, the support of
-local readouts, and the readout's residual energies :math:`\rho_i`.
-"""
+"""The queries of a loss, and the terminal covector that follows from them."""
 
 from typing import Any, NamedTuple
 

@@ -1,8 +1,4 @@
-"""The attention of every layer with the state and the covector at which it is linearised.
-
-Of recurrent layers too it is known how their heads read (`stages.pull_back_heads`). Blocks of a
-kernel in closed form, and what is made of them, are attention's alone.
-"""
+"""The attention of every layer with the state and the covector at which it is linearised."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar

@@ -1,8 +1,4 @@
-"""Tokens to the continuum: attention, measured.
-
-Fields of position are given as functions, so that every grid samples the same one. The continuum
-value is that of Gauss--Legendre panels, whose own error is the distance between two of them.
-"""
+"""Tokens to the continuum: attention, measured on fields of position, the same for every grid."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -178,8 +174,6 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
 def _attention_constant(
     attention: CausalAttention, states: PositionField, p: Float[Array, " points"]
 ) -> Float[Array, ""]:
-    """The constant with its extremes taken over the points p."""
-
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
         query, sources = attention.queries(x, None), attention.sources(x, None)

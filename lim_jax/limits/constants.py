@@ -207,7 +207,6 @@ def largest_control_distances(
 
 
 def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
-    """All parameters of stacked fields, a row for each."""
     leaves = [
         np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
     ]

@@ -1,9 +1,4 @@
-r"""The paper's limits measured on one set of fields: the rows behind ``lim-jax rates``.
-
-Errors come with a bound where its constant is explicit: of attention, of the loss, of terminal
-adjoints that tokens sample, and of trajectories in depth. The paper states no rate for input
-adjoints, influence or cone mass.
-"""
+"""The paper's limits measured on one set of fields: the rows behind ``lim-jax rates``."""
 
 import dataclasses
 import math

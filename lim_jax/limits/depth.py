@@ -67,8 +67,6 @@ def trajectory_studies(
     ----------
     control, schemes
         :math:`t \mapsto` field, and how it becomes layers.
-    profile
-        :math:`\zeta`: one, or a `DepthProfile`; for another function nothing is claimed.
     references
         Two depth flows to the `horizon` :math:`T`, by default `reference_flows`: the second is the
         limit, the first gives its error.
@@ -242,7 +240,6 @@ def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipsc
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
-    """Run the recursion of every depth."""
     control, horizon, profile = limit.control, limit.horizon, limit.profile
     flows = [scheme.recursion(control, depth, horizon, profile) for depth in depths]
     layers = [flow.layers for flow in flows]
@@ -285,7 +282,6 @@ def _departures(
 def _defects(
     layers: PyTree, states: Array, profile: Profile, grid: Grid, horizon: float
 ) -> Float[Array, "depth length width"]:
-    """Every layer's step less Euler's."""
     step = horizon / (states.shape[0] - 1)
     increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
     one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))

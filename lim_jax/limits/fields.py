@@ -1,8 +1,4 @@
-r"""The fields that limits are measured on.
-
-That of position is :math:`X(p) = (\sin 3p + 0.3, \cos 5p, p^2 - 0.4\sin 7p)`; matrices have
-standard normal entries and :math:`\eta_{LN} = 0.1`, from fixed seeds.
-"""
+"""The fields that limits are measured on: of position, and matrices from fixed seeds."""
 
 import equinox as eqx
 import jax

@@ -1,9 +1,4 @@
-r"""A convergence study of any network, grids, depths and quantities, in one call.
-
-The network is evaluated on a field of position at every refinement, and its limit by another
-scheme: Gauss--Legendre panels where positions are refined, a tight solver where depth is. The
-limit's own error is its distance from itself at another resolution.
-"""
+"""A convergence study of any network, grids, depths and quantities, in one call."""
 
 import csv
 import inspect
@@ -261,7 +256,6 @@ class _Applied(eqx.Module):
 
 
 def _as_network(network: Any) -> Network:
-    """Make a function of a state and a grid from a field, a flow or such a function."""
     if isinstance(network, ResidualFlow | ContinuousFlow):
         return network
     signature = "network(x, grid) or field(x, context, grid)"
@@ -284,7 +278,6 @@ def _solutions(network: Any) -> tuple[Network, Network]:
 
 
 def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
-    """Make the network of each refinement, by its number of positions, or else of layers."""
     if depths is None:
         got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
         cure = "Or refine positions: pass four grids of increasing size, and no scheme."
@@ -303,7 +296,6 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
 
 
 def _listed(values: Any) -> list:
-    """The entries of a list; anything else as the only entry of a list."""
     return list(values) if isinstance(values, Sequence) else [values]
 
 
@@ -332,7 +324,6 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
 
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
-    """Key by its depth each recursion that samples a control's layers."""
     expected = "a ContinuousFlow, whose control gives the layers of every depth"
     cure = "For one field that is ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)

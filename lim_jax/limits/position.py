@@ -217,7 +217,6 @@ def _gaps(
     exact: Array,
     reference: Grid,
 ) -> list[Array]:
-    """The distances in L^2 of the readouts' embedded adjoints from the exact one."""
     rule = _fine_quadrature(reference)
     expected = _embedding(exact, reference, rule.nodes)
     fields = ((adjoint(*run), run[1]) for run in runs)

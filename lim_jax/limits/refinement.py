@@ -1,8 +1,4 @@
-r"""Refinement studies: the paper's limits, measured against the limit itself.
-
-A study computes a quantity at several refinements and its continuum value by another scheme, and
-fits the order of the error. A reference states its own error, from two resolutions. Use float64.
-"""
+"""Refinement studies: the paper's limits, measured against the limit itself. Use float64."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

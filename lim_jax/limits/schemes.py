@@ -56,7 +56,6 @@ class Scheme(NamedTuple):
 
 @filter_jit
 def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
-    """Stack a control's fields at some times and add a change."""
     layers = eqx.filter_vmap(control)(times)
     return layers if change is None else jax.tree.map(jnp.add, layers, change)
 
