@@ -34,8 +34,7 @@ HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 class TokenAccount(NamedTuple):
     """Energies of one context, by token: squared norms of covectors, which are densities.
 
-    In the orders of `ledger.CHANNELS` and `HOPS`. Parts may oppose or help each other: their
-    energies need not sum to that of the sum.
+    In the orders of `ledger.CHANNELS` and `HOPS`; they need not sum to the energy of the sum.
     """
 
     loss: Scalar
@@ -303,7 +302,6 @@ def parts_of_ids(
 
 @filter_jit
 def _of_length(parts: ContextParts, length: int) -> tuple[Array, Array, Array, Array]:
-    """Energies of channels, hops, heads and depths on the context's own grid."""
     # The padded grid's are densities of cells narrower than the context's own.
     share = length / parts.state.shape[0]
     channels, hops, by_depth = (

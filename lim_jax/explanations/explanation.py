@@ -38,11 +38,7 @@ from lim_jax.explanations.account import (
     parts_of_ids,
     squares,
 )
-from lim_jax.explanations.certificates import (
-    Judged,
-    primacy_of_the_cone,
-    survival_of_recency,
-)
+from lim_jax.explanations.certificates import Judged, primacy_of_the_cone, survival_of_recency
 from lim_jax.explanations.tables import density_rows, index_lines, regional_lines
 from lim_jax.explanations.windows import (
     QueryWeights,
@@ -294,7 +290,6 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 @filter_jit
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
-    """The parts of an `Explanation` that are averages over examples, by name."""
     energies, products = found["energy"], found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
     means = {name: of.mean(axis=0) for name, of in found.items() if name.endswith("energies")}

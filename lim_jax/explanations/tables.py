@@ -30,7 +30,6 @@ def density_rows(influence: Influence, rest: Influence | None) -> dict[str, Any]
 
 
 def _averages(name: str, influence: Influence) -> dict[str, Any]:
-    """The regional averages of a density, and their standard errors where there are some."""
     averages, errors = influence.indices()[:3], influence.index_errors()[:3]
     return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
 

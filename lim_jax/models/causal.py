@@ -93,10 +93,9 @@ class Targets(NamedTuple):
 
 
 class LossOfLogits:
-    """A loss of a language model by its logits at the places that are asked, and their targets.
+    """A loss ``of_logits(logits, y)`` of a language model at the places that are asked.
 
-    ``loss(model, x, y)`` of embedded contexts is ``of_logits(logits, y)``; logits are
-    `loss.losses.Slices` where they never stand all at once. A class's attribute is a method.
+    Logits are `loss.losses.Slices` where they never stand all at once. An attribute is a method.
     """
 
     def __init__(self, of_logits: Callable[[Logits | Slices, Targets], Scalar]):

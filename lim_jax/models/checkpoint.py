@@ -85,7 +85,6 @@ class Checkpoint(NamedTuple):
         return scheme if scheme in self.quantisation.schemes else None
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
-        """Return a function that reads some rows of a tensor of one of the `known` precisions."""
         require_tensor(self.stored, name)
         with _opened(self.stored[name]) as file:
             tensor = file.get_slice(name)
@@ -102,7 +101,6 @@ class Checkpoint(NamedTuple):
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
     def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of a matrix with a scale for each block."""
         assert self.quantisation is not None
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
         numbers = self._rows(name, shape, (EIGHT_BITS,))
@@ -114,7 +112,6 @@ class Checkpoint(NamedTuple):
         )
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of a matrix with a scale for each 16 numbers."""
         fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
         got, cure = "numbers of four bits", quantised.HALF_PRECISION
         require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
@@ -227,7 +224,6 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
 
 
 def _stated_quantisation(folder: Path, config: Configuration) -> Any:
-    """Return the object that says how weights are stored; None if they are not quantised."""
     text = config.get("text_config")
     for options in (config, text if isinstance(text, Mapping) else {}):
         if options.get(QUANTISED) is not None:

@@ -23,8 +23,7 @@ LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other nor
 class Mixture(NamedTuple):
     """A family's experts, and the names of their tensors: a reader for `recipe.Recipe.network`.
 
-    One scan serves all layers: a dense layer is a mixture whose experts are zero, beside a shared
-    network; networks narrower than others are filled up with zeros, which add nothing.
+    One scan serves all layers: what a dense or narrower layer lacks are zeros, which add nothing.
     """
 
     num_experts: int
@@ -125,11 +124,7 @@ class ByExpert(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """Reads two tensors of all experts: of gates, then ups, and of downs.
-
-    Transposed ones are of shape (experts, inputs, outputs); in interleaved ones, which have biases,
-    gates and ups take turns.
-    """
+    """Two tensors of all experts: gates, then ups or by turns (`interleaved`), and downs."""
 
     up: str = "experts.gate_up_proj"
     down: str = "experts.down_proj"

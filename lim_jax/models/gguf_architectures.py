@@ -43,7 +43,6 @@ def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 
 
 def _ints(options: Configuration, **names: str) -> dict[str, Any]:
-    """Return whole numbers, by the publisher's names, of the file's."""
     return {own: options.get_int(name) for own, name in names.items()}
 
 
@@ -254,7 +253,6 @@ def _trained(options: Configuration) -> int:
 
 
 def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
-    """Raise ValueError at a size of heads that is another than the one beside it."""
     value, cure = options.get(name, size), "Heads of several sizes are not known here."
     options.require(name, value, value == size, f"{size}, as {of}", cure)
 

@@ -1,7 +1,7 @@
 """Tokenizers of GGUF files, of their vocabularies and what llama.cpp knows of each kind.
 
-A file names how a text is cut before pairs are merged. The expressions are those of the publishers'
-own ``tokenizer.json``, which stand beside llama.cpp's in its ``src/llama-vocab.cpp``.
+The expressions by which a text is cut are those of the publishers' own ``tokenizer.json``, which
+stand beside llama.cpp's in its ``src/llama-vocab.cpp``.
 """
 
 from collections.abc import Mapping

@@ -24,10 +24,7 @@ OFFLINE = "Without a network copy its folder or a GGUF file here, and pass that.
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
     """Where a model's files are: a path as it is, or the cached folder of a ``name/of-model``.
 
-    What is no path here and has the form of a name is looked up in the cache of huggingface_hub,
-    which is in ``HF_HOME``: the revision that was ``main`` when it came. With `download` the files
-    of today's ``main`` are downloaded where the cache lacks them. A path of any other form comes
-    back as it is, for the function that opens it to say what is wrong.
+    That is the revision that was ``main`` when it came, or with `download` today's.
     """
     local = as_path(path)
     name = local.as_posix()

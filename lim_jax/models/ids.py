@@ -1,7 +1,6 @@
 """Which positions of token ids matter to a model, for contexts of any lengths.
 
-A context of l ids has its own token grid; its energy is carried to a common grid as a measure, with
-its mass kept exactly. Contexts are padded on the right, where a causal network's adjoint is zero.
+Contexts are padded on the right, where a causal network's adjoint is zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -151,9 +150,7 @@ def scores_of_ids(
 ) -> list[Float[np.ndarray, "_ ..."]]:
     """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
 
-    `scores` is of one context, padded on the right; what it gives of more tokens than the context
-    has is dropped. Of the options `parts` has the number of the part of each token of each context,
-    -1 for none.
+    Of each token of a context `parts` has the number of its part, -1 for none.
     """
     rows = _rows_by_context(model, windows, scores=scores, **run)
     return [np.asarray(row)[:length] for length, row in rows]
@@ -178,13 +175,10 @@ def require_window(window: Any, name: str) -> None:
 def padded_length(length: int) -> int:
     """The least of 16, 24, 32, 48, 64, 96, ... that holds a context; beyond 1,024 in finer steps.
 
-    Beyond 1,024 running a program takes longer than compiling it, so that padding adds an eighth at
-    most: 1,152, 1,280, ..., 2,048, 2,304, ...
-
     >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
     [16, 24, 24, 32, 1024, 1152, 3840]
     """
-    if length > LONG:
+    if length > LONG:  # to run a program takes longer than to compile it: an eighth more at most
         step = 1 << ((length - 1).bit_length() - 4)
         return -(-length // step) * step
     double = max(SHORTEST, 1 << (length - 1).bit_length())

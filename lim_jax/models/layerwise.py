@@ -40,10 +40,8 @@ def energies_by_layers(
 ) -> Float[np.ndarray, "contexts length"]:
     r"""What `density.adjoint_energies` gives of a batch of ids.
 
-    There are 2M + 2 steps: the states :math:`X_0, \dots, X_M`, then the gradients in
-    :math:`X_M, \dots, X_0`. Each result is a file named by its step in `folder`, which is of this
-    batch alone; an interrupted call goes on after the last. Files that no later step reads are
-    removed. One layer and the states at its two ends are in memory.
+    By the states :math:`X_0, \dots, X_M`, then the gradients back, each a file in `folder` of its
+    step: an interrupted call goes on after the last. Files that no later step reads are removed.
     """
     flow, grid = model.flow, token_grid(ids.shape[1], model.embedding.dtype)
     last = 2 * flow.depth + 1

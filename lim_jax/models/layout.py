@@ -25,12 +25,8 @@ Index = tuple[slice, ...]
 def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
 
-    Matrices are in half precision if one is given.
-
-    A layer's parts say by `sharded_axes` which of their axes are sharded; embeddings and heads are
-    sharded along their width, since their rows are read by number. Each process reads all layers,
-    one after another, and holds what its own devices hold. If the mesh has an axis ``context``,
-    attention is a ring over it.
+    By the `sharded_axes` of a layer's parts; embeddings and heads along their width, since rows are
+    read by number. Each process reads all layers, and holds its own devices' part of them.
     """
     got, expected = f"the axes {mesh.axis_names}", f"one named {AXIS!r}"
     cure = "Weights go over that one; leave the others to examples and contexts."

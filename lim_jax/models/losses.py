@@ -16,11 +16,9 @@ LossName = Literal["next-token", "answer", "margin", "last-token", "own-margin",
 
 
 class LossKind(NamedTuple):
-    """What is asked of a context; tables and pages call it `words`.
+    """What is asked of a context, by embedded `loss` and query `weights`; pages call it `words`.
 
-    `loss` is of embedded contexts. `weights` says where it asks: query weights of sum one, of which
-    places have a token of the answer next. `needs_answer` and `needs_foil` say whether a context
-    must have an answer, and what might have been answered instead.
+    The places of `weights`, of sum one, are those before what is asked.
     """
 
     words: str

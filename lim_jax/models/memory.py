@@ -27,9 +27,7 @@ STATES_BY_LAYERS = 3
 class Memory(NamedTuple):
     """The peak memory of a process that profiles one context, in bytes, to some 15 per cent.
 
-    `whole` is with all weights in memory (`models.load`), `offloaded` with weights left in their
-    files (`models.open`), `by_layers` the same with a checkpoint, by which many states are in files
-    too (`models.energies_of_ids`).
+    By `models.load`, by `models.open`, and by that with a checkpoint (`models.energies_of_ids`).
     """
 
     whole: float

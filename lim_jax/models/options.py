@@ -143,10 +143,7 @@ class Configuration(Mapping[str, Any]):
 
 
 def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | None = None) -> None:
-    """Raise ValueError at an option, not null, that nobody read and that may change the network.
-
-    `own` has the values by which options of other families say what the network does anyway.
-    """
+    """Raise ValueError at an option, not null nor one of `own`, that nobody read."""
     config.refuse(**SUPPORTED)
     for name, value in config.options.items():
         if value is None or name in config.asked or name in HARMLESS or name.endswith(TOKENS):

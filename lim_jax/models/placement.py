@@ -30,8 +30,7 @@ HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
 class WeightPlacement(NamedTuple):
     """Where layers, and matrices of a row for each word, are put as they are read.
 
-    `layers` makes `ResidualFlow.layers` of a function that reads one layer and their number; `rows`
-    makes an embedding or a head; `each_layer` says whether all layers are read at once.
+    `each_layer` says whether all layers are read at once.
     """
 
     layers: Callable[[Layer, int], PyTree]

@@ -57,10 +57,8 @@ def rotary_of(
 ) -> Rotary:
     """Return the rotary embedding of a head, by a configuration's base and scaling.
 
-    `base` is the name of the base beside ``rope_scaling``. `default`, `default_part` and
-    `default_scaling` are the base, the share of a head's features that are rotated, and the
-    scaling, where the configuration states none; without `default_part` the family rotates whole
-    heads and accepts no other share. `kind` is the layers' kind, for families whose kinds differ.
+    `default`, `default_part` and `default_scaling` are for configurations that state none; a family
+    without `default_part` rotates whole heads. `kind` is the layers' kind, where these differ.
     """
     # An empty rope_parameters says that there is no scaling; an empty rope_scaling says nothing.
     stated = config.get("rope_parameters") is not None or config.get("rope_scaling")
@@ -258,10 +256,7 @@ def masks_of(
     positions: Positions | Mapping[str, Positions | None] | None,
     window: int | None = WINDOW,
 ) -> tuple[AttentionMask, ...]:
-    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``.
-
-    `positions` are those of all layers, or of each kind.
-    """
+    """What each layer sees, by its kind; `window` is the default of ``sliding_window``."""
     by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
     seen, sliding = {FULL: {}}, config.get("sliding_window", window)
     if SLIDING in kinds:

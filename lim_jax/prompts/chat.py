@@ -279,7 +279,6 @@ def require_messages(messages: Any) -> None:
 
 
 def _text(content: Any) -> str | None:
-    """The text of what is said; None where it is none."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -293,7 +292,6 @@ def _text(content: Any) -> str | None:
 
 
 def _require_functions(functions: Any, where: str) -> None:
-    """Refuse what is no list of functions, or of calls of them."""
     require_several(functions, Mapping, where, f"Each is {CALL}.")
     for number, one in enumerate(functions, 1):
         function = one.get("function")

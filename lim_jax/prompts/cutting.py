@@ -95,7 +95,6 @@ def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
 
 
 def _goes_on(before: str, stop: str, after: str) -> bool:
-    """Whether a sentence goes on after a mark that might end it."""
     first, words = next(filter(str.isalnum, after), ""), before.split()
     if first.islower() or stop != "." or not words:
         return first.islower()

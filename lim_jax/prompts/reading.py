@@ -77,11 +77,7 @@ def read_prompts(
 
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
-    """Read JSON lines, as docs/commands.md has them; or a list of such objects in a ``.json`` file.
-
-    Text and prompt are read with tokens of control such as ``<|im_end|>`` where they spell them,
-    all else as text alone.
-    """
+    """Read lines as docs/commands.md has them; or a list of such objects in a ``.json`` file."""
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)

@@ -95,7 +95,6 @@ def shuffled(
 
 
 def _require_orders(orders: Any) -> None:
-    """Raise unless each row is a permutation."""
     rows = orders.tolist() if isinstance(orders, np.ndarray) and orders.ndim == 2 else []
     whole = bool(rows) and orders.dtype.kind in "iu"
     wrong = [row for row in rows if sorted(row) != list(range(len(row)))]

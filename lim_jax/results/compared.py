@@ -59,7 +59,6 @@ def _spelt(number: float) -> str:
 
 
 def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
-    """The regional averages of the density and the indices, and the total."""
     first, second, change = compared
     columns = [
         [*indices, total]

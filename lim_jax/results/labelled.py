@@ -112,7 +112,6 @@ def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str],
 def _positions(
     size: int | None, grid: Grid | None, tokens: Sequence[str] | None
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """The coordinates along the positions, as far as they are known."""
     given = {
         "grid": size if grid is None else grid.size,
         "tokens": size if tokens is None else len(tokens),
