@@ -26,14 +26,7 @@ class Estimate(NamedTuple):
 
 
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
-    """Average independent samples, at least one; NaN and infinity pass on.
-
-    Examples
-    --------
-    >>> mean = sample_mean(jnp.array([1.0, 3.0]))
-    >>> float(mean.value), float(mean.error)
-    (2.0, 1.0)
-    """
+    """Average independent samples, at least one; NaN and infinity pass on."""
     require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")
     count, value = samples.shape[0], samples.mean(axis=0)
     if count == 1:
@@ -51,14 +44,6 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     :math:`\hat\alpha/\sqrt k`. Where :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below
     alpha are finite; of lighter tails the index rises slowly with n. Infinite if the k + 1 largest
     are equal; zero, with an infinite error, for one sample or if only some are positive.
-
-    Examples
-    --------
-    A hundred quantiles of a law with P(s > r) = 1/r^2:
-
-    >>> index = tail_index((100 / jnp.arange(0.5, 100)) ** 0.5)
-    >>> round(float(index.value), 1), round(float(index.error), 1)
-    (2.0, 0.6)
     """
     require_floats(samples, "samples", "samples")
     bad = ~(jnp.isfinite(samples) & (samples >= 0))

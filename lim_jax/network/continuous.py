@@ -1,9 +1,4 @@
-r"""The continuous depth flow that residual recursions discretise, and its controls.
-
-.. math:: \partial_t X_t = \zeta(t)\,\mathscr F_{\theta_t}(X_t)
-
-(`eq:continuous-depth`) under a control :math:`t \mapsto \theta_t`, solved by diffrax.
-"""
+"""The continuous depth flow that residual recursions discretise, and its controls."""
 
 from collections.abc import Callable
 from typing import Any

@@ -66,10 +66,7 @@ class Routing(NamedTuple):
 
 
 class SparseMixer(NamedTuple):
-    """Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others.
-
-    Each weighs its share of a softmax over those of its turn whose logits are near the largest.
-    """
+    """Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others."""
 
     jitter: float
     top: int = 2
@@ -138,9 +135,8 @@ class MixtureOfExperts(eqx.Module):
     """A tokenwise network of experts, of which a router chooses.
 
     `shared` is a tokenwise field without a norm that every token has besides, times the sigmoid of
-    `shared_gate` of the token; `expert_scale` multiplies weights at last; with `weighs_input` an
-    expert's weight multiplies the token that it reads, in place of what it gives. Experts of
-    another width read `inward` of a token, and `outward` maps their sum back.
+    `shared_gate`; `expert_scale` multiplies weights at last, which with `weighs_input` multiply the
+    token that is read. Experts of another width read `inward` of it; `outward` maps their sum back.
     """
 
     norm: Norm

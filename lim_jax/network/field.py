@@ -1,7 +1,4 @@
-r"""Layers as vector fields with two slots: a Transformer's, and sums of any fields.
-
-To give a network one field for each layer, build them under `vmap` over keys.
-"""
+"""Layers as vector fields with two slots: a Transformer's, and sums of any fields."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,11 +75,7 @@ class TransformerField(eqx.Module):
 
 
 class SumOfFields(eqx.Module):
-    """A sum of any fields: a layer of other sublayers, or a sublayer of several side by side.
-
-    By `flow.split` ``SumOfFields((SumOfFields((attention, recurrent)), feed_forward))`` reads by
-    both at once and then maps every token.
-    """
+    """A sum of any fields: a layer of other sublayers, or a sublayer of several side by side."""
 
     sublayers: tuple[Field, ...]
 

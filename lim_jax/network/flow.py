@@ -3,9 +3,7 @@ r"""Depth: residual recursions over layers.
 .. math:: X_{k+1} = X_k + \varepsilon\,\zeta(t_k)\,\mathscr F_{\theta_k}(X_k), \qquad
           t_k = k\varepsilon,\quad \varepsilon = T/M
 
-A step function says how one layer is applied: `euler` is the one-field recursion above
-(`eq:discrete-residual`), `split` a real pre-norm layer (`eq:complete-transformer-layer`). A
-GPT-2 block is `split` with a horizon of as many units as there are layers. The limit in depth is
+A GPT-2 block is `split` with a horizon of as many units as there are layers. The limit in depth is
 `continuous.ContinuousFlow`.
 """
 
@@ -300,7 +298,6 @@ class ResidualFlow(eqx.Module):
         )
 
     def _policy(self) -> Callable[..., Any]:
-        """Which of a layer's values are saved for the way back."""
         policies, both = jax.checkpoint_policies, jax.checkpoint_policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
         if self.remat == "full":

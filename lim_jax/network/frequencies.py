@@ -1,7 +1,6 @@
-r"""Frequencies of rotary positions, and how contexts longer than those of training scale them.
+"""Frequencies of rotary positions, and how contexts longer than those of training scale them.
 
-Slow pairs of features have not turned once within the tokens of training; beyond these their angles
-are new to the network. A scaling slows pairs down until the angles of longer contexts are known.
+A scaling slows slow pairs of features down until the angles of longer contexts are known.
 """
 
 import math
@@ -42,11 +41,7 @@ def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
 def llama3_scaling(
     frequencies: Frequencies, *, factor: Number, low: Number, high: Number, trained: Number
 ) -> Frequencies:
-    r"""Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between.
-
-    A pair that turns :math:`c = n\omega/2\pi` times within the n `trained` tokens has its frequency
-    times :math:`s + (1 - s)/f`, with s from 0 at c = `low` to 1 at c = `high`.
-    """
+    """Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between."""
     require(low <= high, "low", got=f"{low}", expected=f"at most high, {high}", cure=OWN)
     unscaled = np.asarray(frequencies)
     turns = trained * unscaled / (2 * math.pi)
@@ -72,11 +67,10 @@ def yarn_scaling(
     slow: Number = 1,
     whole_pairs: bool = True,
 ) -> Frequencies:
-    r"""YaRN's scaling: pairs are slowed by a share that rises linearly in the pair's number.
+    """YaRN's scaling (Peng et al., 2023): a pair is slowed by a share that rises with its number.
 
-    Pair :math:`m = r \log(n / 2\pi c) / (2\log b)` turns :math:`c` times within the n tokens of
-    training. Up to that of `fast` turns (``beta_fast``) pairs are kept, from that of `slow` turns
-    on divided by the factor (Peng et al., 2023); `whole_pairs` is ``truncate``.
+    From none at the pair of `fast` turns in training (``beta_fast``) to the whole factor at that of
+    `slow`; `whole_pairs` is ``truncate``.
     """
     for name, number in {"factor": factor, "fast": fast, "slow": slow}.items():
         require_positive(number, name, expected=POSITIVE, cure=OWN)
@@ -112,10 +106,7 @@ class LongFrequencies(eqx.Module):
 
 
 class DynamicFrequencies(eqx.Module):
-    r"""Frequencies whose base grows with a context that is longer than those of training.
-
-    The base is :math:`b\,(fL/n - f + 1)^{r/(r-2)}` for :math:`L > n` tokens and r features.
-    """
+    """Frequencies whose base grows with a context that is longer than those of training."""
 
     size: int = eqx.field(static=True)
     base: Number = eqx.field(static=True)

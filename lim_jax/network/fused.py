@@ -72,7 +72,6 @@ def _heads(points: Points) -> Points:
 
 
 def _allowed(heads: Points, tiling: Tiling) -> bool:
-    """Whether the kernel knows attention of this kind, and is there."""
     query, key, value = heads
     on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
     size = query.shape[-1]

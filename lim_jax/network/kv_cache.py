@@ -1,8 +1,7 @@
-r"""What layers keep of a context: a token more costs its own row, not the context's.
+"""What layers keep of a context: a token more costs its own row, not the context's.
 
-Of attention that is keys and values, of a recurrent layer its state and the last rows of its
-convolutions. On the token grid of at least all tokens that are to come, a network maps a context,
-`prefill`, and then each token that follows, `decode_step`.
+On the token grid of at least all tokens that are to come, a network maps a context, `prefill`, and
+then each token that follows, `decode_step`.
 """
 
 from collections.abc import Callable
@@ -71,7 +70,6 @@ class RowAttention(eqx.Module):
 
 
 def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
-    """The rope of one place's query and key."""
     return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
 
 
@@ -169,7 +167,6 @@ def _require_plain(grid: CellGrid) -> None:
 
 
 def _put(cache: KVCache, own: KVCache, place: Place) -> KVCache:
-    """One row of keys and of values in its place."""
 
     def put(rows: Array, row: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)

@@ -19,8 +19,7 @@ class LatentAttention(CausalAttention):
     Of z = LN(c)_j the latent vector :math:`\ell_j = \mathrm{LN}_L(W_L z)` gives every head its
     value :math:`W_V^h\ell_j` and the features :math:`W_K^h\ell_j` of its key that are not rotated;
     the rotated ones come first, :math:`W_T z`, and all heads share them. Queries are of z, or of
-    its latent vector by `query_down`. Biases of queries, keys and values and norms of heads are
-    None; the rest is as in `CausalAttention`.
+    its latent vector by `query_down`. The rest is as in `CausalAttention`.
     """
 
     query: Float[Weight, "*layers heads size latent"]

@@ -19,10 +19,8 @@ Number = Int[Array, "*layers"]
 class LayersByKind(eqx.Module):
     """Layers that differ in kind, in place of `ResidualFlow.layers`.
 
-    Of each kind `kinds` has the layers as a network of that kind alone would have them: one field
-    whose arrays have a leading layer axis, or `weights.FetchedLayers`. `order` is the kind of every
-    layer from the first to the last. A kind's branch is compiled once, whatever the depth.
-
+    Of each kind `kinds` has the layers as a network of that kind alone would have them, `order` the
+    kind of every layer. A kind's branch is compiled once, whatever the depth.
     """
 
     kinds: tuple[PyTree, ...]

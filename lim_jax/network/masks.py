@@ -1,7 +1,6 @@
-r"""Which positions a row of attention sees, and how queries and keys know theirs.
+"""Which positions a row of attention sees, and how queries and keys know theirs.
 
-Layers of one network may differ in both, as where most see a window and some the whole context.
-Which kind a layer is of is then a number among its parameters, so that one scan runs over all.
+Where layers differ, the kind is a number among a layer's parameters: one scan runs over all.
 """
 
 from collections.abc import Callable

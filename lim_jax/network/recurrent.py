@@ -174,11 +174,9 @@ class RecurrentMixer(eqx.Module):
         return output, Memory(state, tuple(lasts))
 
     def _rows(self, name: str, normed: State) -> Array:
-        """Rows of queries, keys or values before they are convolved."""
         return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
 
     def _taps(self, name: str) -> tuple[Array, Array]:
-        """The taps and their bias."""
         taps, bias = getattr(self, f"{name}_taps"), getattr(self, f"{name}_tap_bias")
         return taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 

@@ -345,7 +345,6 @@ def _activation_slope(activation: Any) -> float:
 
 
 def _root(*terms: Array | float) -> Array:
-    """The root of a sum of squares, elementwise."""
     return jnp.sqrt(sum(jnp.square(term) for term in terms))
 
 

@@ -190,9 +190,8 @@ def over_tiles(
 ) -> tuple[Any, Any]:
     """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
 
-    ``visit(of_row, of_column, row, column, place)`` gives the first two anew. All arrays lead with
-    axes of the group and of blocks. Where devices share the positions, columns and what belongs to
-    them travel round their ring, past all rows.
+    ``visit(of_row, of_column, row, column, place)`` gives the first two anew. Where devices share
+    positions, columns travel round their ring, past all rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[1]
     of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, beside))
