@@ -255,7 +255,6 @@ class CausalLM(eqx.Module):
         return jnp.concatenate([*before, last[:, len(starts) * slices.size - self.vocabulary :]], 1)
 
     def _slices(self, state: State, size: int) -> Slices:
-        """The logits of some next words at a time."""
         normed = jax.vmap(self.norm)(state)
         head = self.embedding if self.head is None else self.head
 

@@ -58,7 +58,6 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
 
 
 def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
-    """Return a recipe with gated networks in the layers of these numbers."""
     layers = tuple(
         own._replace(network=parts.gated_mlp) if k in numbers else own
         for k, own in enumerate(recipe.layers)
@@ -256,7 +255,6 @@ def bamba(config: Configuration) -> Recipe:
 
 
 def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
-    """Return the recipes of attention and of Mamba-2, twice as wide as the tokens."""
     inner = config.get_int("mamba_expand", 2) * attention.sizes.width
     mamba = recurrent.mamba2(
         recurrent.mamba_sizes(config, inner), "mamba", recurrent.read_rate_limits(config),
