@@ -130,9 +130,9 @@ def say_numbers():
 
 def profile():
     """The influence of a published network's contexts, of token numbers, in half precision."""
-    half = {"kept": "bfloat16", "compute": "bfloat16"}
     with tempfile.TemporaryDirectory() as folder:
-        model = models.load(publishers.write(Path(folder), publishers.CONFIGS["gpt2"]), **half)
+        path = publishers.write(Path(folder), publishers.CONFIGS["gpt2"])
+        model = models.load(path, kept="bfloat16", compute="bfloat16")
     arrays, static = eqx.partition(model, eqx.is_array)
 
     def job(arrays, windows):
