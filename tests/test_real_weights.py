@@ -120,7 +120,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     monkeypatch.chdir(ROOT)
     # As it is read from this very file.
     opened = {smollm2: whole._replace(network=open_network(whole.source, "float32"))}
-    monkeypatch.setattr(models.LanguageModel, "open", opened.__getitem__)
+    monkeypatch.setattr(models.LanguageModel, "open", lambda path, compute: opened[path])
     monkeypatch.setattr(models.LanguageModel, "loaded", lambda _: whole)
     out = tmp_path / "answer"
     assert main(["ask", str(smollm2), *arguments[2:-1], "--out", str(out)]) == 0
