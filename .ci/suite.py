@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-MINUTES, GIB = 20, 3
+MINUTES, GIB = 21, 3
 JOBS, SECONDS, PAUSE = 9500, 0.089, 15.0
 
 
