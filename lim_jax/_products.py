@@ -7,7 +7,8 @@ transposes. JAX's own derivatives give the same numbers; but for a weight gradie
 one operand, and here it is the narrower one.
 
 Where `jax.default_matmul_precision` asks for bfloat16, operands in float32 are rounded to it and
-sums are taken in float32 (`product`), in derivatives of all orders and on every platform.
+sums are taken in float32 (`product`), in derivatives of all orders and on every platform. Over
+meshes of type Explicit the derivatives are JAX's own, which round their operands otherwise.
 """
 
 import math
