@@ -23,7 +23,7 @@ DIGITS = 4
 UNIT = "on average over the answer's tokens"
 HOW = {
     "mask-gradient": "the derivative of the answer's log odds in an additive attention mask, where "
-    "every part weighs a tenth",
+    "every part weighs a fifth",
     "mask-path": "the integral of the derivative of the answer's log odds in an additive attention "
     "mask, as all documents come in from next to nothing",
 }

@@ -88,7 +88,7 @@ def derivatives(model):
 
     numbers = jax.device_put(document_numbers(CONTEXT))
     assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
-    at = jnp.where(inside, jnp.log(0.1), 0)
+    at = jnp.where(inside, jnp.log(0.2), 0)
     found = np.asarray(jax.jit(jax.vmap(jax.grad(of_row, 1), (0, None)))(weights, at))
     return np.where(np.arange(CONTEXT.length) > 0, found, 0)
 

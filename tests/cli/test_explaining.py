@@ -205,7 +205,7 @@ def require_heads(model, contexts, found):
         x, y = model.example(*jax.device_put((context.window, context.weights)))
         # The context's first token keeps its weight, and has no score.
         parts = np.array([-1, 0, 0, 1, 1] + [-1] * (context.length - 5), "int32")
-        u = np.where(parts >= 0, np.log(0.1), 0)
+        u = np.where(parts >= 0, np.log(0.2), 0)
         grid = lim.token_grid(context.length).weighted(*jax.device_put((u, parts)))
         terminal = partial(models.CausalLM.margin_loss.terminal, model)
         by_head = lim.adjoint.mask_gradient(model.flow, terminal, (x, y), grid).by_head

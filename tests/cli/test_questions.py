@@ -170,7 +170,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
 
     def odds(first):
         """Minus the loss where the first document's log weight is another."""
-        u = np.where(numbers >= 0, np.log(0.1), 0)
+        u = np.where(numbers >= 0, np.log(0.2), 0)
         u[slice(*MASKED["first"])] += first
         return -float(loss(network, jax.device_put(u)))
 
