@@ -359,8 +359,17 @@ def sparse_regression(
     ModuleNotFoundError
         Without scikit-learn, of the extra ``faithfulness``.
     """
+    logits = logits_of(values) / tokens
+    return tokens * ablations.sparse_regression(np.asarray(kept), logits, strength)
+
+
+def logits_of(values: Values) -> Float[np.ndarray, " ablations"]:
+    """The logits of probabilities, by their logarithms.
+
+    >>> logits_of(np.log([0.5, 0.9])).round(2).tolist()
+    [0.0, 2.2]
+    """
     logs = np.asarray(values, float)
     # Where single precision says that the answer is certain the logit is that of its last digit.
     logs = np.minimum(logs, -np.finfo(np.float32).eps)
-    logits = (logs - np.log(-np.expm1(logs))) / tokens
-    return tokens * ablations.sparse_regression(np.asarray(kept), logits, strength)
+    return logs - np.log(-np.expm1(logs))

@@ -46,7 +46,7 @@ from lim_jax.tasks.prompts import EncodedText, Prompt, encode_text
 PAIRS, FACTS, SENTENCES = "keys and values", "documents", "sentences"
 INFLUENCE, RANDOM, LEAVE_ONE_OUT = "influence", "random", "leave-one-out"
 IN_WORDS = (INFLUENCE, "influence, margin", "gradient times input", "gradient times input, size")
-PATH, ROLLOUT = "integrated gradients", "attention rollout"
+PATH, ROLLOUT, AT2 = "integrated gradients", "attention rollout", "AT2"
 ENDS = ('"', "\n")
 
 
@@ -214,49 +214,28 @@ def explain_prompts(
         setting.
     """
     require_extra("sklearn", "faithfulness")
-    require(
-        isinstance(model.embedding, Array),
-        "model",
-        got="one whose weights are left in their files",
-        expected="its embedding as an array",
-        cure="Load it by models.load.",
-    )
-    ends, count = _ends(model, tokenizer, end), setting.prompts
-    require(
-        count % setting.at_once == 0,
-        "prompts",
-        got=f"{count} of them, {setting.at_once} at once",
-        expected="a multiple",
-        cure="They are stored so many at a time.",
-    )
-    prompts = [drawn_prompt(setting, number) for number in range(count)]
-    ids = ids_of_texts([prompt.text for prompt in prompts], tokenizer)
-    whole = context_size(model, max(map(len, ids)) + setting.tokens - 1)
-    job = _Job(
-        model, tokenizer, setting, ends, Stopwatch(), whole,
-        max(len(prompt.spans) for prompt in prompts),
-    )  # fmt: skip
+    job = job_of(model, tokenizer, setting, end)
 
     def explained(first: int) -> dict[str, Any]:
         numbers = list(range(first, first + setting.at_once))
         job.watch.found.clear()
-        found = _explained(job, [prompts[number] for number in numbers], numbers)
+        found = _explained(job, [job.prompts[number] for number in numbers], numbers)
         return {"prompts": [one.record() for one in found], "seconds": dict(job.watch.found)}
 
-    run = {
-        "function": "explain_prompts",
-        "model": digest(model),
-        "setting": {**setting._asdict(), "prompts": "any number"},
-        "ids": digest([*ids[: setting.at_once], np.array(ends)]),
-    }
-    firsts = range(0, count, setting.at_once)
+    firsts = range(0, setting.prompts, setting.at_once)
     chunks = {str(first): partial(explained, first) for first in firsts}
-    found = each_once(chunks, checkpoint, run, progress).values()
+    run = {"function": "explain_prompts", **job.run}
+    found = list(each_once(chunks, checkpoint, run, progress).values())
+    return [explained_of(prompt) for one in found for prompt in one["prompts"]], seconds_of(found)
+
+
+def seconds_of(chunks: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
+    """The sums of chunks' seconds, and for how many things these were, by name."""
     seconds: dict[str, list[float]] = {}
-    for name, (took, things) in (item for one in found for item in one["seconds"].items()):
+    for name, (took, things) in (item for one in chunks for item in one["seconds"].items()):
         before = seconds.get(name, [0.0, 0])
         seconds[name] = [before[0] + took, before[1] + things]
-    return [explained_of(prompt) for one in found for prompt in one["prompts"]], seconds
+    return seconds
 
 
 def drawn_prompt(setting: FaithfulnessSetting, number: int) -> Prompt:
@@ -283,16 +262,21 @@ def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
     return sorted({*spelt, *end})
 
 
-class _Job(NamedTuple):
-    """What all chunks of prompts have in common: `size` is of whole contexts, `parts` the most."""
+class Job(NamedTuple):
+    """What all chunks of prompts have in common: `size` is of whole contexts, `parts` the most.
+
+    And `run`, which tells one study of a model from another, whatever the number of its prompts.
+    """
 
     model: CausalLM
     tokenizer: Any
     setting: FaithfulnessSetting
+    prompts: list[Prompt]
     ends: list[int]
     watch: Stopwatch
     size: int
     parts: int
+    run: dict[str, Any]
 
     def read(self, *rows: Any, name: str = "answers") -> tuple[np.ndarray, np.ndarray]:
         """`read_answers`, padded to whole contexts, or to three fifths of long ones."""
@@ -302,11 +286,41 @@ class _Job(NamedTuple):
         )
 
 
-def _explained(job: _Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
+def job_of(
+    model: CausalLM, tokenizer: Any, setting: FaithfulnessSetting, end: Iterable[int]
+) -> Job:
+    """The prompts of a setting, and what is needed to ask them."""
+    require(
+        isinstance(model.embedding, Array),
+        "model",
+        got="one whose weights are left in their files",
+        expected="its embedding as an array",
+        cure="Load it by models.load.",
+    )
+    require(
+        setting.prompts % setting.at_once == 0,
+        "prompts",
+        got=f"{setting.prompts} of them, {setting.at_once} at once",
+        expected="a multiple",
+        cure="They are stored so many at a time.",
+    )
+    prompts = [drawn_prompt(setting, number) for number in range(setting.prompts)]
+    ids, ends = ids_of_texts([one.text for one in prompts], tokenizer), _ends(model, tokenizer, end)
+    size = context_size(model, max(map(len, ids)) + setting.tokens - 1)
+    run = {
+        "model": digest(model),
+        "setting": {**setting._asdict(), "prompts": "any number"},
+        "ids": digest([*ids[: setting.at_once], np.array(ends)]),
+    }
+    parts = max(len(prompt.spans) for prompt in prompts)
+    return Job(model, tokenizer, setting, prompts, ends, Stopwatch(), size, parts, run)
+
+
+def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
     """Some of the prompts together."""
     setting, fitted = job.setting, max(job.setting.fitted)
     contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
-    said = _said(job, [context.ids for context in contexts])
+    said = answers_of(job, [context.ids for context in contexts])
     of = Ablated(prompts, said, job.tokenizer, job.read)
     counts = [len(prompt.spans) for prompt in prompts]
     drawn = [
@@ -343,7 +357,7 @@ def _explained(job: _Job, prompts: list[Prompt], numbers: list[int]) -> list[Exp
     ]  # fmt: skip
 
 
-def _said(job: _Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
+def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
     """What the model answers, id by id, without what ends it."""
     rows, lengths = contexts, [len(ids) for ids in contexts]
     going = [True] * len(rows)
@@ -362,14 +376,14 @@ def _said(job: _Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarr
     return [one[:-1] if len(one) > 1 and int(one[-1]) in job.ends else one for one in said]
 
 
-def _of_whole_contexts(
-    job: _Job,
+def asked_of(
+    job: Job,
     prompts: list[Prompt],
     contexts: list[EncodedText],
     said: list[Int[np.ndarray, " _"]],
-) -> list[dict[str, Float[np.ndarray, " parts"]]]:
-    """The attributions that read whole contexts only, of each prompt by name."""
-    model, setting, watch, count = job.model, job.setting, job.watch, len(prompts)
+) -> Asked:
+    """Contexts and answers, padded to whole contexts."""
+    model, count = job.model, len(prompts)
     if not all(model.same_rope(job.size, len(context.ids)) for context in contexts):
         raise NotImplementedError("rotary frequencies that depend on a context's length")
     ids, parts = np.zeros((count, job.size), np.int32), np.full((count, job.size), -1, np.int32)
@@ -378,8 +392,19 @@ def _of_whole_contexts(
         ids[n, : len(row)] = row
         for number, span in enumerate(prompt.spans):
             parts[n, : len(context.ids)][context.within(*span)] = number
-    y = targets_of(model, [context.ids for context in contexts], said, setting.tokens)
-    asked, most = Asked(*jax.device_put((ids, y, parts))), job.parts
+    y = targets_of(model, [context.ids for context in contexts], said, job.setting.tokens)
+    return Asked(*jax.device_put((ids, y, parts)))
+
+
+def _of_whole_contexts(
+    job: Job,
+    prompts: list[Prompt],
+    contexts: list[EncodedText],
+    said: list[Int[np.ndarray, " _"]],
+) -> list[dict[str, Float[np.ndarray, " parts"]]]:
+    """The attributions that read whole contexts only, of each prompt by name."""
+    model, setting, watch, count = job.model, job.setting, job.watch, len(prompts)
+    asked, most = asked_of(job, prompts, contexts, said), job.parts
     energies, products = watch("word gradients", count, word_gradients, model, asked, most)
     rows = [energies[:, 0], energies[:, 1], products[:, 0], np.abs(products[:, 0])]
     found: dict[str, Any] = dict(zip(IN_WORDS, rows, strict=True))
