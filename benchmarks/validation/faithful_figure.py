@@ -13,8 +13,8 @@ from lim_jax.plots.drawing import COLOURS, MARKERS, ShownFigure, legend_below
 
 Record = Mapping[str, Any]
 SHOWN = (SCORE, "top-3 drop")
-# In the tables, but not drawn: near another, or far below all.
-LEFT_OUT = ("influence, margin", "gradient times input")
+# In the tables, but not drawn, for there are seven colours: near another, or far below all.
+LEFT_OUT = ("influence, margin", "gradient times input", "gradient times input, size")
 TICKS = (1, 3, 10, 30, 100)
 BESIDE = 1.04
 

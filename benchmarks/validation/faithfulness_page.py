@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.validation.faithfulness import INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
+from benchmarks.validation.faithfulness import AT2, INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
 from benchmarks.validation.findings_page import markdown_table, page_of
 from benchmarks.validation.judged_faithfulness import MASK, SCORE
 from lim_jax.attribution.methods import WEIGHT, Cost
@@ -28,11 +28,14 @@ METHODS = (
     "construction. Random scores are positive, so that their sum tells how many parts are left: "
     "their datamodeling score is the floor, not zero."
 )
-AT2 = (
-    "AT2 (Cohen-Wang, Chuang and Madry, 2025), which learns from ablations how much the attention "
-    "of each head counts, is not compared. Its authors take a few thousand examples: with 32 "
-    "ablations of 2,000 these are 64,000 passes, some {minutes:.0f} minutes at the {each:.2g} "
-    "seconds that one took here, and again for each model. Learnt it costs one pass."
+LEARNT = (
+    "AT2 (Cohen-Wang, Chuang and Madry, 2025) is the sum over layers and heads of the answer's "
+    "attention to a part's tokens, each head by its weight. The {heads} weights were learnt here "
+    "from {prompts} prompts of all kinds, those of even numbers, and their {ablations:,} ablations "
+    "that no other method has seen, by a ridge regression whose strength, {strength:.2g}, predicts "
+    "prompts that are left out best. Its authors take some thousands of examples of 32 ablations "
+    "and maximise the correlation. Once they are learnt it costs one pass. Its score on the even "
+    "half, below, is of what it was learnt from."
 )
 PROMPTS = {
     "keys and values": "a JSON object of random keys and values of two hexadecimal digits",
@@ -48,7 +51,7 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     Parameters
     ----------
     found
-        Of `faithfulness_study`.
+        Of `judge_attributions`: of `faithfulness_study`, and ``learnt`` of `learn_heads`.
     model
         Its name.
     figures
@@ -62,6 +65,7 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
         _verdict(kinds),
         HOW,
         METHODS.format(steps=steps, **numbers),
+        LEARNT.format(**found["learnt"]),
         "## The choice of a variant",
         _choice(found),
         _variants(found),
@@ -70,8 +74,7 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     ]
     for kind, one in kinds.items():
         parts += [f"## {kind.capitalize()}", _about(kind, one, found), _table(one)]
-    parts += ["## What is not here", *_not_run(kinds), _at2(kinds)]
-    return page_of(parts, figures, " --model MODEL --faithfulness")
+    return page_of([*parts, *_not_run(kinds)], figures, " --model MODEL --faithfulness")
 
 
 def _verdict(kinds: Mapping[str, Record]) -> str:
@@ -126,7 +129,7 @@ def _taken(found: Record) -> str:
 
 
 def _variants(found: Record) -> str:
-    """What is chosen, and of one gradient what differs from it in one way; on both halves."""
+    """What is chosen, and of one gradient what differs from it in one way; and what is learnt."""
     kinds, chosen = found["kinds"], found["chosen"]
     known = list(next(iter(kinds.values()))["variants"])
     near = [name for name in known if name.startswith(MASK) and _differ(name, chosen[MASK]) == 1]
@@ -135,7 +138,7 @@ def _variants(found: Record) -> str:
             f"**{name}**" if name in chosen.values() else name,
             *("{:.2f}, {:.2f}".format(*one["variants"][name]) for one in kinds.values()),
         )
-        for name in dict.fromkeys((chosen[MASK], *near, *chosen.values()))
+        for name in dict.fromkeys((chosen[MASK], *near, *chosen.values(), AT2))
     ]
     return markdown_table(("score on the even half, on the other", *kinds), rows)
 
@@ -207,21 +210,8 @@ def _not_run(kinds: Mapping[str, Record]) -> list[str]:
         for name, setting in SETTINGS.items()
         if run[name] < setting.prompts
     ]
-    return [f"Of its prompts the study ran {', '.join(left)}: intervals are wide."] if left else []
-
-
-def _at2(kinds: Mapping[str, Record]) -> str:
-    """What it would cost to fit weights of heads, by the seconds of a pass."""
-    each = [
-        one["seconds"][name] / one["costs"][name]["passes"]
-        for one in kinds.values()
-        for name in one["costs"]
-        if name.startswith("ContextCite") and one["seconds"][name]
-    ]
-    if not each:
-        return AT2.partition(": with 32")[0] + "."
-    middle = sorted(each)[len(each) // 2]
-    return AT2.format(minutes=64_000 * middle / 60, each=middle)
+    said = f"Of its prompts the study ran {', '.join(left)}: intervals are wide."
+    return ["## What is not here", said] if left else []
 
 
 def _said(seconds: float | None) -> str:

@@ -6,6 +6,7 @@ benchmarks.validation --model MODEL --faithfulness`` does, in a folder that is t
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.validation.faithful_figure import faithfulness_against_cost
-from benchmarks.validation.faithfulness import QUICK, SETTINGS, explain_prompts
+from benchmarks.validation.faithfulness import AT2, QUICK, SETTINGS, explain_prompts
 from benchmarks.validation.faithfulness_page import faithfulness_page
 from benchmarks.validation.findings_page import write_findings
 from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
+from benchmarks.validation.learnt_heads import learn_heads
 from lim_jax.models import LanguageModel
 
 
@@ -53,7 +55,16 @@ def judge_attributions(
                 progress=_within(name, seconds[number] if seconds else float("inf")),
             )
         runs[name] = Run(setting, found, took)
-    results = faithfulness_study(runs)
+    with jax.default_matmul_precision("highest"):
+        runs, learnt = learn_heads(
+            asked.network,
+            asked.tokenizer,
+            runs,
+            folder=folder,
+            end=asked.end_ids,
+            progress=partial(tqdm, desc=AT2, unit="chunk"),
+        )
+    results = faithfulness_study(runs) | {"learnt": learnt}
     figures = faithfulness_figures(results, asked.name)
     page = faithfulness_page(results, asked.name, [f"{name}.png" for name in figures])
     write_findings(folder, "faithfulness", results, figures, page)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from benchmarks.validation.ablations import datamodeling_score
 from benchmarks.validation.faithfulness import (
+    AT2,
     FACTS,
     IN_WORDS,
     LEAVE_ONE_OUT,
@@ -41,7 +42,7 @@ TARGETS = (
 
 
 class Run(NamedTuple):
-    """What `explain_prompts` gave of a setting."""
+    """What `explain_prompts` gave of a setting, and then `learn_heads`."""
 
     setting: FaithfulnessSetting
     found: Sequence[Explained]
@@ -54,7 +55,7 @@ def faithfulness_study(runs: Mapping[str, Run]) -> dict[str, Any]:
     Parameters
     ----------
     runs
-        By the setting's name.
+        By the setting's name, with the scores of AT2.
     """
     kinds = {
         f"{kind}, {name}" if kind != name else kind: (name, run._replace(found=found))
@@ -98,9 +99,8 @@ def _samples(run: Run) -> Samples:
     rows: dict[str, list[np.ndarray]] = {}
     masks = {one.name for one in variants_of(run.setting)}
     for one in run.found:
-        for name, scores, drops in zip(
-            attributions(run.setting), one.scores, one.drops, strict=True
-        ):
+        names = [*attributions(run.setting), AT2]
+        for name, scores, drops in zip(names, one.scores, one.drops, strict=True):
             centred = {name + CENTRED: scores - scores.mean()} if name in masks else {}
             for called, tried in ({name: scores} | centred).items():
                 score = datamodeling_score(tried, one.kept, one.values)
@@ -133,8 +133,8 @@ def _judged(samples: Samples, chosen: Mapping[str, str]) -> Samples:
 
 
 def _halves(samples: Samples) -> dict[str, list[float]]:
-    """The mean score of every variant, on even prompts and on odd ones."""
-    names = sum(_families(samples).values(), [])
+    """The mean score of every variant, on even prompts and on odd ones; of AT2, which is learnt."""
+    names = [*sum(_families(samples).values(), []), AT2]
     return {name: [float(samples[name][half::2, -1].mean()) for half in (0, 1)] for name in names}
 
 
@@ -184,7 +184,8 @@ def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
 def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:
     """Of which prompts, and what each attribution costs for one of them."""
     parts = [one.scores.shape[1] for one in run.found]
-    names = [*(name for name in attributions(run.setting) if not name.startswith("mask-")), *chosen]
+    others = [name for name in attributions(run.setting) if not name.startswith("mask-")]
+    names = [*others, AT2, *chosen]
     costs = {name: _cost(name, run.setting, round(float(np.mean(parts)))) for name in names}
     return {
         "prompts": len(run.found),
@@ -202,7 +203,8 @@ def _cost(name: str, setting: FaithfulnessSetting, parts: int) -> Cost:
     """What an attribution takes for one prompt, beside the answer itself."""
     if name in (*IN_WORDS, MASK):
         return Cost(1, 1)
-    known = {PATH: Cost(setting.steps, setting.steps), ROLLOUT: Cost(1), LEAVE_ONE_OUT: Cost(parts)}
+    known = {PATH: Cost(setting.steps, setting.steps), LEAVE_ONE_OUT: Cost(parts)}
+    known |= {ROLLOUT: Cost(1), AT2: Cost(1)}  # of AT2 when it was learnt
     if name in known:
         return known[name]
     number = int(name.rpartition(" ")[2]) if " on " in name else 0
@@ -213,7 +215,7 @@ def _seconds(name: str, cost: Cost, seconds: Mapping[str, Sequence[float]]) -> f
     """The seconds of one prompt, of programs that were compiled before; None where none was."""
     if cost.total == 0:
         return 0.0
-    if name in (PATH, ROLLOUT):
+    if name in (PATH, ROLLOUT, AT2):
         number, of = 1, name
     elif cost.gradients:
         number, of = cost.gradients, "word gradients" if name in IN_WORDS else "mask gradients"

@@ -124,11 +124,11 @@ def made_faithfulness():
     costs = {
         "influence": (1, 1), "integrated gradients": (8, 8), "leave-one-out": (10, 0),
         "ContextCite on 32": (32, 0), "ContextCite on 64": (64, 0), "random": (0, 0),
-        "mask-gradient": (1, 1), "mask-path on 4": (4, 4),
+        "mask-gradient": (1, 1), "mask-path on 4": (4, 4), "AT2": (1, 0),
     }  # fmt: skip
     tried = [
         "mask-gradient at 1", "mask-gradient at 0.2", "mask-gradient at 0.2, own",
-        "mask-gradient at 1, own", "mask-path on 4", "mask-path on 4, own",
+        "mask-gradient at 1, own", "mask-path on 4", "mask-path on 4, own", "AT2",
     ]  # fmt: skip
     found = {}
     for shift, kind in enumerate(("keys and values, 10 records", "sentences")):
@@ -162,6 +162,7 @@ def made_faithfulness():
         "python": "3.12.3",
         "device": "NVIDIA H100 80GB HBM3",
         "chosen": families,
+        "learnt": {"prompts": 84, "ablations": 1968, "heads": 270, "strength": 3.1623},
         "targets": [
             {"kind": "one", **aims, "value": -0.02, "low": -0.025, "high": 0.0},
             {"kind": "two", **aims, "value": -0.02, "low": -0.035, "high": 0.0},

@@ -11,11 +11,12 @@ import pytest
 from reference.networks import byte_network
 from scipy import stats
 
-from benchmarks.validation import ablations, faithfulness
+from benchmarks.validation import ablations, faithfulness, learnt_heads
 from benchmarks.validation.ablations import ablated_text, random_ablations, sparse_regression
 from benchmarks.validation.documents import question_prompt
 from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.faithfulness import (
+    AT2,
     FACTS,
     PAIRS,
     QUICK,
@@ -28,6 +29,7 @@ from benchmarks.validation.faithfulness import (
     explained_of,
 )
 from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
+from benchmarks.validation.learnt_heads import learn_heads, weights_of_heads
 from lim_jax import tasks
 from lim_jax.grid import token_grid
 from lim_jax.models import Targets
@@ -154,11 +156,35 @@ def unpadded(model):
     return jax.device_put(ids), places, Targets(*jax.device_put((said, weights, asked)))
 
 
+@pytest.fixture(scope="module")
+def attention(model, unpadded):
+    """Its attention: of every layer a matrix for each head."""
+    ids, _, _ = unpadded
+    grid = token_grid(len(ids))
+
+    @eqx.filter_jit
+    def measured(model):
+        def of_layer(layer, state):
+            rope = layer.attention.rope(grid)
+            return layer.attention.queries(state, rope), layer.attention.sources(state, rope)[0]
+
+        states = model.flow.trajectory(model.embed(ids), grid).states
+        return jax.vmap(of_layer)(model.flow.layers, states[:-1])
+
+    layers = []
+    for query, key in zip(*map(np.asarray, measured(model)), strict=True):
+        logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
+        logits /= np.sqrt(query.shape[-1])
+        weights = np.where(np.tril(np.ones((len(ids), len(ids)), bool)), np.exp(logits), 0)
+        layers.append(weights / weights.sum(axis=2, keepdims=True))
+    return layers
+
+
 def by_record(values, places):
     return np.array([values[places == record].sum() for record in range(RECORDS)])
 
 
-def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpadded):
+def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpadded, attention):
     ids, places, y = unpadded
 
     @eqx.filter_jit
@@ -183,7 +209,9 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
         ("integrated gradients", -along),
     ):
         np.testing.assert_allclose(scores[name], expected, rtol=1e-6, err_msg=name)
-    rollout = layers_rollout(model, x)
+    rollout = np.eye(len(x))
+    for weights in attention:
+        rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
     asked, weights = np.asarray(y.places), np.asarray(y.weights)
     np.testing.assert_allclose(
         scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
@@ -230,25 +258,99 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
     assert np.abs(given - other).max() > 1e-3 * np.abs(given).max()
 
 
-def layers_rollout(model, x):
-    """The product over layers of the means of their attention matrices and of the identity."""
-    grid, rollout = token_grid(len(x)), np.eye(len(x))
+@pytest.fixture(scope="module")
+def learnt(model, found, tmp_path_factory):
+    """The run with AT2's scores, from how much it was learnt, and the folder of its checkpoint."""
+    folder = tmp_path_factory.mktemp("heads")
+    run = Run(SETTING, found, {"ablations": [1.0, 2]})
+    runs, about = learn_heads(model, None, {"some of": run}, folder=folder)
+    return runs["some of"], about, folder
 
-    @eqx.filter_jit
-    def measured(flow, x):
-        def of_layer(layer, state):
-            rope = layer.attention.rope(grid)
-            return layer.attention.queries(state, rope), layer.attention.sources(state, rope)[0]
 
-        return jax.vmap(of_layer)(flow.layers, flow.trajectory(x, grid).states[:-1])
+def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
+    model, found, learnt, unpadded, attention
+):
+    run, about, folder = learnt
+    lines = (folder / "heads_of_some_of.jsonl").read_text().splitlines()[1:4]
+    stored = [one for line in lines for one in json.loads(line)["found"]["prompts"]]
+    read = [np.array(one) for _, _, one in stored]
+    _, places, y = unpadded
+    rows = [head[np.asarray(y.places)].mean(axis=0) for layer in attention for head in layer]
+    expected = np.stack([by_record(row, places) for row in rows], axis=1)
+    np.testing.assert_allclose(read[5], expected, rtol=6e-4)
+    # Of six prompts of two kinds the first half are 0 and 4, and 1 and 5.
+    halves = [[(read[n], found[n]) for n in numbers] for numbers in ((0, 4), (1, 5))]
+    weights, strength = weights_of_heads(halves)
+    assert about == {"prompts": 4, "ablations": 28, "heads": len(rows), "strength": strength}
+    for number, (one, before) in enumerate(zip(run.found, found, strict=True)):
+        scores = read[number] @ weights
+        np.testing.assert_array_equal(one.scores, [*before.scores, scores])
+        np.testing.assert_array_equal(one.drops[:-1], before.drops)
+        if number not in (2, 3):
+            assert np.isnan(one.drops[-1]).all()
+            continue
+        prompt = prompt_of(number)
+        ids = ids_of(prompt.text)
+        for count, drop in zip((1, 3, 5), one.drops[-1], strict=True):
+            left = ids_of(ablated_text(prompt, np.argsort(np.argsort(-scores)) >= count))
+            value = log_probability(model, left, said_after(model, ids))
+            np.testing.assert_allclose(drop, one.log_probability - value, rtol=1e-7, atol=1e-9)
+    assert list(run.seconds) == ["ablations", AT2] and run.seconds[AT2][1] == 4
 
-    for query, key in zip(*map(np.asarray, measured(model.flow, x)), strict=True):
-        logits = np.einsum("hid,hjd->hij", query, np.repeat(key, len(query) // len(key), axis=0))
-        logits /= np.sqrt(query.shape[-1])
-        weights = np.where(np.tril(np.ones((len(x), len(x)), bool)), np.exp(logits), 0)
-        weights /= weights.sum(axis=2, keepdims=True)
-        rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
-    return rollout
+
+def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learnt, monkeypatch):
+    run, _, folder = learnt
+    read, whole = [], learnt_heads.Ablated
+
+    def counting(prompts, *rest):
+        read.append(len(prompts))
+        return whole(prompts, *rest)
+
+    monkeypatch.setattr(learnt_heads, "Ablated", counting)
+
+    def again(found):
+        given = {"some of": Run(SETTING, found, {})}
+        return learn_heads(model, None, given, folder=folder)[0]["some of"]
+
+    for ours, theirs in zip(again(found).found, run.found, strict=True):
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+        np.testing.assert_array_equal(ours.drops, theirs.drops)
+    assert not read
+    # Of fewer prompts others rank highest, and without them the two that are judged are read.
+    opposite = [one._replace(values=one.values[::-1]) for one in found[:4]]
+    assert len(again(opposite).found) == 4 and read == [2]
+    with pytest.raises(ValueError, match="runs: got answers .* from the model's own, expected"):
+        again([*found[:2], *found[4:], *found[2:4]])
+
+
+def heads_example(attention, weights, shift=0.0):
+    """A prompt of four parts whose answer hangs on attention alone, and all of its ablations."""
+    kept = (np.arange(16)[:, None] >> np.arange(4)) % 2 == 1
+    values = -np.log1p(np.exp(-(kept @ attention @ weights + shift)))
+    return attention, Explained(True, 1, 9, -1.0, np.ones((1, 4)), np.ones((1, 1)), kept, values)
+
+
+def test_what_heads_count_is_found_where_answers_hang_on_attention_alone():
+    rng, true = np.random.default_rng(0), np.array([1.0, -0.5, 0.0, 2.0, 0.7])
+
+    def example():
+        attention = rng.dirichlet(np.ones(4), size=5).T
+        attention[:, 4] = 0  # a head that reads no part
+        attention /= np.linalg.norm(attention @ true)  # so that all logits vary as much
+        return heads_example(attention, true, rng.standard_normal())
+
+    weights, strength = weights_of_heads([[example() for _ in range(9)], [example()]])
+    assert strength == 0.01
+    np.testing.assert_allclose(weights[:4] / weights[0], true[:4], atol=0.05)
+    assert weights[4] == 0
+
+
+def test_kinds_of_prompts_and_prompts_weigh_the_same_whatever_their_numbers():
+    """Three of one kind, and one of another, whose logits fall thrice as fast: they balance."""
+    attention = np.array([[0.1], [0.2], [0.3], [0.4]])
+    ups, down = 3 * [heads_example(attention, [1.0])], heads_example(attention, [-3.0])
+    np.testing.assert_allclose(weights_of_heads([ups, [down]])[0], 0, atol=1e-12)
+    assert weights_of_heads([ups])[0] > 1
 
 
 def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
@@ -362,16 +464,17 @@ def test_every_place_is_gold_in_both_halves(settings):
 
 def made_run(setting, seed):
     """Attributions whose scores are the truth with noise: of the ninth variant the least."""
-    rng, names, found = np.random.default_rng(seed), attributions(setting), []
+    rng, names, found = np.random.default_rng(seed), [*attributions(setting), AT2], []
     best = names.index("mask-gradient at 0.2, margin")
-    for _ in range(setting.prompts):
+    for number in range(setting.prompts):
         truth, kept = rng.standard_normal(RECORDS), rng.uniform(size=(7, RECORDS)) < 0.5
         noise = np.where(np.arange(len(names)) == best, 0.01, 3.0)
         scores = truth + noise[:, None] * rng.standard_normal((len(names), RECORDS))
         drops = rng.standard_normal((len(names), len(setting.taken_out)))
+        drops[-1] += 0 if number // 2 % 2 else np.nan  # AT2 was learnt there
         found.append(Explained(rng.uniform() < 0.5, 2, 90, -1.5, scores, drops, kept, kept @ truth))
     seconds = {"word gradients": [6.0, 3], "mask gradients": [10.0, 2], "ablations": [3.0, 60]}
-    return Run(setting, found, seconds)
+    return Run(setting, found, {**seconds, AT2: [7.0, 2]})
 
 
 def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
@@ -394,20 +497,22 @@ def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
         if name.startswith("mask-path")
     }
     assert len(means) == 8 and max(means, key=lambda name: means[name]) == chosen
+    assert len(judged["kinds"]["documents, 10 records"]["variants"]) == 3 * 8 + 1
     one = judged["kinds"]["documents, 10 records"]
     rows = [run.found[number] for number in range(3, 40, 4)]
     assert one["judged"] == len(rows) == 10 and one["prompts"] == 20 and one["parts"] == [5, 5, 5]
     assert one["right"] == np.mean([run.found[number].right for number in range(1, 40, 2)])
     scores = {name: [] for name in NAMES}
     for row in rows:
-        for name, of in zip(NAMES, row.scores, strict=True):
+        for name, of in zip(NAMES, row.scores[:-1], strict=True):
             found = stats.spearmanr(row.kept @ of, row.values)[0] if np.any(of) else 0.0
             scores[name].append(found)
     ours = scores["mask-gradient at 0.2, margin"]
     measured = one["measures"]["mask-gradient"]
     np.testing.assert_allclose(measured["datamodeling score"]["value"], np.mean(ours), atol=1e-12)
-    first = [row.drops[NAMES.index("random"), 1] for row in rows]
-    np.testing.assert_allclose(one["measures"]["random"]["top-3 drop"]["value"], np.mean(first))
+    for name, number in (("random", NAMES.index("random")), (AT2, -1)):
+        first = [row.drops[number, 1] for row in rows]
+        np.testing.assert_allclose(one["measures"][name]["top-3 drop"]["value"], np.mean(first))
     ahead = np.array(ours) - scores["influence"]
     lead = one["leads"]["influence"]
     np.testing.assert_allclose(lead["value"], ahead.mean(), atol=1e-12)
@@ -424,10 +529,11 @@ def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
         "ContextCite on 8": [8, 0],
         "ContextCite on 12": [12, 0],
         "random": [0, 0],
+        "AT2": [1, 0],
         "mask-gradient": [1, 1],
         "mask-path on 2": [2, 2],
     }
-    seconds = [one["seconds"][name] for name in ("influence", "mask-path on 2", "random")]
-    assert seconds == [2.0, 10.0, 0.0] and one["seconds"]["leave-one-out"] is None
+    seconds = [one["seconds"][name] for name in ("influence", "mask-path on 2", "random", AT2)]
+    assert seconds == [2.0, 10.0, 0.0, 3.5] and one["seconds"]["leave-one-out"] is None
     np.testing.assert_allclose(one["seconds"]["ContextCite on 12"], 12 / 20)
     assert json.loads(json.dumps(judged))["kinds"] == judged["kinds"]

@@ -168,7 +168,7 @@ def test_what_was_not_explained_has_no_table():
 
 def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     page = faithfulness_page(made_faithfulness(), "small", ["some.png"])
-    title, verdict, command, how, methods, *parts = page.split("\n\n")
+    title, verdict, command, how, methods, learnt, *parts = page.split("\n\n")
     assert (
         command == "From a clone: `python -m benchmarks.validation --model MODEL --faithfulness`."
     )
@@ -197,6 +197,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     ]
     shown = ("mask-gradient at 1", "mask-gradient at 0.2, own", "**mask-path on 4, own**")
     assert [len(rows(page, name)) for name in shown] == [1, 1, 1]
+    assert [row[1] for row in rows(page, "AT2")] == ["0.56, 0.66", "1", "1"]
     assert not rows(page, "mask-gradient at 1, own") and not rows(page, "mask-path on 4, own")
     aimed = [rows(page, name)[0] for name in ("one", "two", "three")]
     assert [row[-1] for row in aimed] == ["holds", "holds, not surely", "**fails**"]
@@ -208,7 +209,8 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     assert second.startswith("41 prompts of 60 to 90, on average 72, parts and 130 tokens")
     assert "of Python 3.12's help" in second and "75% of the answers hold" in second
     assert "Of 21 prompts, with 8 ablations held out" in second and "NVIDIA H100" in second
-    assert "64,000 passes, some 267 minutes at the 0.25 seconds" in page
+    for words in ("270 weights", "from 84 prompts", "1,968 ablations", "strength, 3.2,"):
+        assert words in learnt
     assert parts[-1] == "![some.png](some.png)\n"
 
 

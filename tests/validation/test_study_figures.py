@@ -229,6 +229,7 @@ def test_faithfulness_stands_over_its_cost():
         "mask gradient and path": ("mask-gradient", "mask-path on 4"),
         **{name: (name,) for name in alone},
         "ContextCite": ("ContextCite on 32", "ContextCite on 64"),
+        "AT2": ("AT2",),
     }
     assert sorted(named(figure)) == sorted([*methods, "random"])
     shown = ("datamodeling score", "datamodeling score", "top-3 drop", "top-3 drop")
@@ -250,6 +251,7 @@ def test_faithfulness_stands_over_its_cost():
         assert np.asarray(floor[0].get_ydata())[0] == measures["random"]["value"]
         apart = {bar[0].get_xdata()[0] for bar in bars}
         assert len(apart) == len(bars), "what costs the same stands side by side"
+        assert len({bar[0].get_color() for bar in bars}) == len(bars)
     assert figure.axes[0].get_title() == "keys and values\n10 records\nn = 20"
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "datamodeling score", "", "top-3 drop (nats)", "",

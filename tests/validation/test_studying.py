@@ -147,7 +147,20 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
 
         return [explained() for _ in range(4)], {"ablations": [1.0, 2]}
 
+    def learn_heads(model, tokenizer, runs, *, folder, end, progress):
+        assert (model, tokenizer, folder.name, end) == ("network", "tokenizer", out.name, (2,))
+
+        def with_ours(one):
+            scores, drops = (np.vstack([rows, rows[0]]) for rows in (one.scores, one.drops))
+            return one._replace(scores=scores, drops=drops)
+
+        learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
+        return {
+            name: run._replace(found=list(map(with_ours, run.found))) for name, run in runs.items()
+        }, learnt
+
     monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
+    monkeypatch.setattr(judge, "learn_heads", learn_heads)
     given_by(monkeypatch, "network", "tokenizer", None, (2,))
     (tmp_path / "small.gguf").touch()
     arguments, out = ["--faithfulness", "--model", str(tmp_path / "small.gguf")], tmp_path / "asked"
@@ -170,10 +183,12 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
     score = found["kinds"]["sentences"]["measures"]["influence"]["datamodeling score"]["value"]
     for text in (page.read_text(), capsys.readouterr().out):
         assert f"influence {score:.2f} for 3 passes" in text
+    assert "The 270 weights were learnt here from 8 prompts" in page.read_text()
     assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page.read_text()
     assert (out / "faithfulness_against_cost.svg").exists()
     # By itself it begins no chunk after its time, but one.
-    judge.judge_attributions(tmp_path / "small.gguf", tmp_path / "more", seconds=(0, 1e9, 0))
+    out = tmp_path / "more"
+    judge.judge_attributions(tmp_path / "small.gguf", out, seconds=(0, 1e9, 0))
     assert [one[-1] for one in asked[3:]] == [["one"], every, ["one"]]
     assert [one[2] for one in asked[3:]] == list(SETTINGS.values())
 

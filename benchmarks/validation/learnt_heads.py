@@ -1,0 +1,251 @@
+"""AT2: how much the attention of each head counts, learnt from the ablations of other prompts.
+
+Cohen-Wang, Chuang and Madry, "Learning to attribute with attention" (2025). A part's score is a
+weighted sum, over layers and heads, of the answer's attention to it. Weights are learnt on the half
+of the prompts on which variants of the mask gradient are chosen, from ablations that are there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import lazy_loader
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from benchmarks.validation.ablations import Ablated, logits_of, without_the_first
+from benchmarks.validation.faithfulness import (
+    AT2,
+    Explained,
+    Job,
+    answers_of,
+    asked_of,
+    job_of,
+    seconds_of,
+)
+from benchmarks.validation.judged_faithfulness import Run
+from benchmarks.validation.scored_parts import Asked
+from lim_jax._checks import require
+from lim_jax._digest import digest
+from lim_jax._errors import filter_jit
+from lim_jax._resuming import each_once
+from lim_jax.adjoint.sites import attention_of
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.network.attention import weights_of_rows
+from lim_jax.network.multihead import by_head
+from lim_jax.tasks.prompts import encode_text, record_weights
+
+sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
+STRENGTHS, FOLDS = np.logspace(-2, 2, 9), 5
+SAME = 0.01  # nats of one answer, by two devices
+Attention = Float[np.ndarray, "parts heads"]
+Weights = Float[np.ndarray, " heads"]
+
+
+def learn_heads(
+    model: CausalLM,
+    tokenizer: Any,
+    runs: Mapping[str, Run],
+    *,
+    folder: Path,
+    end: Iterable[int] = (),
+    progress: Callable[[list], Iterable] = iter,
+) -> tuple[dict[str, Run], dict[str, Any]]:
+    """Learn on one half of the prompts how much heads count, and attribute answers by it.
+
+    Parameters
+    ----------
+    model, tokenizer, end
+        As `explain_prompts` had them.
+    runs
+        By the setting's name what `explain_prompts` gave, of the first prompts if not of all.
+    folder
+        For a checkpoint of each setting, which serves when there are more prompts, too.
+    progress
+        Wraps lists of chunks.
+
+    Returns
+    -------
+    tuple
+        The runs, where AT2 has the last row of scores, and of drops, which are NaN on the half that
+        it was learnt on; and from how much it was learnt.
+    """
+    stages = {
+        name: _Stage(
+            job_of(model, tokenizer, run.setting, end),
+            run,
+            folder / f"heads_of_{name.replace(' ', '_')}.jsonl",
+            progress,
+        )
+        for name, run in runs.items()
+    }
+    read = {name: stage.read() for name, stage in stages.items()}
+    kinds = [kind for name, stage in stages.items() for kind in stage.kinds(read[name][0])]
+    weights, strength = weights_of_heads(kinds)
+    learnt = {
+        "prompts": sum(map(len, kinds)),
+        "ablations": sum(len(one.values) for kind in kinds for _, one in kind),
+        "heads": len(weights),
+        "strength": strength,
+    }
+    return {name: stage.attributed(weights, *read[name]) for name, stage in stages.items()}, learnt
+
+
+def weights_of_heads(
+    kinds: Sequence[Sequence[tuple[Attention, Explained]]],
+) -> tuple[Weights, float]:
+    """How much each head counts, by a ridge regression of some prompts' answers; its strength.
+
+    From the attention to what is kept to the logit of the answer's probability, both less the mean
+    of a prompt's ablations. All kinds of prompts weigh the same.
+    """
+    # The authors maximise the mean correlation within a prompt by Adam, from equal weights. Logits
+    # of variance one stand for it here. As the prompts are few, a penalty keeps the weights small:
+    # its strength predicts prompts that are left out, some at a time.
+    rows, effects = [], []
+    for kind in kinds:
+        for attention, one in kind:
+            features, logits = one.kept @ attention, logits_of(one.values)
+            share = 1 / np.sqrt(len(kind) * len(logits))
+            rows.append(share * (features - features.mean(axis=0)))
+            effects.append(share * (logits - logits.mean()) / (logits.std() or 1))
+    groups = np.repeat(np.arange(len(rows)), list(map(len, rows)))
+    features = np.concatenate(rows)
+    scale = np.sqrt((features**2).sum() / features.shape[1])
+    folds = sklearn.model_selection.GroupKFold(min(FOLDS, len(rows)))
+    splits = list(folds.split(features, groups=groups))
+    fitted = sklearn.linear_model.RidgeCV(STRENGTHS, fit_intercept=False, cv=splits)
+    fitted.fit(features / scale, np.concatenate(effects))
+    return fitted.coef_ / scale, float(fitted.alpha_)
+
+
+@filter_jit
+def attention_to_parts(
+    model: CausalLM, asked: Asked, count: int
+) -> Float[Array, "contexts layers heads parts"]:
+    """The answer's mean attention to all tokens of each part, where every layer has attention."""
+
+    def of_context(
+        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
+    ) -> Float[Array, "layers heads parts"]:
+        x = model.embed(ids)
+        grid = token_grid(x.shape[0], x.dtype)
+        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
+
+        def read(x, layer):
+            attention = attention_of(layer[0])
+            rope, prefixes = attention.rope(grid), attention.prefixes(grid)
+            query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
+            prefix = prefixes.prefix_weights()[y.places]
+            of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
+            key = by_head(key, query.shape[0])
+            weights = attention.of_heads(of_head, query[:, y.places], key)
+            return model.flow.transition(layer, x, grid), y.weights @ weights @ sums.T
+
+        return model.flow.scan(read, x)[1]
+
+    return jax.vmap(of_context)(*asked)
+
+
+class _Read(NamedTuple):
+    """What the model said, its log-probability, and the attention to the parts."""
+
+    said: Int[np.ndarray, " tokens"]
+    log_probability: float
+    attention: Attention
+
+
+class _Stage(NamedTuple):
+    """A setting, whose prompts are read whole, and then without what AT2 ranks highest."""
+
+    job: Job
+    run: Run
+    checkpoint: Path
+    progress: Callable[[list], Iterable]
+
+    def read(self) -> tuple[list[_Read], dict[str, list[float]]]:
+        """Every prompt, and the seconds of it."""
+        firsts = range(0, len(self.run.found), self.job.setting.at_once)
+        chunks = self._once({f"attention {n}": partial(self._read, n) for n in firsts})
+        read = [
+            _Read(np.array(said, np.int32), log_probability, np.array(attention))
+            for chunk in chunks
+            for said, log_probability, attention in chunk["prompts"]
+        ]
+        apart = [
+            abs(one.log_probability - known.log_probability)
+            for one, known in zip(read, self.run.found, strict=True)
+        ]
+        require(
+            max(apart) < SAME, "runs", got=f"answers {max(apart):.2g} nats from the model's own",
+            expected="what explain_prompts gave of this model and the first prompts",
+            cure="Explain the prompts between, or all anew.",
+        )  # fmt: skip
+        return read, seconds_of(chunks)
+
+    def kinds(self, read: list[_Read]) -> list[list[tuple[Attention, Explained]]]:
+        """Of each kind of prompts the first half, of even numbers."""
+        count = len(self.job.setting.kinds)
+        pairs = list(zip([one.attention for one in read], self.run.found, strict=True))
+        return [pairs[kind :: 2 * count] for kind in range(count)]
+
+    def attributed(
+        self, weights: Weights, read: list[_Read], seconds: dict[str, list[float]]
+    ) -> Run:
+        """The run with AT2's scores; where it is judged it has drops."""
+        setting, numbers = self.job.setting, range(len(read))
+        scores = [one.attention @ weights for one in read]
+        taken = [without_the_first(np.argsort(-row), setting.taken_out) for row in scores]
+        groups = {}
+        for first in numbers[:: setting.at_once]:
+            chunk = numbers[first : first + setting.at_once]
+            judged = {n: taken[n] for n in chunk if n // len(setting.kinds) % 2}
+            # Named by what is taken out, which is something else when more was learnt.
+            groups[f"drops {first} {digest(judged)}"] = partial(self._drops, judged, read)
+        drops = np.full((len(read), len(setting.taken_out)), np.nan)
+        for number, row in (pair for chunk in self._once(groups) for pair in chunk):
+            drops[number] = row
+        found = [
+            one._replace(scores=np.vstack([one.scores, row]), drops=np.vstack([one.drops, drop]))
+            for one, row, drop in zip(self.run.found, scores, drops, strict=True)
+        ]
+        return self.run._replace(found=found, seconds={**self.run.seconds, **seconds})
+
+    def _once(self, groups: dict[str, Callable[[], Any]]) -> list[Any]:
+        run = {"function": "learn_heads", **self.job.run}
+        return list(each_once(groups, self.checkpoint, run, self.progress).values())
+
+    def _read(self, first: int) -> dict[str, Any]:
+        job, watch = self.job, self.job.watch
+        prompts = job.prompts[first : first + job.setting.at_once]
+        contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
+        said = answers_of(job, [context.ids for context in contexts])
+        of = Ablated(prompts, said, job.tokenizer, job.read)
+        whole = of([np.ones((1, len(prompt.spans)), bool) for prompt in prompts])
+        asked = asked_of(job, prompts, contexts, said)
+        watch.found.clear()
+        found = watch(AT2, len(prompts), attention_to_parts, job.model, asked, job.parts)
+        read = [
+            (said[n].tolist(), float(whole[n][0]), _rounded(found[n, ..., : len(prompt.spans)]))
+            for n, prompt in enumerate(prompts)
+        ]
+        return {"prompts": read, "seconds": dict(watch.found)}
+
+    def _drops(
+        self, taken: dict[int, Bool[np.ndarray, "counts _"]], read: list[_Read]
+    ) -> list[tuple[int, list[float]]]:
+        job = self.job
+        prompts, said = [job.prompts[n] for n in taken], [read[n].said for n in taken]
+        left = Ablated(prompts, said, job.tokenizer, job.read)(list(taken.values()))
+        pairs = zip(taken, left, strict=True)
+        return [(n, (read[n].log_probability - row).tolist()) for n, row in pairs]
+
+
+def _rounded(found: Float[np.ndarray, "layers heads parts"]) -> list[list[float]]:
+    """Heads in one row by part, of four digits, for they are many."""
+    rows = found.reshape(-1, found.shape[-1]).T
+    return [[float(f"{x:.4g}") for x in row] for row in rows]
