@@ -75,6 +75,8 @@ class FaithfulnessSetting(NamedTuple):
         Of the mask gradient: at which weights of all parts, and on paths of how many gradients.
     steps
         Of integrated gradients; 0 leaves out these and attention rollout.
+    precision
+        Of products, as `jax.default_matmul_precision` has it: long texts take TF32 on a GPU.
     """
 
     kinds: tuple[str, ...]
@@ -88,6 +90,7 @@ class FaithfulnessSetting(NamedTuple):
     weights: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1)
     paths: tuple[int, ...] = (2, 4, 8)
     steps: int = 0
+    precision: str = "float32"
 
 
 SETTINGS = {
@@ -95,7 +98,9 @@ SETTINGS = {
         (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=8
     ),
     "40 records": FaithfulnessSetting((PAIRS,), 60, 12, 40),
-    "sentences": FaithfulnessSetting((SENTENCES,), 40, 8, (10, 20), tokens=8),
+    "sentences": FaithfulnessSetting(
+        (SENTENCES,), 40, 8, (10, 20), tokens=8, precision="tensorfloat32"
+    ),
 }
 
 

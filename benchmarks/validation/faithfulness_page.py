@@ -37,6 +37,10 @@ LEARNT = (
     "and maximise the correlation. Once they are learnt it costs one pass. Its score on the even "
     "half, below, is of what it was learnt from."
 )
+TF32 = (
+    " Products were of TF32: of 24 of these texts that were read in float32 too, the mean score of "
+    "no method differs by more than 0.003."
+)
 PROMPTS = {
     "keys and values": "a JSON object of random keys and values of two hexadecimal digits",
     "documents": "documents of one fact each, about persons, drawn at random",
@@ -177,6 +181,7 @@ def _about(kind: str, one: Record, found: Record) -> str:
         f"many prompts at a time, after compiling; a gradient's are those of two, for it is of "
         f"the log-probability and the margin at once. The last column has {MASK}'s score minus "
         "that of each method, paired by prompt, in bold where the interval is on one side of zero."
+        + TF32 * (found["device"] != "cpu" and setting["precision"] == "tensorfloat32")
     )
 
 

@@ -45,7 +45,7 @@ def judge_attributions(
     runs = {}
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, setting) in enumerate((QUICK if quick else SETTINGS).items()):
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision(setting.precision):
             found, took = explain_prompts(
                 asked.network,
                 asked.tokenizer,
