@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax._checks import (
     ARRAYS,
-    all_finite,
     as_finite_nonnegative,
     error_if,
     in_a_line,
@@ -115,7 +114,7 @@ class Influence(eqx.Module):
         profile: of its squares, of its products with :math:`Z_b`, and of products of its integrals
         over the three regions.
     unit
-        The power of two below the largest energy, by which squares neither underflow nor overflow.
+        A power of two near the largest energy, by which squares neither underflow nor overflow.
     example_energies
         :math:`\|P_0(p_i)\|^2` of every example (`keep_examples`), by which two influences of the
         same examples are compared (`results.compare`); else None.
@@ -153,7 +152,7 @@ class Influence(eqx.Module):
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
         message = "energies: expected finite numbers that are not negative, got others."
-        energies = error_if(energies, ~(all_finite(energies) & jnp.all(energies >= 0)), message)
+        energies = error_if(energies, ~((energies >= 0) & (energies < jnp.inf)), message)
         return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 
     @classmethod
@@ -273,13 +272,26 @@ class Influence(eqx.Module):
     @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The standard errors of `indices`, linearised: one factor of all moves none."""
-        sizes = self.regions.weights.sum(axis=1)
+        slopes = self._slopes(epsilon)
+        scatters = jnp.sum((slopes @ self.regional_scatter) * slopes, axis=1)
+        return Indices(*self._standard_error(scatters))
 
-        def of_integrals(integrals):
-            return indices(integrals / _or_one(integrals.sum()) / sizes, epsilon)
+    def _deviations(self) -> Float[Array, "examples results"]:
+        """What each example adds to density, total and `indices`, to first order; kept ones."""
+        energies = self.example_energies
+        assert energies is not None
+        weights, total = self.regions.kept_weights, _or_one(self.total)
+        changes = energies - self.energy[None, :]
+        totals = (changes @ weights)[:, None]
+        own = changes - totals * (self.energy / total)[None, :]
+        of_indices = (own / self.unit) @ self.regions.weights.T @ self._slopes(1e-8).T
+        return jnp.concatenate([jnp.where(self._kept, own / total, 0), totals, of_indices], axis=1)
 
-        slopes = jax.jacrev(of_integrals)(self.regional_integrals / self.unit)
-        return Indices(*(self._standard_error(s @ self.regional_scatter @ s) for s in slopes))
+    def _slopes(self, epsilon: Scalar | float) -> Float[Array, "6 3"]:
+        """Derivatives of `indices` in integrals of energies over the unit, of the same Z."""
+        total = _or_one(self.total) / self.unit
+        slopes = jnp.stack(jax.jacfwd(indices)(self.regional_averages, epsilon))
+        return slopes / (total * self.regions.weights.sum(axis=1))[None, :]
 
     def merge(self, other: "Influence") -> "Influence":
         """Pool with the influence of other examples, on the same grid and regions."""
@@ -397,11 +409,11 @@ def _or_one(total: Scalar) -> Scalar:
 
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
-    """The one below the largest entry, held fixed; one where all are zero."""
-    largest, limits = jax.lax.stop_gradient(energy.max()), jnp.finfo(energy.dtype)
-    _, exponent = jnp.frexp(largest)
-    exponent = jnp.clip(exponent - 1, limits.minexp, limits.maxexp - 1)
-    return jnp.where(largest > 0, jnp.ldexp(jnp.ones_like(largest), exponent), 1)
+    """The one next to half the largest entry, held fixed; one where all are zero."""
+    limits = jnp.finfo(energy.dtype)
+    largest = jax.lax.stop_gradient(energy.max())
+    power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
+    return jnp.where(largest > 0, jnp.maximum(power, limits.tiny), 1)
 
 
 def number_lines(

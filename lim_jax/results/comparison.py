@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,11 +122,9 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
         both = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
         errors = jax.tree.map(jnp.hypot, *both)
     else:
-        errors = jax.tree.map(
-            lambda ours, theirs: _error(ours, theirs, pairs),
-            _deviations(first),
-            _deviations(second),
-        )
+        error = _error(first._deviations(), second._deviations(), pairs)
+        size = first.grid.size
+        errors = error[:size], error[size], Indices(*error[size + 1 :])
     return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors
 
 
@@ -144,17 +141,6 @@ def _error(
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
     error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
     return error if min(len(a), len(b)) > 1 else jnp.full_like(error, jnp.inf)
-
-
-def _deviations(influence: Influence) -> Results:
-    """What every example adds to the results, to first order; the mean over examples is zero."""
-
-    def of_energy(energy: Float[Array, " length"]) -> Results:
-        return _results(eqx.tree_at(lambda result: result.energy, influence, energy))
-
-    assert influence.example_energies is not None
-    _, derivative = jax.linearize(of_energy, influence.energy)
-    return jax.vmap(derivative)(influence.example_energies - influence.energy[None, :])
 
 
 def _kept(influence: Influence) -> int:
