@@ -10,14 +10,18 @@ of the ratio, by linearisation, from what examples deviate from the common profi
 are alike, these are small differences, which a difference of sums of squares would lose.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax._checks import (
@@ -28,7 +32,7 @@ from lim_jax._checks import (
     require,
     require_floats,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._errors import NOT_TRACING, Inputs, Output, filter_jit
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,
@@ -39,6 +43,8 @@ from lim_jax.grid.partition import (
     require_regions,
 )
 
+RESULTS = ("density", "density_error", "energy_error", "regional_averages", "alike", "total",
+           "total_error")  # fmt: skip
 SHOWN = 6  # positions left out that a summary names
 ROUNDING = 8  # so many times the precision what is computed in it may differ
 ALIKE = "all examples have one profile: their errors say nothing of other examples"
@@ -84,6 +90,19 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     gap = boundary - middle
     lim = gap / (boundary + epsilon)
     return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
+
+
+def _with_the_others(result: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """Of known energies a result comes from one program for all of them, and else from its own."""
+    alone: Any = filter_jit(result)
+
+    @wraps(result)
+    def read(influence: Any, *epsilon: Any, **named: Any) -> Any:
+        if epsilon or named or influence.energy.ndim > 1 or not all_known(influence):
+            return alone(influence, *epsilon, **named)
+        return influence._without_examples._results()[result.__name__]
+
+    return cast(Any, read)
 
 
 class Influence(eqx.Module):
@@ -193,7 +212,7 @@ class Influence(eqx.Module):
         return self.regions.grid
 
     @property
-    @filter_jit
+    @_with_the_others
     def total(self) -> Scalar:
         r""":math:`Z = \int I`. Grows like L for a last-token loss: report L with it."""
         return self.regions.kept_weights @ self.energy
@@ -204,7 +223,7 @@ class Influence(eqx.Module):
         return self.total == 0
 
     @property
-    @filter_jit
+    @_with_the_others
     def density(self) -> Float[Array, " length"]:
         """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
         return jnp.where(self._kept, self.energy / _or_one(self.total), 0)
@@ -232,44 +251,44 @@ class Influence(eqx.Module):
         return jnp.where(self._kept, weights, 0) @ self.energy
 
     @property
-    @filter_jit
+    @_with_the_others
     def regional_averages(self) -> Float[Array, "3"]:
         """The density's averages over what is kept of E_L, E_M and E_R."""
         return regional_averages(self.density, self.regions)
 
     @property
-    @filter_jit
+    @_with_the_others
     def energy_error(self) -> Float[Array, " length"]:
         """The standard error of `energy`."""
         return self.unit * self._standard_error(self.energy_scatter)
 
     @property
-    @filter_jit
+    @_with_the_others
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
         return self.unit * self._standard_error(self.total_scatter)
 
     @property
-    @filter_jit
+    @_with_the_others
     def density_error(self) -> Float[Array, " length"]:
         r"""The standard error of `density`, from the deviations :math:`E_b - m\,Z_b`."""
         error = self._standard_error(self.density_scatter) / (_or_one(self.total) / self.unit)
         return jnp.where(self._kept, error, 0)
 
     @property
-    @filter_jit
+    @_with_the_others
     def alike(self) -> Bool[Array, ""]:
         """True where several examples have one profile, as finely as their numbers tell."""
         spread = self.unit * jnp.sqrt(self.density_scatter / self.count)
         close = spread <= ROUNDING * jnp.finfo(spread.dtype).eps * self.energy
         return (self.count > 1) & jnp.all(close | ~self._kept)
 
-    @filter_jit
+    @_with_the_others
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The regional averages, gap, LIM and symmetric contrast of the density."""
         return indices(self.regional_averages, epsilon)
 
-    @filter_jit
+    @_with_the_others
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The standard errors of `indices`, linearised: one factor of all moves none."""
         slopes = self._slopes(epsilon)
@@ -345,8 +364,10 @@ class Influence(eqx.Module):
         """
         if not all_known(self) or self.energy.ndim > 1:
             return repr(self)
-        with jax.ensure_compile_time_eval():
-            numbers, alike = self._without_examples._numbers(), self._without_examples.alike
+        traced = get_opaque_trace_state() != NOT_TRACING
+        with jax.ensure_compile_time_eval() if traced else nullcontext():
+            numbers = self.indices(), self.index_errors(), self.total, self.total_error
+            alike = self.alike
         count, left_out = int(self.count), self.regions.left_out
         shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
         head = (
@@ -366,25 +387,26 @@ class Influence(eqx.Module):
 
     def record(self) -> dict[str, Any]:
         """All results as plain numbers and strings."""
-        indices, index_errors, total, total_error = self._without_examples._numbers()
         return {
             "length": self.grid.size,
             "delta": float(self.regions.delta),
             "examples": int(self.count),
-            "alike": bool(self._without_examples.alike),
+            "alike": bool(self.alike),
             "left_out": list(self.regions.left_out),
-            "total": float(total),
-            "total_error": float(total_error),
-            "indices": numbers_by_name(indices),
-            "index_errors": numbers_by_name(index_errors),
+            "total": float(self.total),
+            "total_error": float(self.total_error),
+            "indices": numbers_by_name(self.indices()),
+            "index_errors": numbers_by_name(self.index_errors()),
             "positions": self.grid.nodes.tolist(),
             "density": self.density.tolist(),
             "density_error": self.density_error.tolist(),
         }
 
     @filter_jit
-    def _numbers(self) -> tuple[Indices, Indices, Scalar, Scalar]:
-        return self.indices(), self.index_errors(), self.total, self.total_error
+    def _results(self) -> dict[str, Any]:
+        """All of them, by name: one takes little beside the compiling of a program."""
+        densities = {name: getattr(self, name) for name in RESULTS}
+        return {**densities, "indices": self.indices(), "index_errors": self.index_errors()}
 
     @property
     def _without_examples(self) -> "Influence":

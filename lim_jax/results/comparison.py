@@ -125,11 +125,8 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
         error = _error(first._deviations(), second._deviations(), pairs)
         size = first.grid.size
         errors = error[:size], error[size], Indices(*error[size + 1 :])
-    return jax.tree.map(jnp.subtract, _results(second), _results(first)), errors
-
-
-def _results(influence: Influence) -> Results:
-    return influence.density, influence.total, influence.indices()
+    results = [(of.density, of.total, of.indices()) for of in (second, first)]
+    return jax.tree.map(jnp.subtract, *results), errors
 
 
 def _error(
