@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import as_int, error_if, require_floats, require_key
+from lim_jax._errors import filter_jit
 from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]
@@ -25,6 +26,7 @@ class Estimate(NamedTuple):
     error: Float[Array, "*shape"]
 
 
+@filter_jit
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
     """Average independent samples, at least one; NaN and infinity pass on."""
     require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")

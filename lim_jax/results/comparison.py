@@ -99,6 +99,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     )  # fmt: skip
 
 
+@filter_jit
 def compare_means(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Pairs
 ) -> Estimate:

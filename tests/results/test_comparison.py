@@ -138,7 +138,7 @@ def test_one_example_leaves_the_error_unknown():
 
 
 def test_what_cannot_be_compared_is_refused():
-    pair, _ = drawn(np.random.default_rng(5), 3)
+    pair, _ = drawn(np.random.default_rng(5), 200)
     one, _ = influences(pair)
     other = Influence.from_energies(jax.device_put(pair[1]), lim.boundary_regions(GRID, "2/5"))
     with pytest.raises(ValueError, match=r"(?s)second: got influence over .* those of the first"):
@@ -147,7 +147,7 @@ def test_what_cannot_be_compared_is_refused():
 
 @pytest.mark.usefixtures("as_users_run")
 def test_what_is_no_influence_is_refused():
-    one, _ = influences(drawn(np.random.default_rng(5), 3)[0])
+    one, _ = influences(drawn(np.random.default_rng(5), 200)[0])
     with pytest.raises(ValueError, match="first: got an array of float64 .* one of Influence"):
         compare(one.density, one)  # pyright: ignore[reportArgumentType]
 
@@ -174,7 +174,7 @@ def test_examples_are_kept_by_all_that_measures():
 
 
 def test_a_comparison_prints_its_numbers_and_says_of_what_kind_it_is():
-    pair, _ = drawn(np.random.default_rng(7), 5)
+    pair, _ = drawn(np.random.default_rng(7), 200)
     found = compare(*influences(pair))
     assert f"total {float(found.total):.3g} ± {float(found.total_error):.3g}" in str(found)
     assert "pair by pair" in str(found)
