@@ -49,30 +49,26 @@ EXAMPLE = random_states(4), random_states(5)
 HELD = from_memory(WHOLE)
 
 
-def cone_of_two(flow):
+def cones(flow):
+    """The adjoint of two, and what is made of its sites, one by one and together."""
+
     def of_one(x):
         run = lim.adjoint_trajectory(flow, loss, (x, EXAMPLE[1]), GRID)
-        return adjoint.attention_sites(flow, run.states, run.covectors, GRID)
+        sites = adjoint.attention_sites(flow, run.states, run.covectors, GRID)
+        return run, sites, adjoint.cone_by_head(sites, GRID), adjoint.cone_energies(sites, GRID)
 
-    return adjoint.joint_cone(jax.vmap(of_one)(random_states(6, 2, LENGTH, WIDTH)), GRID)
-
-
-def cones(flow):
-    """The adjoint, and what is made of its sites."""
-    run = lim.adjoint_trajectory(flow, loss, EXAMPLE, GRID)
-    sites = adjoint.attention_sites(flow, run.states, run.covectors, GRID)
-    return run, adjoint.cone_by_head(sites, GRID), adjoint.cone_energies(sites, GRID)
+    run, sites, *apart = jax.vmap(of_one)(random_states(6, 2, LENGTH, WIDTH))
+    return run, apart, adjoint.joint_cone(sites, GRID)
 
 
 JOBS = {
     "states": lambda flow: (flow(EXAMPLE[0], GRID), flow.trajectory(EXAMPLE[0], GRID)),
-    "adjoint, heads and cone energies": cones,
+    "adjoint and cones": cones,
     "channels": lambda flow: adjoint.channels(flow, loss, EXAMPLE, GRID),
     "hops": lambda flow: adjoint.attention_hops(flow, loss, EXAMPLE, GRID, 2),
     "mask gradient": lambda flow: adjoint.mask_gradient(flow, loss, EXAMPLE, GRID),
     "one hop by head": lambda flow: adjoint.one_hop_by_head(flow, loss, EXAMPLE, GRID),
     "orders": lambda flow: adjoint.interaction_orders(flow, loss, EXAMPLE, GRID, 2),
-    "joint cone": cone_of_two,
     "rollout": lambda flow: attention_rollout(flow, EXAMPLE[0], GRID),
     "interactions": lambda flow: adjoint.interaction_norms(
         flow, EXAMPLE[0], GRID, key=jax.random.key(0)
