@@ -61,8 +61,11 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     of_gold = parts.reshape(2, -1, 3, RECORDS, 2).sum(axis=4)[:, np.arange(len(gold)), :, gold]
     expected = of_gold / of_gold.sum(axis=2, keepdims=True)  # examples, seeds, hops
     np.testing.assert_allclose(hops, expected.mean(axis=0), rtol=1e-8)
-    # One layer reaches its keys and values at once, and nothing else.
-    shallow = SETTING._replace(depth=1)
-    one_layer = drawn(partial(new_retriever, shallow), count=2)
-    reached = evidence_record(shallow, one_layer, examples)["hops"]
-    np.testing.assert_allclose(reached, jnp.tile(jnp.array([0.0, 1.0]), (2, 1)))
+    # One layer reaches its keys and values at once, and nothing else: the second adds nothing.
+    of_first = jax.device_put(np.array([1.0, 0.0]))
+    layers = jax.tree.map(
+        lambda leaf: jnp.einsum("sl...,l->sl...", leaf, of_first), models.flow.layers
+    )
+    one_layer = eqx.tree_at(lambda model: model.flow.layers, models, layers)
+    reached = evidence_record(SETTING, one_layer, examples)["hops"]
+    np.testing.assert_allclose(reached, np.tile([0.0, 1.0, 0.0], (2, 1)), atol=1e-15)

@@ -113,9 +113,9 @@ def assert_same(ours, theirs):
 
 @cache
 def network():
-    """Of attention without a norm: what an arm does to a gradient asks for no other part."""
+    """Of attention alone, without a norm: what an arm does to a gradient asks for no more."""
     model = drawn(partial(new_retriever, SETTING))
-    layers = eqx.tree_at(lambda field: field.norm, model.flow.layers.attention, eqx.nn.Identity())
+    layers = eqx.tree_at(lambda layer: layer.norm, model.flow.layers.attention, eqx.nn.Identity())
     flow = lim.ResidualFlow(layers, horizon=float(SETTING.depth))
     return eqx.tree_at(lambda model: model.flow, model, flow)
 
@@ -136,7 +136,7 @@ def arms():
         "probes": remedies.balanced_on_probes(
             SETTING, strength=0.01, target="middle", law="edges", probes=3, every=2
         ),
-        "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=3),
+        "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=4),
         "mislabelled": remedies.selective_on_probes(
             SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
             wrong=1.0, taught=True,
@@ -205,7 +205,7 @@ def selective_slope(model, examples):
 
 def test_influence_is_drawn_to_each_probes_gold_record():
     """Of the network's own answers, which are others than the true ones; below it is of these."""
-    some = first(batches().probes, 3)
+    some = first(batches().probes, 4)
     logits = jax.jit(lambda some: answer_losses(network(), embedded(network(), some), some)[2])
     window, own = np.array(some.window), np.argmax(logits(some), axis=1)
     assert (window[:, -1] != own).any()

@@ -11,7 +11,7 @@ from reference.made_results import explanation
 from reference.made_study import STAGES, made_arm, made_results
 from scipy import stats
 
-from benchmarks.validation import accounts, remedies, study
+from benchmarks.validation import accounts, remedies, retrievers, study
 from benchmarks.validation.gains import compare_arms, gain, gains_on_base
 from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
 from benchmarks.validation.recalled import RecallSetting
@@ -155,15 +155,34 @@ def counted(monkeypatch):
 
 
 @pytest.fixture
+def networks(monkeypatch):
+    """And the first training: networks that are longer for each step."""
+    asked = []
+
+    def train_retrievers(setting, keys, checkpoint=None):
+        asked.append((setting.steps, checkpoint and checkpoint.name))
+        models, _ = retrievers._begun(setting._replace(steps=0), keys)
+        return jax.tree.map(lambda leaf: leaf * (1 + setting.steps), models), None
+
+    monkeypatch.setattr(study, "train_retrievers", train_retrievers)
+    return asked
+
+
+@pytest.fixture
 def varied(monkeypatch):
-    """Arms too: one that follows its probes is trained by once, and its variant is the same."""
+    """Arms too: some follow their probes, one does not; the variant is as the arm is."""
 
-    def gradient(model, memory, batches):
-        seen = batches.training.window.sum() + 2 * batches.probes.window.sum()
+    def seen_in(examples):
+        ids = examples.window.astype(float)
+        return jnp.vdot(ids, ids)  # some operations, to be counted
+
+    def gradient(model, of_probes, batches):
+        seen = seen_in(batches.training) + of_probes * seen_in(batches.probes)
         arrays = eqx.filter(model, eqx.is_array)
-        return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), memory
+        return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), of_probes
 
-    options, arm = {"every": 2, "probes": 1}, Arm(gradient, every=2)
+    options, arm = {"every": 2, "probes": 1}, Arm(gradient, np.array(2.0), every=2)
+    monkeypatch.setitem(remedies.ARMS, PLAIN, lambda setting: Arm(gradient, np.array(0.0)))
     monkeypatch.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
     monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
     study._arm.cache_clear()
@@ -172,9 +191,9 @@ def varied(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("promoting", "scored", "recalls")
-def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, counted, varied):
-    """Networks that are trained, judged and trained further: many programs."""
+@pytest.mark.usefixtures("promoting", "scored", "recalls", "shifts")
+def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, counted, varied, networks):
+    """Networks that are judged and trained further: large programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
         {"first": setting}, (PLAIN, "Algorithm 1, probes"),
@@ -196,6 +215,8 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, shifts, coun
     found = validate(preset, folder=tmp_path)
     assert seen == ["settings: first", "predictions: first", "arms: plain",
                     "arms: Algorithm 1, probes"]  # fmt: skip
+    # Once before the interruption and once after it, by one file; and before training.
+    assert networks == [(2, "first.run")] * 2 + [(0, None)] * 2
     arms = found["arms"]
     assert list(arms) == [PLAIN, "Algorithm 1, probes", LONG]
     # All from the same networks, the longer run by way of the plain one.
