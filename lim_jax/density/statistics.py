@@ -11,7 +11,6 @@ are alike, these are small differences, which a difference of sums of squares wo
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple, cast
@@ -20,8 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
+from jax.core import Tracer, eval_context
 from jaxtyping import Array, Bool, Float, PyTree
 
 from lim_jax._checks import (
@@ -32,7 +30,7 @@ from lim_jax._checks import (
     require,
     require_floats,
 )
-from lim_jax._errors import NOT_TRACING, Inputs, Output, filter_jit
+from lim_jax._errors import Inputs, Output, filter_jit
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,
@@ -364,8 +362,7 @@ class Influence(eqx.Module):
         """
         if not all_known(self) or self.energy.ndim > 1:
             return repr(self)
-        traced = get_opaque_trace_state() != NOT_TRACING
-        with jax.ensure_compile_time_eval() if traced else nullcontext():
+        with eval_context():  # inside another's trace too
             numbers = self.indices(), self.index_errors(), self.total, self.total_error
             alike = self.alike
         count, left_out = int(self.count), self.regions.left_out
