@@ -7,6 +7,7 @@ is linear in the terminal state. The paper's digits need float64.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import eval_context
 from jaxtyping import Array, Float
 
 from lim_jax._checks import error_if_not_finite
@@ -95,7 +96,7 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
 
 @jax.jit
 def _gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
-    with jax.ensure_compile_time_eval():  # once, not at every step of an optimiser of the gates
+    with eval_context():  # once, not at every step of an optimiser of the gates
         ungated = _ungated_gramians()
     return jnp.exp(2 * gates)[:, None, None] * ungated
 
