@@ -50,19 +50,19 @@ def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_i
     found, network = account(), model()
 
     @jax.jit
-    def measured():
+    @jax.value_and_grad
+    def loss_of_moved(moved):
+        """The loss of states that are each moved, before every layer and at the end."""
         x, y = network.example(jnp.asarray(WINDOW), jnp.asarray(ASKED))
-        states = network.flow.trajectory(x, GRID).states
-        loss, first = jax.value_and_grad(network.loss)(x, y)
-        gradients = [first]
-        for depth in range(1, LAYERS):
-            rest = rest_from(depth)
-            through = jax.grad(lambda state, rest=rest: network.terminal_loss(rest(state, GRID), y))
-            gradients.append(through(states[depth]))
-        gradients.append(jax.grad(network.terminal_loss)(states[-1], y))
-        return loss, jnp.stack(gradients)
 
-    loss, gradients = map(np.asarray, measured())
+        def layer(x, at):
+            field, shift = at
+            return network.flow.transition((field, jnp.ones(())), x + shift, GRID), None
+
+        last, _ = jax.lax.scan(layer, x, (network.flow.layers, moved[:-1]))
+        return network.terminal_loss(last + moved[-1], y)
+
+    loss, gradients = map(np.asarray, loss_of_moved(np.zeros((LAYERS + 1, LENGTH, 4))))
     close(found.loss, loss)
     close(found.by_depth, squares(LENGTH * gradients))
     close(found.energy, found.by_depth[DEPTH])

@@ -150,12 +150,17 @@ def test_contexts_of_several_lengths_are_explained_whole():
     regions = lim.boundary_regions(lim.token_grid(4), 0.3)
     found = explanations.explain(model(), windows, rows, regions, key=KEY)
     network = model()
-
-    def energies(window, row):
-        example = network.example(jax.device_put(window), jax.device_put(row))
-        return (len(row) * np.asarray(jax.jit(jax.grad(network.loss))(*example))) ** 2
-
-    own = [energies(*one).sum(axis=1) for one in zip(windows, rows, strict=True)]
+    # Each context's own adjoint, which `test_account` holds to gradients.
+    asked = asked_of_windows(network, windows, rows)
+    parts = [
+        parts_of_ids(
+            network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
+            models.CausalLM.loss,
+        )
+        for at, window in enumerate(windows)
+    ]  # fmt: skip
+    vectors = [np.asarray(one.vectors) for one in parts]
+    own = [(of.sum(axis=0) ** 2).sum(axis=1) for of in vectors]
     for one, expected in zip(found.token_energies, own, strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-10)
 
@@ -167,16 +172,7 @@ def test_contexts_of_several_lengths_are_explained_whole():
     np.testing.assert_allclose(
         found.influence.energy, np.mean([carried(one) for one in own], axis=0), rtol=1e-10
     )
-    # Channels and hops of each, as they are taken apart on its own tokens.
-    asked = asked_of_windows(network, windows, rows)
-    parts = [
-        parts_of_ids(
-            network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
-            models.CausalLM.loss,
-        )
-        for at, window in enumerate(windows)
-    ]  # fmt: skip
-    channel = [[carried((c**2).sum(axis=1)) for c in np.asarray(one.vectors)] for one in parts]
+    channel = [[carried((c**2).sum(axis=1)) for c in of] for of in vectors]
     hops = [[carried(hop) for hop in np.asarray(one.hop_energies)] for one in parts]
     scales = [np.mean(np.asarray(one.state) ** 2) * 4 for one in parts]
     relative = [np.array(one) * scale for one, scale in zip(channel, scales, strict=True)]

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.architectures import architecture_flow
+from reference.dense import kernel_blocks
 from reference.drawn import assert_nothing_is_cut
-from reference.networks import WIDTH, byte_network, random_states
+from reference.networks import WIDTH, byte_network, layer_of, random_states
 
 import lim_jax as lim
 from lim_jax import models, plots
 from lim_jax.adjoint import criteria
-from lim_jax.adjoint.cone import cone_mass, joint_cone
+from lim_jax.adjoint.cone import JointCone, cone_mass
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
-from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
 from lim_jax.explanations.certificates import Judged
@@ -124,29 +124,27 @@ def explained(ask, depth=0, certificates: Judged = "deciding"):
 
 @pytest.mark.slow
 def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
-    """By a network of the one layer that follows, whose input is the state after the first."""
+    """By a network of the one layer that follows, whose input is the state after the first.
+
+    Dear by the explanation, which computes all that certificates may ask, of two losses' kinds.
+    """
     found, network = explained(last_token, 1, "all"), model()
     layers = jax.tree.map(lambda leaf: jax.device_put(leaf[1:]), on_host(network.flow.layers))
     rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
-    norms_key, _ = jax.random.split(jax.random.key(3))
 
     def one(example):
         x, y = example
         x = network.flow.trajectory(x, grid).states[1]
         ledger = channels(rest, network.terminal_loss, (x, y), grid)
-        norms = interaction_norms(rest, x, grid, key=norms_key)
         sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
+        attention = jax.tree.map(lambda leaf: leaf[0], sites.attention)
         parts = ledger.covectors[-1], ledger.cone_by_depth[0], ledger.local_by_depth[0]
         states = ledger.states[0], ledger.covectors[0], jnp.stack(parts)
-        return states, amplification(norms).product, sites
+        derivative = jax.jacfwd(lambda x: rest(x, grid))(x)
+        return *states, derivative, kernel_blocks(attention, x, grid), sites.covectors[0]
 
-    @jax.jit
-    def measured(examples):
-        states, growth, sites = jax.lax.map(one, examples)
-        return *states, states[2][:, 0], growth, joint_cone(sites, grid)
-
-    states, initial, parts, terminal, growth, cone = measured(batch(last_token(LENGTH)))
-    parts = np.asarray(parts)
+    dense = on_host(jax.jit(partial(jax.lax.map, one))(batch(last_token(LENGTH))))
+    states, initial, parts, derivatives, blocks, met = dense
 
     def energies(vectors):
         return (np.asarray(vectors) ** 2).sum(axis=-1)
@@ -163,9 +161,22 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
     close(found.hop_energies[2:], 0)
     assert found.depth == found.record()["depth"] == 1
     assert "at depth 1 " in explanation_table(found)
+    size = states[0].size
+    moved = derivatives.reshape(-1, size, size) - np.eye(size)
+    growth = np.linalg.norm(moved, ord=2, axis=(1, 2))
+    contributions = LENGTH * np.einsum("nijab,nia->jnib", blocks, met)
+    gamma = np.einsum("jnib,jnrb->jir", contributions, contributions) / len(states)
+    future = [slice(j, None) for j in range(LENGTH)]  # of each position
+    lowest, largest = (
+        np.array([extreme(of[at, at]) for of, at in zip(gamma, future, strict=True)])
+        for extreme in (np.min, lambda of: np.abs(of).max())
+    )
+    cone = JointCone(
+        lowest, largest, energies(parts[:, 1]).mean(axis=0), 1 - np.arange(LENGTH) / LENGTH, 1.0
+    )
     expected = (
-        criteria.recency_survival(terminal, initial, growth, REGIONS),
-        criteria.primacy_noncancellation(cone, REGIONS),
+        criteria.recency_survival(*jax.device_put((parts[:, 0], initial, growth)), REGIONS),
+        criteria.primacy_noncancellation(jax.device_put(cone), REGIONS),
     )
     for certificate, other in zip(found.certificates[1:3], expected, strict=True):
         assert certificate.name == other.name
@@ -256,13 +267,12 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
         energies = generator.exponential(size=(count, 5)) * np.array([3, middle, middle, middle, 2])
         return Influence.from_energies(jax.device_put(energies), regions)
 
-    for middle, scale in ((1.0, 1.0), (20.0, 9.0)):  # beyond minus one the width is a part of LIM
-        few = drawn(400, middle)
-        for width in (0.1, 0.05):
-            many = drawn(contexts_needed(few, width), middle)
-            found = 2 * float(many.index_errors().lim)
-            assert found == pytest.approx(width * scale, rel=0.2)
-            assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
+    # Beyond minus one the width is a part of LIM.
+    for middle, scale, width in ((1.0, 1.0, 0.1), (20.0, 9.0, 0.05)):
+        many = drawn(contexts_needed(drawn(400, middle), width), middle)
+        found = 2 * float(many.index_errors().lim)
+        assert found == pytest.approx(width * scale, rel=0.2)
+        assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
     assert contexts_needed(drawn(1, 1.0)) is None
     line = influence_table(drawn(2, 1.0)).splitlines()[-1]
     assert "two errors within 10 % would take some" in line
@@ -333,18 +343,21 @@ def test_the_cone_mass_averages_layers_and_contexts():
 
     @jax.jit
     @jax.vmap
-    def masses(window):
-        states = flow.trajectory(network.embed(window[:-1]), grid).states[:-1]
-        of_layer = jax.vmap(lambda attention, state: cone_mass(attention, state, grid))
-        return of_layer(flow.layers.attention, states)
+    def states_of(window):
+        return flow.trajectory(network.embed(window[:-1]), grid).states[:-1]
 
-    expected = np.mean(masses(ids), axis=(0, 1))
-    np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+    layers = [layer_of(flow, index).attention for index in range(flow.depth)]
+    states = jax.device_put([list(states) for states in np.asarray(states_of(ids))])
+    masses = [
+        [cone_mass(layer, state, grid) for layer, state in zip(layers, of, strict=True)]
+        for of in states
+    ]
+    np.testing.assert_allclose(found.value, np.mean(masses, axis=(0, 1)), rtol=1e-10)
 
 
 @pytest.mark.slow
 def test_networks_of_parallel_blocks_are_explained_in_single_precision():
-    """Of a margin, against float64: the gradient, and channels and hops that sum to it."""
+    """Of a margin, against float64: channels and hops, and the gradient to which they sum."""
     network = neox_like()
     single = jax.tree.map(lambda leaf: jax.device_put(leaf.astype("float32")), on_host(network))
     ids = windows_of_ids(3)
@@ -362,12 +375,11 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     def expected(window):
         example = network.example(window, asked)
         rest = network.flow, partial(margin.terminal, network), example, REGIONS.grid
-        hops, vectors = attention_hops(*rest, 3)[0], channels(*rest).vectors
-        return LENGTH * jax.grad(network.margin_loss)(*example), vectors, hops
+        return channels(*rest).vectors, attention_hops(*rest, 3)[0]
 
-    gradient, vectors, hops = map(np.asarray, expected(ids))
-    for parts_of_it in (vectors, hops):
-        np.testing.assert_allclose(parts_of_it.sum(axis=1), gradient, rtol=1e-10, atol=1e-12)
+    vectors, hops = map(np.asarray, expected(ids))
+    gradient = vectors.sum(axis=1)
+    np.testing.assert_allclose(hops.sum(axis=1), gradient, rtol=1e-10, atol=1e-12)
 
     def close(one, other):
         assert one.dtype == jnp.float32
