@@ -1,6 +1,7 @@
 """Kernels, local operators, heads and cone mass of every architecture, by dense Jacobians."""
 
 import dataclasses
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -31,8 +32,14 @@ TOGETHER = {
 ALONE = [name for name in ARCHITECTURES if name not in TOGETHER]
 
 
-@jax.jit
-def linearised(field, x, covector, grid):
+# Norms whose mass is asked of an architecture: of two one, by turns, and of those both whose
+# blocks are formed, or have all options.
+NORMS = {name: ("operator", "frobenius")[n % 2 :][:1] for n, name in enumerate(ALONE)}
+NORMS |= dict.fromkeys(("everything", "normed outputs"), ("operator", "frobenius"))
+
+
+@partial(jax.jit, static_argnames="norms")
+def linearised(field, x, covector, grid, norms):
     """What `tangent` and `cone` make of a field at x, and its dense Jacobians."""
     attention = field.attention
 
@@ -52,9 +59,7 @@ def linearised(field, x, covector, grid):
         "kernel": formed_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
         "heads": stages.pull_back_heads(attention, x, covector, grid),
-        "operator": lim.adjoint.cone_mass(attention, x, grid),
-        "frobenius": lim.adjoint.cone_mass(attention, x, grid, "frobenius"),
-    }
+    } | {norm: lim.adjoint.cone_mass(attention, x, grid, norm) for norm in norms}
     dense = {
         "whole": jacobian_blocks(lambda x: field(x, x, grid), x),
         "heads": jax.lax.map(alone, attention.output[None] * np.eye(heads)[..., None, None]),
@@ -80,7 +85,8 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
         grid = grid.weighted(random_states(7, LENGTH), jnp.arange(LENGTH) // 3)
     field = layer_of(architecture_flow(name, depth=1))
     x, covector = random_states(2, LENGTH, WIDTH), np.asarray(random_states(5, LENGTH, WIDTH))
-    found, dense = jax.tree.map(np.asarray, linearised(field, x, covector, grid))
+    of = linearised(field, x, covector, grid, NORMS[name])
+    found, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)
     np.testing.assert_allclose(found["kernel"], blocks, rtol=0, atol=1e-12)
     whole = blocks.copy()
@@ -90,7 +96,8 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
         matrix = own.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
         pulled = transposed(matrix, grid) @ covector.ravel()
         np.testing.assert_allclose(head.ravel(), pulled, rtol=1e-12, atol=1e-12)
-    for norm, order in {"operator": 2, "frobenius": "fro"}.items():
+    for norm in NORMS[name]:
+        order = {"operator": 2, "frobenius": "fro"}[norm]
         sizes = np.linalg.norm(blocks, ord=order, axis=(2, 3))
         expected = (density_weights(grid) * sizes**2).sum(axis=0)
         np.testing.assert_allclose(found[norm], expected, rtol=1e-12)

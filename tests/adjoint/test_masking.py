@@ -108,7 +108,7 @@ def test_minus_infinity_is_removal(monkeypatch):
 @pytest.mark.parametrize("make_grid", [lim.graded_grid, lim.gauss_grid])
 def test_on_other_grids_both_derivatives_are_densities_of_central_differences(make_grid):
     """The signed weights of panels too."""
-    grid, flow = make_grid(LENGTH), random_flow(step=lim.split)
+    grid, flow = make_grid(LENGTH), light_flow(step=lim.split)
 
     def measured(at):
         x, log_weights = at
@@ -155,7 +155,7 @@ def largest(gap, grid):
 def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     """Forward over reverse in tiles: symmetric, and a central difference of the gradient."""
     asked = in_tiles(monkeypatch)
-    flow, directions = random_flow(step=lim.split), random_states(3, 2, LENGTH)
+    flow, directions = light_flow(step=lim.split), random_states(3, 2, LENGTH)
 
     def gradient(log_weights):
         grid = TOKENS.weighted(log_weights, jnp.asarray(PARTS))
