@@ -1,0 +1,142 @@
+"""A traced program run by NumPy, operation by operation: to compile what runs once takes longer.
+
+What JAX traced is run; JAX runs what stands in no table here, such as gathers, each by itself.
+"""
+
+import equinox as eqx
+import jax
+import numpy as np
+from scipy.special import erf, erfc, expit
+
+from lim_jax._linear import written_out
+
+
+def run(function, *arguments):
+    """``function(*arguments)``, as by `equinox.filter_jit`, of one array."""
+    program, _, _ = eqx.filter_make_jaxpr(function)(*arguments)
+    (result,) = _run(program, jax.tree.leaves(eqx.filter(arguments, eqx.is_array)))
+    return result
+
+
+def _run(program, arguments):
+    """The results of a program of JAX, which may be closed or have no constants."""
+    program, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+    values = dict(zip((*program.constvars, *program.invars), (*consts, *arguments), strict=True))
+
+    def read(atoms):
+        return [np.asarray(atom.val if hasattr(atom, "val") else values[atom]) for atom in atoms]
+
+    for equation in program.eqns:
+        found = _results(equation, *read(equation.invars))
+        values |= zip(equation.outvars, found, strict=True)
+    return read(program.outvars)
+
+
+def _results(equation, *operands):
+    primitive, params = equation.primitive, equation.params
+    name = primitive.name
+    if name in ELEMENTWISE:
+        return [ELEMENTWISE[name](*operands)]
+    if name in RESULT:
+        return [RESULT[name](*operands, **params)]
+    if name in RESULTS:
+        return RESULTS[name](*operands, **params)
+    if name in INNER:
+        return _run(params[INNER[name]], operands)
+    own = written_out(equation)
+    if own is not None:
+        return _run(own, operands)
+    found = primitive.bind(*operands, **params)
+    return found if primitive.multiple_results else [found]
+
+
+def _scan(*operands, jaxpr, length, reverse, num_consts, num_carry, **_):
+    cut = num_consts + num_carry
+    consts, carry, rows = operands[:num_consts], operands[num_consts:cut], operands[cut:]
+    stacked = []
+    for i in reversed(range(length)) if reverse else range(length):
+        found = _run(jaxpr, [*consts, *carry, *(row[i] for row in rows)])
+        carry = found[:num_carry]
+        stacked.append(found[num_carry:])
+    stacked = stacked[::-1] if reverse else stacked
+    return [*carry, *map(np.stack, zip(*stacked, strict=True))]
+
+
+def _broadcast(x, shape, broadcast_dimensions, **_):
+    aligned = [1] * len(shape)
+    for size, axis in zip(x.shape, broadcast_dimensions, strict=True):
+        aligned[axis] = size
+    return np.broadcast_to(x.reshape(aligned), shape)
+
+
+def _dot(left, right, dimension_numbers, preferred_element_type, **_):
+    (of_left, of_right), (batch, of_batch) = dimension_numbers
+    names, others = list(range(left.ndim)), [left.ndim + axis for axis in range(right.ndim)]
+    for mine, theirs in zip((*of_left, *batch), (*of_right, *of_batch), strict=True):
+        others[theirs] = names[mine]
+    shared, summed = [names[axis] for axis in batch], [names[axis] for axis in of_left]
+    free = [name for name in (*names, *others) if name not in (*shared, *summed)]
+    return np.einsum(left, names, right, others, [*shared, *free]).astype(preferred_element_type)
+
+
+def _iota(dtype, shape, dimension, **_):
+    aligned = [-1 if axis == dimension else 1 for axis in range(len(shape))]
+    return np.broadcast_to(np.arange(shape[dimension], dtype=dtype).reshape(aligned), shape)
+
+
+def _slice(x, start_indices, limit_indices, strides):
+    strides = strides or (1,) * x.ndim
+    return x[tuple(map(slice, start_indices, limit_indices, strides))]
+
+
+def _dynamic_slice(x, *starts, slice_sizes):
+    limits = np.subtract(x.shape, slice_sizes)
+    starts = np.clip(starts, 0, limits)
+    return x[tuple(map(slice, starts, starts + slice_sizes))]
+
+
+INNER = {"jit": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr"}
+RESULTS = {
+    "scan": _scan,
+    "cond": lambda index, *operands, branches: _run(branches[int(index)], operands),
+    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+}
+RESULT = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda *parts, dimension: np.concatenate(parts, dimension),
+    "convert_element_type": lambda x, new_dtype, **_: x.astype(new_dtype),
+    "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
+    "erf": lambda x, **_: erf(x),
+    "erfc": lambda x, **_: erfc(x),
+    "exp": lambda x, **_: np.exp(x),
+    "integer_pow": lambda x, y: x**y,
+    "iota": _iota,
+    "log": lambda x, **_: np.log(x),
+    "log1p": lambda x, **_: np.log1p(x),
+    "logistic": lambda x, **_: expit(x),
+    "reduce_max": lambda x, axes, **_: x.max(axes),
+    "reduce_min": lambda x, axes, **_: x.min(axes),
+    "reduce_or": lambda x, axes: x.any(axes),
+    "reduce_sum": lambda x, axes, **_: x.sum(axes),
+    "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
+    "rsqrt": lambda x, **_: 1 / np.sqrt(x),
+    "slice": _slice,
+    "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "sqrt": lambda x, **_: np.sqrt(x),
+    "stack": lambda *parts, axis: np.stack(parts, axis),
+    "tanh": lambda x, **_: np.tanh(x),
+    "transpose": lambda x, permutation: x.transpose(permutation),
+}  # fmt: skip
+ELEMENTWISE = {
+    "abs": np.abs, "add": np.add, "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.clip(x, low, high), "copy": np.copy,
+    "div": lambda x, y: x / y if x.dtype.kind == "f" else np.fix(x / y).astype(x.dtype),
+    "eq": np.equal, "floor": np.floor, "ge": np.greater_equal, "gt": np.greater,
+    "le": np.less_equal, "lt": np.less, "max": np.maximum, "min": np.minimum, "mul": np.multiply,
+    "linear": lambda matrix, tokens: tokens @ matrix.T,
+    "ne": np.not_equal, "neg": np.negative, "not": np.bitwise_not, "or": np.bitwise_or,
+    "rem": np.fmod,
+    "select_n": lambda which, *cases: np.choose(which, cases) if which.ndim else cases[int(which)],
+    "sign": np.sign, "stop_gradient": np.asarray, "sub": np.subtract,
+}  # fmt: skip
