@@ -139,8 +139,8 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
     @jax.jit
     def of(field, x, covector):
         _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
-        basis = jnp.eye(x.size).reshape(-1, *x.shape)
-        slots = [jax.vmap(push)(basis, 0 * basis), jax.vmap(push)(0 * basis, basis)]
+        basis = jnp.eye(2 * x.size).reshape(-1, 2, *x.shape)
+        slots = jnp.split(jax.vmap(push)(basis[:, 0], basis[:, 1]), 2)
         parts = tangent.pull_back(field, x, covector, grid)
         _, pull = stages._linearised(field, x, grid)
         return slots, parts, pull(jnp.zeros_like(x)[None], sparse), cone_mass(field, x, grid)
