@@ -1,7 +1,7 @@
 """Run the library's jobs on several devices and print how far their numbers are from one's.
 
 ``NPROC=64 XLA_FLAGS=--xla_force_host_platform_device_count=8 python devices.py virtual FOLDER``
-compares those of 8 virtual ones with those of the first alone, which it saves; ``ring`` in place of
+compares those of 8 virtual ones with those of NumPy, which it saves; ``ring`` in place of
 ``virtual`` compares those of keys and values that go round a ring, ``weights`` those of a network
 that is read onto them, ``weights,virtual,ring`` all in one process; ``python devices.py 0 FOLDER
 PORT`` and ``python devices.py 1 FOLDER PORT`` compare theirs with these as two processes.
@@ -21,6 +21,7 @@ import numpy as np
 import reference.tracing  # noqa: F401
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from reference import by_numpy
 from reference.as_users import temporary_bytes
 from reference.networks import randomised
 
@@ -86,12 +87,8 @@ def dense_and_tiled():
     yield ("density",), "tiled"
 
 
-# Of spread examples alone `mapped_penalty` has Algorithm 1, and the ring more.
-BY_EXAMPLES = ("density", "dense"), ("cone mass", "dense")
-
-
 def saved(folder, attend=attention.causal_attention):
-    """The network and batch of `virtual` with another way to attend, and one device's numbers."""
+    """The network and batch of `virtual` with another way to attend, and NumPy's numbers."""
     arrays, numbers = pickle.loads(Path(folder, "one").read_bytes())
     return jax.tree.unflatten(jax.tree.structure(shapes(attend)), arrays), numbers
 
@@ -110,23 +107,22 @@ def largest_difference(found, expected):
 
 
 def virtual(folder):
-    """Spread examples over all devices, or examples and context, after one device alone."""
+    """Spread examples and context over all devices; examples alone are of the two processes.
+
+    Beside NumPy, which runs what was traced on no device at all and compiles nothing.
+    """
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
-    specs = PartitionSpec(("data", "context")), PartitionSpec("data", "context")
+    both = NamedSharding(mesh, PartitionSpec("data", "context"))
     (model, batch), numbers = network(), {}
+    spread = jax.device_put(batch, both)
     for names, attends in dense_and_tiled():
-        jobs = each(*names)
-        for name, job in jobs.items():
-            leaves = jax.tree.leaves(job(model, batch))
-            assert {leaf.sharding.num_devices for leaf in leaves} == {1}
-            numbers[name, attends] = [np.asarray(leaf) for leaf in leaves]
-        for name in names:
-            for spec in specs if (name, attends) in BY_EXAMPLES else specs[1:]:
-                found = jobs[name](model, jax.device_put(batch, NamedSharding(mesh, spec)))
-                gap = largest_difference(found, numbers[name, attends])
-                assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
-                assert gap < 1e-12, (name, attends, spec, gap)
-                print(name, attends, spec, gap)
+        for name, job in each(*names).items():
+            numbers[name, attends] = jax.tree.leaves(by_numpy.run(job, model, batch))
+            found = job(model, spread)
+            gap = largest_difference(found, numbers[name, attends])
+            assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
+            assert gap < 1e-12, (name, attends, gap)
+            print(name, attends, gap)
     assert largest_difference(numbers["density", "tiled"], numbers["density", "dense"]) < 1e-12
     mapped(model, batch)
     mapped_penalty(model, batch, numbers["algorithm 1", "dense"])
@@ -195,7 +191,7 @@ def dense(query, key, value, grid):
     return attention.attention_weights(query, key, grid) @ value
 
 
-def of_attention(attend, grid, *names):
+def of_attention(attend, grid, run, *names):
     """Values and derivatives of two heads, each of which is attended by itself, or some of them.
 
     Where prefixes are whole there are log weights, which are among the keys' features and move.
@@ -212,16 +208,12 @@ def of_attention(attend, grid, *names):
     def gradient(*at):
         return jax.grad(lambda *at: jnp.sum(jnp.sin(attended(*at))), argnums=(0, 1, 2))(*at)
 
-    def slope(*at):
-        return sum(map(jnp.vdot, gradient(*at), along))
-
     modes = {
         "value": attended,
         "jvp": lambda *at: jax.jvp(attended, at, tuple(along))[1],
         "gradient and its jvp": lambda *at: jax.jvp(gradient, at, tuple(along)),
-        "gradient of gradient": jax.grad(slope, argnums=(0, 1, 2)),
     }
-    return {name: jax.jit(modes[name])(*at) for name in names or modes}
+    return {name: run(modes[name], *at) for name in names or modes}
 
 
 def ring(folder):
@@ -231,9 +223,10 @@ def ring(folder):
     tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
     graded, long = lim.graded_grid(28), "gradient and its jvp"
     for grid, *some in ((graded.windowed(9),), (graded, long)):
-        found, apart = of_attention(attend, grid, *some), of_attention(dense, grid, *some)
+        found = of_attention(attend, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
+        apart = of_attention(dense, grid, by_numpy.run, *some)
         for mode in found:
-            gap = largest_difference(found[mode], map(np.asarray, jax.tree.leaves(apart[mode])))
+            gap = largest_difference(found[mode], jax.tree.leaves(apart[mode]))
             assert gap < 1e-12, (mode, grid, gap)
             print(mode, gap)
     try:

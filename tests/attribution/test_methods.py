@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import by_numpy
 from reference.networks import byte_network
 
 from lim_jax import models
@@ -51,7 +52,6 @@ def loss_and_gradient(model, x, y):
     return jax.value_and_grad(partial(LOSS, model))(x, y)
 
 
-@eqx.filter_jit
 def rollout(model, x):
     return attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
 
@@ -69,7 +69,7 @@ def by_formula(model, context, method):
     if method == "gradient-times-input":
         return -np.sum(np.asarray(x) * gradient(x, y), axis=1)
     if method == "rollout":
-        matrix = np.asarray(rollout(model, x))
+        matrix = by_numpy.run(rollout, model, x)
         return np.asarray(y.weights) @ matrix[np.asarray(y.places)]
     inside = np.zeros(len(x), bool)
     for span in context.spans:
@@ -99,14 +99,9 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
         np.testing.assert_allclose(sum(scored.parts.values()), expected.sum(), atol=1e-12)
 
 
-@eqx.filter_jit
-def loss(model, x, y):
-    return LOSS(model, x, y)
-
-
 def loss_of_text(model, text, answer):
     """The loss of a text that was written without a part."""
-    return float(loss(model, *example(model, context_of(RenderedPrompt(text), answer))))
+    return by_numpy.run(LOSS, model, *example(model, context_of(RenderedPrompt(text), answer)))
 
 
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
@@ -130,14 +125,13 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
     context = context_of(laid, "17", asked="contrast", foil="2")
     (scored,) = methods.scores_of_parts(model, [context], contrast_loss, "leave-one-out")
 
-    @eqx.filter_jit
     def loss(model, ids, y):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
         one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
         assert one.contrast is not None
-        return float(loss(model, one.window[:-1].astype("int32"), one.contrast))
+        return by_numpy.run(loss, model, *jax.device_put((one.window[:-1], one.contrast)))
 
     gained = odds("a=1  c=3 a=") - odds(laid.text)
     np.testing.assert_allclose(scored.parts["second", "part"], gained, rtol=1e-9, atol=1e-12)

@@ -5,9 +5,11 @@ from functools import partial
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from reference import by_numpy
 from reference.compilations import compilations
 from reference.networks import random_states
 from reference.publishers import CONFIGS, write
@@ -69,7 +71,6 @@ for asked, places in zip(SPARSE, ((4,), (0, 6), (3, 18, 19)), strict=True):
 def alone(model):
     """The gradients of each context without padding, by loss: asked everywhere, and sparsely."""
 
-    @eqx.filter_jit
     def gradients(model, windows, weights):
         def of(window, weights):
             grid = lim.token_grid(len(window) - 1)
@@ -88,8 +89,8 @@ def alone(model):
 
         return [of(*context) for context in zip(windows, weights, strict=True)]
 
-    weights = [np.stack([rising(len(sparse)), sparse]) for sparse in SPARSE]
-    found = jax.tree.map(np.asarray, gradients(model, WINDOWS, weights))
+    weights = [jnp.stack([rising(len(sparse)), sparse]) for sparse in SPARSE]
+    found = by_numpy.run(gradients, model, WINDOWS, weights)
     return {name: list(zip(*(one[name] for one in found), strict=True)) for name in LOSSES}
 
 
@@ -314,14 +315,13 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     assert model.trained == 12 and not model.same_rope(7, 12) and model.same_rope(4, 6)
     (window,), weights = (window_of(7),), rising(7)
 
-    @eqx.filter_jit
     def gradient(model, window):
         x, y = model.example(window, weights)
         return jax.grad(model.loss)(x, y)
 
     others = [window_of(7, seed=1), window_of(8)]
     found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
-    slope = np.asarray(gradient(model, window))
+    slope = by_numpy.run(gradient, model, window)
     np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
@@ -339,11 +339,11 @@ def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
     window = window_of(9)
     (inside,) = models.energies_of_ids(model, [window])
 
-    @eqx.filter_jit
     def gradient(model):
         return jax.grad(model.loss)(*model.example(window, teacher_forcing(9)))
 
-    np.testing.assert_allclose(inside, 81 * (np.asarray(gradient(model)) ** 2).sum(1), rtol=1e-9)
+    expected = 81 * (by_numpy.run(gradient, model) ** 2).sum(axis=1)
+    np.testing.assert_allclose(inside, expected, rtol=1e-9)
     with pytest.warns(UserWarning, match="a context of 11, expected at most 10, for which"):
         (beyond,) = models.energies_of_ids(model, [window_of(11)])
     assert (len(inside), len(beyond)) == (9, 11)
@@ -400,12 +400,11 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     found = models.influence_of_ids(model, THREE, regions)
 
-    @eqx.filter_jit
     def influence(model, windows):
         batch = jax.vmap(model.example, (0, None))(windows, teacher_forcing(3))
         return lim.influence(models.CausalLM.loss, model, batch, regions.grid, regions)
 
-    expected = influence(model, np.stack(THREE))
+    expected = by_numpy.run(influence, model, jnp.stack(THREE))
     np.testing.assert_allclose(found.density, expected.density, rtol=1e-12)
     np.testing.assert_allclose(found.density_error, expected.density_error, rtol=1e-10)
 

@@ -2,10 +2,10 @@
 
 from typing import Any, get_args
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from reference import by_numpy
 from reference.networks import byte_network
 from scipy.special import logsumexp
 
@@ -30,7 +30,7 @@ def margin(row, answer):
     return logsumexp(np.delete(row, answer)) - row[answer]
 
 
-def by_numpy(logits_of):
+def by_formula(logits_of):
     """What each loss is of, written out; the logits are those of every place of a text."""
     text = PROMPT + ANSWER
     rows, ids = logits_of(text[:-1]), list(text.encode())[1:]
@@ -60,7 +60,6 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
         wide = jax.tree.map(lambda leaf: leaf.astype(int if leaf.dtype.kind in "iu" else float), y)
         examples[name] = jax.device_put((context.window[:-1].astype(int), wide))
 
-    @eqx.filter_jit
     def measured(model, examples, texts):
         found, whole = {}, texts[0]
         state = model.flow(model.embed(whole), lim.token_grid(len(whole)))
@@ -73,8 +72,8 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
 
     texts = [(PROMPT + ANSWER)[:-1], (PROMPT + FOIL)[:-1]]
     ids = [jax.device_put(np.frombuffer(text.encode(), np.uint8).astype(int)) for text in texts]
-    found, logits = jax.tree.map(np.asarray, measured(model, examples, ids))
-    expected = by_numpy(dict(zip(texts, logits, strict=True)).get)
+    found, logits = by_numpy.run(measured, model, examples, ids)
+    expected = by_formula(dict(zip(texts, logits, strict=True)).get)
     assert set(expected) == set(LOSSES) == set(get_args(LossName))
     assert len({round(float(value), 6) for value in expected.values()}) == len(expected)
     for name, values in found.items():

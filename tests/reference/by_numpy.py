@@ -8,14 +8,15 @@ import jax
 import numpy as np
 from scipy.special import erf, erfc, expit
 
-from lim_jax._linear import written_out
+from lim_jax._linear import RUNS, written_out
 
 
 def run(function, *arguments):
-    """``function(*arguments)``, as by `equinox.filter_jit`, of one array."""
-    program, _, _ = eqx.filter_make_jaxpr(function)(*arguments)
-    (result,) = _run(program, jax.tree.leaves(eqx.filter(arguments, eqx.is_array)))
-    return result
+    """``function(*arguments)``, as by `equinox.filter_jit`, of a tree of arrays."""
+    arrays, static = eqx.partition(arguments, eqx.is_array)
+    traced = jax.jit(lambda arrays: function(*eqx.combine(arrays, static))).trace(arrays)
+    results = _run(traced.jaxpr, jax.tree.leaves(arrays))
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
 def _run(program, arguments):
@@ -43,11 +44,18 @@ def _results(equation, *operands):
         return RESULTS[name](*operands, **params)
     if name in INNER:
         return _run(params[INNER[name]], operands)
-    own = written_out(equation)
-    if own is not None:
-        return _run(own, operands)
-    found = primitive.bind(*operands, **params)
+    if primitive in RUNS:
+        return _run(_own(equation), operands)
+    found = primitive.bind(*operands, **primitive.get_bind_params(params))
     return found if primitive.multiple_results else [found]
+
+
+def _own(equation, known={}):  # noqa: B006
+    """The program of an operation of the library, traced once for each type of its operands."""
+    key = equation.primitive, *equation.params.items(), *(atom.aval for atom in equation.invars)
+    if key not in known:
+        known[key] = written_out(equation)
+    return known[key]
 
 
 def _scan(*operands, jaxpr, length, reverse, num_consts, num_carry, **_):
@@ -60,6 +68,14 @@ def _scan(*operands, jaxpr, length, reverse, num_consts, num_carry, **_):
         stacked.append(found[num_carry:])
     stacked = stacked[::-1] if reverse else stacked
     return [*carry, *map(np.stack, zip(*stacked, strict=True))]
+
+
+def _while(*operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts):
+    first, carry = operands[:cond_nconsts], operands[cond_nconsts + body_nconsts :]
+    consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
+    while _run(cond_jaxpr, [*first, *carry])[0]:
+        carry = _run(body_jaxpr, [*consts, *carry])
+    return carry
 
 
 def _broadcast(x, shape, broadcast_dimensions, **_):
@@ -95,16 +111,21 @@ def _dynamic_slice(x, *starts, slice_sizes):
     return x[tuple(map(slice, starts, starts + slice_sizes))]
 
 
-INNER = {"jit": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr"}
+INNER = {
+    "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "jit": "jaxpr",
+    "remat2": "jaxpr",
+}  # fmt: skip
 RESULTS = {
     "scan": _scan,
     "cond": lambda index, *operands, branches: _run(branches[int(index)], operands),
     "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "while": _while,
 }
 RESULT = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *parts, dimension: np.concatenate(parts, dimension),
     "convert_element_type": lambda x, new_dtype, **_: x.astype(new_dtype),
+    "cos": lambda x, **_: np.cos(x),
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "erf": lambda x, **_: erf(x),
@@ -115,12 +136,14 @@ RESULT = {
     "log": lambda x, **_: np.log(x),
     "log1p": lambda x, **_: np.log1p(x),
     "logistic": lambda x, **_: expit(x),
+    "reduce_and": lambda x, axes, **_: x.all(axes),
     "reduce_max": lambda x, axes, **_: x.max(axes),
     "reduce_min": lambda x, axes, **_: x.min(axes),
-    "reduce_or": lambda x, axes: x.any(axes),
+    "reduce_or": lambda x, axes, **_: x.any(axes),
     "reduce_sum": lambda x, axes, **_: x.sum(axes),
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
     "rsqrt": lambda x, **_: 1 / np.sqrt(x),
+    "sin": lambda x, **_: np.sin(x),
     "slice": _slice,
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
     "sqrt": lambda x, **_: np.sqrt(x),
@@ -129,12 +152,12 @@ RESULT = {
     "transpose": lambda x, permutation: x.transpose(permutation),
 }  # fmt: skip
 ELEMENTWISE = {
-    "abs": np.abs, "add": np.add, "and": np.bitwise_and,
+    "abs": np.abs, "add": np.add, "add_any": np.add, "and": np.bitwise_and,
     "clamp": lambda low, x, high: np.clip(x, low, high), "copy": np.copy,
     "div": lambda x, y: x / y if x.dtype.kind == "f" else np.fix(x / y).astype(x.dtype),
     "eq": np.equal, "floor": np.floor, "ge": np.greater_equal, "gt": np.greater,
-    "le": np.less_equal, "lt": np.less, "max": np.maximum, "min": np.minimum, "mul": np.multiply,
-    "linear": lambda matrix, tokens: tokens @ matrix.T,
+    "is_finite": np.isfinite, "le": np.less_equal, "lt": np.less, "max": np.maximum,
+    "min": np.minimum, "mul": np.multiply, "linear": lambda matrix, tokens: tokens @ matrix.T,
     "ne": np.not_equal, "neg": np.negative, "not": np.bitwise_not, "or": np.bitwise_or,
     "rem": np.fmod,
     "select_n": lambda which, *cases: np.choose(which, cases) if which.ndim else cases[int(which)],
