@@ -56,8 +56,12 @@ def linear_loss(params, x, y):
     return jnp.sum(x)
 
 
+def influence_in_regions(delta):
+    return lim.Influence.from_energies(full((2, 4), 1.0), lim.boundary_regions(GRID, delta))
+
+
 def influence_of_nan():
-    found = lim.Influence.from_energies(full((2, 4), 1.0), lim.boundary_regions(GRID, 0.3))
+    found = influence_in_regions(0.3)
     return dataclasses.replace(found, energy=array([1.0, np.nan, 1.0, 1.0]))
 
 
@@ -358,9 +362,7 @@ STATIC = {
         NO_FORWARD_MODE,
     ),
     "influences over other regions": (
-        lambda: influence_of(full((1, 4, 6), 1.0))().merge(
-            influence_of(full((1, 4, 6), 1.0), regions=lim.boundary_regions(GRID, 0.3))()
-        ),
+        lambda: influence_in_regions(0.2).merge(influence_in_regions(0.3)),
         "other: got influence over",
     ),
     "empty grid": (lambda: lim.token_grid(0), "size: got 0"),
