@@ -188,19 +188,18 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
         yield Row(f"rotary attention, {part}, tokens", studies[part], 1)
 
 
+@filter_jit
+def _at_the_end(attention: CausalAttention, grid: Grid) -> Array:
+    x = smooth_states(grid.nodes)
+    return grid.interpolate(attention(x, x, grid), jnp.ones(1))[0]
+
+
 def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
-    @filter_jit
-    def last_value(size: int) -> Array:
-        grid = token_grid(size)
-        x = smooth_states(grid.nodes)
-        return _one_layer(seed)(x, x, grid)[-1]
-
-    def at_the_end(grid: Grid) -> Array:
-        x = smooth_states(grid.nodes)
-        return grid.interpolate(_one_layer(seed)(x, x, grid), jnp.ones(1))[0]
-
-    source, values = "eq:attention-continuum-pointwise-error", map(richardson(last_value), sizes)
-    study = refine_against(source, sizes, values, map(at_the_end, SMOOTH))
+    attention = _one_layer(seed)
+    values = map(richardson(lambda size: _at_the_end(attention, token_grid(size))), sizes)
+    references = (_at_the_end(attention, grid) for grid in SMOOTH)
+    source = "eq:attention-continuum-pointwise-error"
+    study = refine_against(source, sizes, values, references)
     reason = "two sizes cancel the first-order term"
     yield Row("attention, last position, Richardson", study, 2, reason)
 
