@@ -249,7 +249,8 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
-def test_the_counterexamples_print_and_write_their_numbers(tmp_path, capsys):
+def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(paper, "counterexamples", cache(paper.counterexamples))
     assert main(["counterexamples"]) == 0
     printed = capsys.readouterr().out
     assert "influence energies: 4  1" in printed

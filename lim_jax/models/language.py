@@ -172,12 +172,17 @@ def train(
     def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
         return _update(state, text, length, batch, rate, jax.random.fold_in(key, index))
 
-    start = model, eqx.filter_jit(optax.adam(rate).init)(eqx.filter(model, eqx.is_array))
+    run = text, length, batch, rate, key
     (model, _), losses = resumable(
-        step, start, steps, run=(text, length, batch, rate, key), checkpoint=checkpoint,
-        every=50, progress=progress,
+        step, (model, _moments(model)), steps, run=run, checkpoint=checkpoint, every=50,
+        progress=progress,
     )  # fmt: skip
     return model, losses
+
+
+@filter_jit
+def _moments(model: CausalLM) -> PyTree:
+    return optax.adam(0.0).init(eqx.filter(model, eqx.is_array))
 
 
 @filter_jit

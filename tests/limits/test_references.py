@@ -3,6 +3,7 @@
 import csv
 import io
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -146,16 +147,20 @@ def test_twins_are_one_cubic_on_two_grids_whatever_was_given():
     assert (first["name"], second["count"]) == ("kept", 3)
 
 
+def ones(*shape):
+    return jax.device_put(np.ones(shape))
+
+
 @pytest.mark.parametrize(
     "results, grids",
     [
-        ([jnp.ones(4), jnp.ones(8)], [lim.token_grid(4), lim.token_grid(8)]),
-        ([jnp.ones(4), jnp.ones(4)], [lim.gauss_grid(4), lim.gauss_grid(2, panels=2)]),
-        ([jnp.ones((4, 4)), jnp.ones((8, 8))], [lim.gauss_grid(4), lim.gauss_grid(8)]),
-        ([jnp.ones(3), jnp.ones(7)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
-        ([jnp.ones((4, 1)), jnp.ones(8)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
-        ([jnp.arange(4), jnp.arange(8)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
-        ([(jnp.ones(4),), [jnp.ones(8)]], [lim.gauss_grid(4), lim.gauss_grid(8)]),
+        ([ones(4), ones(8)], [lim.token_grid(4), lim.token_grid(8)]),
+        ([ones(4), ones(4)], [lim.gauss_grid(4), lim.gauss_grid(2, panels=2)]),
+        ([ones(4, 4), ones(8, 8)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
+        ([ones(3), ones(7)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
+        ([ones(4, 1), ones(8)], [lim.gauss_grid(4), lim.gauss_grid(8)]),
+        (jax.device_put([np.arange(4), np.arange(8)]), [lim.gauss_grid(4), lim.gauss_grid(8)]),
+        ([(ones(4),), [ones(8)]], [lim.gauss_grid(4), lim.gauss_grid(8)]),
     ],
 )
 def test_what_has_no_axis_of_positions_has_no_twins(results, grids):

@@ -1,6 +1,9 @@
 # pyright: reportArgumentType=false
 """Right calls of grids, losses, networks, adjoints and training, an argument at a time."""
 
+from functools import partial
+
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -26,7 +29,7 @@ from reference.hostile import (
     Whole,
     optional,
 )
-from reference.networks import layer_of, random_flow, random_labels, random_states
+from reference.networks import drawn, layer_of, random_flow, random_labels, random_states
 
 import lim_jax as lim
 from lim_jax import (
@@ -65,8 +68,12 @@ TARGETS = random_labels(6, EXAMPLES, LENGTH, VOCABULARY)
 READOUT = lim.LinearReadout(random_states(7, WIDTH, VOCABULARY))
 BAND = lim.BandReadout(random_states(7, WIDTH, VOCABULARY), 0.6)
 LOCAL = loss.LocalReadout(random_states(7, LENGTH, 3, VOCABULARY, WIDTH))
-GATED = network.GatedFeedForward.init(WIDTH, key=KEY)
+GATED = drawn(partial(network.GatedFeedForward.init, WIDTH))
 CONTINUOUS = lim.ContinuousFlow(lambda time: FIELD)
+STEPPED = lim.ContinuousFlow(
+    lambda time: FIELD, solver=diffrax.Euler(), first_step=0.5, max_steps=2,
+    stepsize_controller=diffrax.ConstantStepSize(),
+)  # fmt: skip
 ON, IN = Thing(TOKENS), Thing(REGIONS)
 
 
@@ -308,7 +315,8 @@ FIRST = {
         unlabelled(adjoint.mask_path),
         {
             "flow": Thing(FLOW), "terminal_loss": Thing(total), "x": Rows(STATES), "grid": ON,
-            "chosen": Whole(jnp.arange(LENGTH) < 2), "nodes": Known(1), "least": Share(0.1),
+            "chosen": Whole(jax.device_put(np.arange(LENGTH) < 2)), "nodes": Known(1),
+            "least": Share(0.1),
         },
     ),
     "one_hop_by_head": (
@@ -365,7 +373,7 @@ FIRST = {
             flow, x, grid, times, key=key, steps=2
         ),
         {
-            "flow": Thing(CONTINUOUS), "x": Rows(STATES), "grid": ON,
+            "flow": Thing(STEPPED), "x": Rows(STATES), "grid": ON,
             "times": Free(np.linspace(0, 1, 2)), "key": Thing(KEY),
         },
     ),

@@ -17,9 +17,9 @@ ORDER = (0, 1, 1)
 
 
 def arrays(seed, scale=0.6):
-    """A function of shapes that draws their arrays one after another."""
+    """A function of shapes that draws their arrays one after another, about a mean."""
     draw = np.random.default_rng(seed).standard_normal
-    return lambda *shape: jax.device_put(scale * draw(shape))
+    return lambda *shape, mean=0.0: jax.device_put(mean + scale * draw(shape))
 
 
 def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **options):
@@ -31,7 +31,7 @@ def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **o
     }  # fmt: skip
     vectors, of_heads = (groups, size), (heads, features)
     return kind(
-        RMSNorm(1 + new(width), 0.1), new(*vectors, width), new(*vectors, width),
+        RMSNorm(new(width, mean=1), 0.1), new(*vectors, width), new(*vectors, width),
         new(*of_heads, width), new(heads, width), new(heads), new(heads), new(*of_heads, width),
         new(heads, width, features), new(*vectors, 3), new(*vectors, 3), new(*of_heads, 3),
         **{**biases, **options},
@@ -44,14 +44,14 @@ def gated_delta(seed=0):
     bare = dict.fromkeys(
         ("query_tap_bias", "key_tap_bias", "value_tap_bias", "query_bias", "key_bias"), None
     )
-    norm = GroupedNorm(1 + new(2, 2), 2, 0.1)
+    norm = GroupedNorm(new(2, 2, mean=1), 2, 0.1)
     return _mixer(GatedDelta, new, head_norm=norm, write=new(2, WIDTH), largest_write=2.0, **bare)
 
 
 def mamba2(seed=1):
     """Four heads in two groups, all biases, a norm of a group after the gates, limited rates."""
     new = arrays(seed)
-    norm, limits = GroupedNorm(1 + new(4, 2), 2, 0.1), (0.3, 0.9)
+    norm, limits = GroupedNorm(new(4, 2, mean=1), 2, 0.1), (0.3, 0.9)
     return _mixer(
         Mamba2,
         new,
@@ -68,7 +68,7 @@ def short_convolution(seed=2):
     new = arrays(seed)
     biases = {name: new(4) for name in ("write_bias", "read_bias", "value_bias", "tap_bias")}
     return ShortConvolution(
-        RMSNorm(1 + new(WIDTH), 0.1), new(4, WIDTH), new(4, WIDTH), new(4, WIDTH), new(4, 3),
+        RMSNorm(new(WIDTH, mean=1), 0.1), new(4, WIDTH), new(4, WIDTH), new(4, WIDTH), new(4, 3),
         new(WIDTH, 4), output_bias=new(WIDTH), **biases,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def hybrid_flow(step=lim.split):
     convolutions = jax.tree.map(
         lambda *each: jax.device_put(np.stack(each)), short_convolution(3), short_convolution(4)
     )
-    mamba = jax.tree.map(lambda leaf: leaf[None], mamba2(6))
+    mamba = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[None]), mamba2(6))
     kinds = (
         SumOfFields((SumOfFields((dense.attention, mamba)), dense.feed_forward)),
         SumOfFields((convolutions,)),

@@ -55,7 +55,7 @@ def shifted_loss(params, shift, y):
     return loss_of_states(params, embed(params, ids) + shift, labels)
 
 
-SHIFTS = jnp.zeros((2, LENGTH, WIDTH)), (IDS, LABELS)
+SHIFTS = jax.device_put(np.zeros((2, LENGTH, WIDTH))), (IDS, LABELS)
 
 
 def observations(params, x):
@@ -230,11 +230,11 @@ def test_ids_are_mapped_over():
 
 REFUSED = {
     "ids to a loss of states": (loss_of_states, IDS, "int.*LossOfIds"),
-    "states to a loss of ids": (LOSS, jnp.ones((2, LENGTH, WIDTH)), "whole numbers.*of states"),
-    "ids that are floats": (LOSS, IDS.astype(float), "whole numbers"),
-    "ids of one example": (LOSS, IDS[0], r"\(examples, length\)"),
+    "states to a loss of ids": (LOSS, SHIFTS[0], "whole numbers.*of states"),
+    "ids that are floats": (LOSS, jax.device_put(np.asarray(IDS, float)), "whole numbers"),
+    "ids of one example": (LOSS, jax.device_put(np.asarray(IDS)[0]), r"\(examples, length\)"),
     "ids off the grid": (LossOfIds(lambda p, ids, y: p["words"][ids], loss_of_states),
-                         jnp.ones((2, 4), int), r"\(examples, 5, width\)"),
+                         jax.device_put(np.ones((2, 4), int)), r"\(examples, 5, width\)"),
 }  # fmt: skip
 
 

@@ -133,9 +133,10 @@ def weighted(params, x, y):
     return jnp.vdot(params * y, x[:, 0])
 
 
-ONES, LABELS = jnp.ones((2, 2, 1)), jnp.array([[1.0, 1.0], [2.0, 1.0]])
-ROOTS = jnp.array([1.0, 2.0])  # on two cells the examples' densities are (2, 8)/5 and (1, 1)
-EACH = jnp.array([[2.0, 0.0], [0.5, 1.5]])
+ONES, LABELS = jax.device_put((np.ones((2, 2, 1)), np.array([[1.0, 1.0], [2.0, 1.0]])))
+# On two cells the examples' densities are (2, 8)/5 and (1, 1).
+ROOTS = jax.device_put(np.array([1.0, 2.0]))
+EACH = jax.device_put(np.array([[2.0, 0.0], [0.5, 1.5]]))
 
 
 def test_each_example_has_its_own_density_and_target():
