@@ -31,7 +31,7 @@ def _require_resolved(
     field: FieldOfOne, name: str, word: str, growth: float, expected: str
 ) -> None:
     """Raise ValueError if a field's unevenness grows by more than a factor in some interval."""
-    (coarse, _), (fine, rounding) = jax.tree.map(np.asarray, _unevenness(field))
+    (coarse, _), (fine, rounding) = _unevenness(field)
     near = np.lib.stride_tricks.sliding_window_view(np.pad(coarse, 1, "edge"), 3).max(axis=1)
     fails = ~(fine <= np.maximum(growth * near, rounding))  # of NaN too
     at = int(np.argmax(fails))
@@ -46,30 +46,35 @@ def _require_resolved(
     )
 
 
-@filter_jit
-def _unevenness(field: FieldOfOne) -> list[tuple[Array, Array]]:
+def _unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
     """Return the unevenness of slopes in every interval and its rounding error, coarse and fine."""
     # Uneven ends, so that no kink at a round number falls on a point.
-    points = [(np.arange(count) + 0.382) / count for count in (1600, 25600)]
+    points = np.concatenate([(np.arange(count) + 0.382) / count for count in (1600, 25600)])
+    sampled = _sampled(field, jnp.asarray(points.reshape(-1, 1600), float))
+    values, slopes = (np.asarray(of).reshape(points.size, -1) for of in sampled)
+
+    def uneven(values: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
+        count = len(values)
+        bends = np.diff(slopes, n=4, axis=0)
+        means = (13 * (slopes[1:-2] + slopes[2:-1]) - slopes[:-3] - slopes[3:]) / 24
+        missed = np.diff(values, axis=0)[1:-1] * count - means
+        worse = np.maximum(np.abs(bends), np.abs(missed[1:])).max(axis=1)
+        size = float(np.abs(values).max() + np.abs(slopes).max())
+        rounding = 10 * float(np.finfo(values.dtype).eps) * count * size
+        return np.pad(worse, 2).reshape(INTERVALS, -1).max(axis=1), rounding
+
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused
+        return [uneven(values[part], slopes[part]) for part in (slice(1600), slice(1600, None))]
+
+
+@filter_jit
+def _sampled(field: FieldOfOne, parts: Float[Array, "parts points"]) -> tuple[Array, Array]:
+    """A field's values and slopes, the same number of points at a time: it is compiled once."""
 
     def linear(p: Array) -> tuple[Array, Array]:
         return jax.jvp(field, (p,), (jnp.ones_like(p),))
 
-    # The same number of points at a time, so that the field is compiled once.
-    parts = jnp.asarray(np.concatenate(points).reshape(-1, 1600), float)
-    sampled = jax.tree.map(lambda of: of.reshape(-1, of.shape[-1]), jax.lax.map(linear, parts))
-
-    def uneven(values: Array, slopes: Array) -> tuple[Array, Array]:
-        count = len(values)
-        bends = jnp.diff(slopes, n=4, axis=0)
-        means = (13 * (slopes[1:-2] + slopes[2:-1]) - slopes[:-3] - slopes[3:]) / 24
-        missed = jnp.diff(values, axis=0)[1:-1] * count - means
-        worse = jnp.maximum(jnp.abs(bends), jnp.abs(missed[1:])).max(axis=1)
-        size = jnp.abs(values).max() + jnp.abs(slopes).max()
-        rounding = 10 * jnp.finfo(values.dtype).eps * count * size
-        return jnp.pad(worse, 2).reshape(INTERVALS, -1).max(axis=1), rounding
-
-    return [uneven(*(of[:1600] for of in sampled)), uneven(*(of[1600:] for of in sampled))]
+    return jax.lax.map(linear, parts)
 
 
 def require_resnet_premises(
