@@ -56,6 +56,15 @@ def column(rows, name):
     return np.array([float(row[name]) for row in rows])
 
 
+def padded(prompt, answer):
+    """A context's ids, on the right as many as the longest's, where none looks: one program."""
+    window = np.concatenate([prompt, answer])
+    longest = max(
+        len(prompt) + len(answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)
+    )
+    return np.pad(window, (0, longest - len(window)))
+
+
 @cache
 def euclidean_energies(folder, loss):
     """By plain gradients in double precision, of each context alone: norms squared, by token."""
@@ -67,10 +76,10 @@ def euclidean_energies(folder, loss):
 
     found = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
-        window = np.concatenate([prompt, answer])
         asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
         y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
-        found.append(np.asarray(squares(jax.device_put(window[:-1]), y)))
+        context = jax.device_put(padded(prompt, answer)[:-1])
+        found.append(np.asarray(squares(context, y))[: len(prompt) + 1])
     return found
 
 
@@ -86,10 +95,10 @@ def require_signed(folder, out, printed):
 
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         length = len(prompt) + 1
-        ids, asked = np.concatenate([prompt, answer]), np.array([length - 2, length - 1])
-        steps = 1e-4 * np.concatenate([np.eye(length), -np.eye(length)])
-        up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, length)
-        slopes = (down - up) / 2e-4
+        ids, asked = padded(prompt, answer), np.array([length - 2, length - 1])
+        steps = 1e-4 * np.concatenate([np.eye(len(ids) - 1), -np.eye(len(ids) - 1)])
+        up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, -1)
+        slopes = ((down - up) / 2e-4)[:length]
         # A cell holds what it overlaps: sums up to its end, differenced.
         ends = np.interp(np.arange(10) / 9, np.arange(length + 1) / length,
                          [0, *np.cumsum(slopes)])  # fmt: skip
