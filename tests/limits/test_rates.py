@@ -33,6 +33,7 @@ from lim_jax.network.regularity import field_regularity
 
 GRID = lim.token_grid(12)
 SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose matrices are dense
+TWO = SIZES[::2]  # enough where every error is known: its order then is that of the formula
 DEPTHS = (16, 32, 64, 128)
 COARSE = (lim.gauss_grid(5), lim.gauss_grid(5))
 MANY = (lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40))
@@ -227,7 +228,7 @@ def test_a_spike_between_the_samples_refutes_no_theorem_in_position(name):
     """The constants miss it and the tokens do not: measured, and neither holds."""
     # `thm:attention-continuum-error`, `thm:loss-adjoint-continuum-error`,
     # `eq:cross-entropy-discrete-continuum-error`, `eq:terminal-adjoint-discrete-continuum-error`.
-    sizes, readout = SIZES, lim.LinearReadout(jnp.asarray(np.eye(3)))
+    sizes, readout = SIZES[:1], lim.LinearReadout(jnp.asarray(np.eye(3)))
     study = {
         "attention": lambda: averaging_studies(1.0, 300.0, smooth=True)["every cell"],
         "loss": lambda: lim.limits.loss_study(spiked, labels, sizes, lipschitz=True),
@@ -442,7 +443,7 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
 def test_cone_mass_converges_to_that_of_the_references():
     """Of averaging it is 1/q - 1 on panels, and L times the sum over i >= j of 1/i^2 on tokens."""
     # `eq:cone-mass`.
-    sizes = (8, 16, 32, 64)
+    sizes = (8, 32)
 
     def mass(size):
         return size * (1.0 / np.arange(size // 4, size + 1) ** 2).sum()
@@ -463,7 +464,7 @@ def test_cone_mass_converges_to_that_of_the_references():
 @pytest.mark.slow
 def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_diverges():
     """Of averaging: C(q_j) = L sum over i >= j of 1/i^2, and the printed one 1/L^2 of it."""
-    sizes, delta = (10, 20, 40, 80), 0.2
+    sizes, delta = (40, 80), 0.2
 
     def zeros(p):
         return jnp.zeros((p.size, 1))
@@ -475,14 +476,14 @@ def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_div
     averages = {n: masses(n)[: n // 5].mean() for n in (*sizes, 160)}
     expected = [averages[2 * n] - averages[n] for n in sizes]
     np.testing.assert_allclose(left.errors, expected, rtol=1e-9)
-    assert abs(left.order.value) < 0.15 and left.claimed is None
-    # The integral of 1/q gains log 2.
-    np.testing.assert_allclose(left.errors[-1], np.log(2) / delta, rtol=0.05)
-    sizes = (20, 40, 60, 80)
+    assert left.claimed is None
+    # The integral of 1/q gains log 2, whatever the size.
+    np.testing.assert_allclose(left.errors, np.log(2) / delta, rtol=0.06)
+    sizes = (20, 60)
     printed = printed_cone_mass_study(averaging(), zeros, sizes)
     expected = [masses(n)[n // 4 - 1] / n**2 for n in sizes]
     np.testing.assert_allclose(printed.errors, expected, rtol=1e-9)
-    assert abs(printed.order.value - 2) < 0.15
+    np.testing.assert_allclose(9 * printed.errors[1], printed.errors[0], rtol=0.1)
     assert (printed.source, printed.claimed) == ("eq:finite-cone-mass-estimator", None)
 
 
@@ -529,12 +530,12 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
 
     found = [
-        lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), SIZES, grid, lipschitz=True)
+        lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), TWO, grid, lipschitz=True)
         for grid in (make_grid, lim.token_grid)
     ]
     assert found[0].bounds is None and found[0].holds is None
     # Rounding is no breach: both sides are zero.
-    assert found[1].bounds == (0.0,) * 4 and found[1]._replace(sampled=False).holds is True
+    assert found[1].bounds == (0.0,) * 2 and found[1]._replace(sampled=False).holds is True
 
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
@@ -544,12 +545,12 @@ def test_the_bound_of_the_loss_is_the_slope_of_its_density():
     study = lim.limits.loss_study(
         lambda p: jnp.broadcast_to(jnp.array([[1.0, -0.5]]), (p.size, 2)),
         lambda p: jnp.stack([p, 1 - p], axis=1),
-        SIZES,
+        TWO,
         lipschitz=True,
     )
     assert study.bounds is not None
-    np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(SIZES)), rtol=1e-9)
-    np.testing.assert_allclose(study.bounds, 1.5 / np.array(SIZES), rtol=1e-12)
+    np.testing.assert_allclose(study.errors, 1.5 / (2 * np.array(TWO)), rtol=1e-9)
+    np.testing.assert_allclose(study.bounds, 1.5 / np.array(TWO), rtol=1e-12)
 
 
 @pytest.mark.parametrize("make_grid, order", [(lim.token_grid, 1), (lim.midpoint_grid, 2)])
@@ -592,7 +593,7 @@ def test_a_query_density_weighs_the_terminal_adjoint():
         linear,
         still,
         still,
-        SIZES,
+        TWO,
         query_density=lambda p: 0.5 + p,
         lipschitz=True,
     )
@@ -601,7 +602,7 @@ def test_a_query_density_weighs_the_terminal_adjoint():
     labels = np.array([0.3, -0.2, 0.5])
     covector = np.asarray(linear.weight) @ (labels.sum() * mass - labels)
     # Sampling p at the right ends of cells errs by 1/(sqrt(3) L) in the mean square.
-    expected = np.linalg.norm(covector) / np.sqrt(3) / np.array(SIZES)
+    expected = np.linalg.norm(covector) / np.sqrt(3) / np.array(TWO)
     np.testing.assert_allclose(study.errors, expected, rtol=2e-3)
     assert study.bounds is not None
     np.testing.assert_allclose(study.bounds, expected * np.sqrt(3), rtol=1e-9)
@@ -675,10 +676,10 @@ def test_a_linear_readout_is_consistent_at_any_residual():
         linear,
         smooth,
         lambda p: jnp.outer(p, jnp.asarray(slope)),
-        SIZES,
+        TWO,
         lipschitz=True,
     )
-    each = 1 / np.array(SIZES)
+    each = 1 / np.array(TWO)
     expected = np.linalg.norm(weight @ slope) / np.sqrt(3) * each
     np.testing.assert_allclose(study.errors, expected, rtol=2e-3)
     bounds = np.linalg.norm(weight, 2) * np.linalg.norm(slope) * each
