@@ -65,7 +65,9 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     """Return what ``quantization_config`` says of weights; None if they are not quantised."""
     if stated is None:
         return None
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    options = stated if isinstance(stated, Mapping) else {}
+    # A file that names no method may be in modelopt's words alone.
+    method = options.get("quant_method", "modelopt" if "quant_algo" in options else None)
     got = f"quantization_config of quant_method = {described(method)}"
     require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), HALF_PRECISION)
     supported = dict(SUPPORTED[str(method)])

@@ -213,6 +213,11 @@ STORED = {
         ONE_SCALE, {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": FACTOR[None]} | OF_INPUTS,
         whole(NUMBERS_8, float(FACTOR) * EVERYWHERE),
     ),
+    "one scale, of a known maker": (
+        {"quant_algo": "FP8", "producer": {"name": "modelopt", "version": "0.31.0"}},
+        {"w.weight": as_bits(NUMBERS_8), "w.weight_scale": FACTOR},
+        whole(NUMBERS_8, float(FACTOR) * EVERYWHERE),
+    ),
     "one scale in half precision": (
         STATIC,
         {
