@@ -197,16 +197,7 @@ def require_finite(name: str, values: np.ndarray) -> None:
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
-    """Look through a folder of ``config.json`` and safetensors files, for `read_decoder`.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the package safetensors, of the extra ``models``.
-    ValueError
-        If the folder holds pickled weights or an adapter, lacks a file, or has a broken one; the
-        message names the file.
-    """
+    """Look through a folder of ``config.json`` and safetensors files, for `read_decoder`."""
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
     require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)

@@ -33,11 +33,6 @@ def read_decoder(
 
     Returns the arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
     network accounts for. `dtype` is ``"float32"`` or ``"float64"``.
-
-    Raises
-    ------
-    ValueError
-        If an option is unknown, or a tensor missing, of another shape, or not finite.
     """
     sizes, names = recipe.sizes, recipe.names
     refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))

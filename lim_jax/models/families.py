@@ -38,6 +38,7 @@ OTHER_FLOWS = {
     "attention to blocks of tokens that an index chooses": ("minimax_m3", "minimax_m3_vl"),
     "layers that differ in their numbers of key heads": ("mimo_v2", "mimo_v2_flash"),
     "layers that differ in their numbers of heads": ("step3p5", "step3p7"),
+    "layers that differ in their sizes, some without attention": ("nemotron-nas",),
 }
 # How options begin, and layers are called, where a family that is not known has other layers.
 TELLING = {

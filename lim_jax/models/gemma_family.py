@@ -75,7 +75,7 @@ def gemma3_text(config: Configuration) -> Recipe:
     usual = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
     rotary = {
         kind: rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
-        for kind, (base, default) in usual.items() if kind in kinds
+        for kind, (base, default) in usual.items()
     }  # fmt: skip
     return _gemma(
         config, sizes, "hidden_activation", masks_of(config, kinds, rotary), names=BOTH_SIDES,
@@ -96,7 +96,7 @@ def gemma4_text(config: Configuration) -> Recipe:
     usual = {SLIDING: (1e4, {}), FULL: (1e6, OF_GEMMA4)}
     rotary = {
         kind: rotary_of(config, size_of[kind], kind=kind, default=base, default_scaling=scaling)
-        for kind, (base, scaling) in usual.items() if kind in kinds
+        for kind, (base, scaling) in usual.items()
     }  # fmt: skip
     masks = masks_of(config, kinds, rotary, 512)
     biased = config.get_flag("attention_bias")
@@ -163,8 +163,6 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
         mixture = experts.Mixture(
             count, hidden, Routing(top), experts.stacked_or_apart, router="router.proj"
         )
-    else:
-        config.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
 
     def network(read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm) -> SideBySide:
         scale = read(f"{at}.layer_scalar", 1)

@@ -231,7 +231,6 @@ def granitemoehybrid(config: Configuration) -> Recipe:
             read_shared=parts.fused_gated_mlp,
         )  # fmt: skip
     else:
-        config.ignore("num_experts_per_tok")
         network, names = parts.fused_gated_mlp, names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)
     attention = llama_like(

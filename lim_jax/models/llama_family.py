@@ -196,7 +196,8 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
         attention_head_dim=sizes.head_dim,
     )  # fmt: skip
     config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
-    config.ignore(*OF_HUNYUAN)
+    of_images = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
+    config.ignore(*OF_HUNYUAN, *of_images)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
@@ -285,8 +286,10 @@ def exaone4(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim)
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
+    config.ignore(*(name for name in config if "mtp" in name), "num_nextn_predict_layers")
+    names = Names(**AFTER, further="mtp.")
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions), names=Names(**AFTER), biases=Biases(),
+        config, sizes, masks_of(config, kinds, positions), names=names, biases=Biases(),
         head_norm=parts.shared_head_norm,
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ REPEATED = (
 )  # fmt: skip
 SCALES_OF_MINIMAX = tuple(
     f"layernorm_{of}_{which}"
-    for of in ("full_attention", "mlp") for which in ("alpha", "beta")
+    for of in ("full_attention", "linear_attention", "mlp") for which in ("alpha", "beta")
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from lim_jax.models.options import (
 )
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
+OTHERS = {"exaone4_5": "exaone4", "internvl": "qwen2", "lfm2_vl": "lfm2", "voxtral": "llama"}
 QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
@@ -30,12 +31,14 @@ MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
     },
     "mistral3": {"model_type": "mistral", TIED: True},
     **{family: {"model_type": f"{family}_text", TIED: False} for family in QWENS},
+    **{family: {"model_type": text, TIED: True} for family, text in OTHERS.items()},  # if headless
 }  # fmt: skip
 FLAT = QWENS[:2]  # whose older files hold the text's options among the others
 # What an option outside of the text is about, by the words of its name.
 OF_IMAGES = re.compile(
     r"(^|_)(image|images|vision|visual|video|audio|media|mm|multimodal|projector|projection|spatial"
-    r"|[be]o[ai])(_|$)|^ignore_index$|^language_model_only$"
+    r"|tiles?|thumbnail|pixels|patch|downsample|[be]o[ai])(_|$)"
+    r"|^ignore_index$|^language_model_only$"
 )
 PARTS = "vision_tower", "vision_model", "visual", "embed_vision", "audio_tower", "embed_audio"
 PARTS += "multi_modal_projector", "mm_projector"
@@ -70,6 +73,9 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
         outer["model_type"] = defaults["model_type"]
         inner = {name: inner[name] for name in inner if name not in (*of_images, "architectures")}
     else:
+        inner = {name: inner[name] for name in inner if inner[name] != "exaone4_5_text"}  # renamed
+        if config.get("use_sliding_window") is False:  # beside which a window says nothing
+            config.ignore("sliding_window")
         refuse_unknown(config, {name: (value,) for name, value in inner.items()})
     texts = Configuration({**defaults, **inner, **outer})
     aliases = _texts(checkpoint)

@@ -25,13 +25,14 @@ SIZES = {
     "depth": ("num_hidden_layers", "n_layer", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_query_groups"),
     "norm_eps": (
         "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps",
         "norm_epsilon",
     ),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
 }  # fmt: skip
+GATED = parts.gated_mlp, parts.fused_gated_mlp
 ACTS = "hidden_act", "hidden_activation", "activation", "activation_function", "mlp_hidden_act"
 # What every family does that has no option for it.
 USUAL = {
@@ -67,6 +68,7 @@ def own_options(config: Configuration, recipe: Recipe) -> Values:
     stated |= _of_mixture(network) if isinstance(network, Mixture) else _of_dense(config)
     own: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in stated.items()}
     acts = tuple(name for name, act in ACTIVATIONS.items() if act is recipe.activation)
+    acts += ("swiglu",) if "silu" in acts and network in GATED else ()
     return {**own, **dict.fromkeys(ACTS, acts), **_of_layers(config, recipe.masks)}
 
 
@@ -136,7 +138,7 @@ def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Value
 
 def _of_dense(config: Configuration) -> dict[str, Any]:
     """Return what options say of no experts; those of routers anything, where none are stated."""
-    none = [name for name in COUNTS if config.options.get(name) == 0]
+    none = not any(config.options.get(name) for name in COUNTS)
     idle = {name: config.options.get(name) for name in (*TOPS, *OF_ROUTERS)} if none else {}
     return dict.fromkeys((*COUNTS, *SHARED), 0) | dict.fromkeys(TOPS, 0) | idle
 

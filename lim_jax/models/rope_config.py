@@ -195,7 +195,7 @@ def _require_known(rope: Configuration, scaling: Any) -> None:
     for name in sorted(rope):
         got = f"{name} = {described(rope[name])} of a {scaling} scaling"
         expected = " and ".join(SCALINGS[scaling]) or "no such number"
-        cure = "State rope_type too; an option that the scaling does not have would be ignored."
+        cure = "State rope_type too; only some readers ignore what the scaling does not have."
         require_config(rope[name] is None or name in known, got, expected, cure)
 
 

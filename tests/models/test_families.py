@@ -46,7 +46,11 @@ def test_every_family_is_recorded():
 
 @pytest.mark.parametrize(
     "name, more",
-    [("deepseek_v3", "model.layers.3.enorm.weight"), ("mimo", "model.mtp_layers.0.norm.weight")],
+    [
+        ("deepseek_v3", "model.layers.3.enorm.weight"),
+        ("mimo", "model.mtp_layers.0.norm.weight"),
+        ("exaone4", "mtp.norm.weight"),
+    ],
 )
 def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more):
     network = RECORD["networks"][name]

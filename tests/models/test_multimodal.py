@@ -25,6 +25,9 @@ OUTER = {
     "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
     "vision_config": {"model_type": "pixtral"}, "tie_word_embeddings": False,
     "hidden_size": TEXT["hidden_size"],  # as the text's own
+    "sliding_window": 9, "use_sliding_window": False,  # beside the text's own, which is none
+    "downsample_factor": 2, "encoder_patch_size": 16, "max_pixels_tolerance": 2.0, "max_tiles": 10,
+    "use_thumbnail": True,
 }  # fmt: skip
 IDS = np.array([3, 1, 4, 1, 5, 9, 2])
 
@@ -84,6 +87,10 @@ MEANT = {
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", "tie_word_embeddings": False},
     "qwen3_vl": {"model_type": "qwen3_vl_text", "tie_word_embeddings": False},
     "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "tie_word_embeddings": False},
+    "exaone4_5": {"model_type": "exaone4", "tie_word_embeddings": True},
+    "internvl": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "lfm2_vl": {"model_type": "lfm2", "tie_word_embeddings": True},
+    "voxtral": {"model_type": "llama", "tie_word_embeddings": True},
 }  # fmt: skip
 
 
@@ -93,7 +100,9 @@ def test_what_the_text_does_not_say_is_its_publishers(tmp_path, family):
     write(tmp_path)
     tied = MEANT[family]["tie_word_embeddings"]
     said = {"num_attention_heads": 3, "tie_word_embeddings": not tied}
-    for inner, expected in ((PUBLISHED, {}), (PUBLISHED | said, {"num_attention_heads": 3})):
+    older = {"model_type": "exaone4_5_text"} if family == "exaone4_5" else {}
+    cases = (PUBLISHED | older, {}), (PUBLISHED | said, {"num_attention_heads": 3})
+    for inner, expected in cases:
         config = {"model_type": family, "text_config": inner}
         (tmp_path / "config.json").write_text(json.dumps(config))
         part = text_part(open_checkpoint(tmp_path))

@@ -352,7 +352,7 @@ REFUSED = [
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, expected 1.0"),
     ("llama", {"embed_scale": 2.0}, "embed_scale = 2.0, expected options of the family"),
     ("llama", {"use_sliding_window": True, "sliding_window": 4}, "use_sliding_window = True, exp"),
-    ("llama", {"num_experts_per_tok": 2}, "num_experts_per_tok = 2, expected 0"),
+    ("llama", {"num_experts": 2, "num_experts_per_tok": 2}, "num_experts = 2, expected 0"),
     ("llama", {"layer_types": 6 * ["linear_attention"]}, "layer_types = list, expected .'full_"),
     ("phi", {"partial_rotary_factor": 0}, "partial_rotary_factor = 0, expected a positive number"),
     ("phi", {"qk_layernorm": True}, "qk_layernorm = True, expected False"),
@@ -524,6 +524,8 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         ValueError, match="'step3p7' with layers that differ in their numbers of he"
     ):
         recipe_of(Configuration({"model_type": "multimodal", "text_config": STEP}))
+    with pytest.raises(ValueError, match="'nemotron-nas' with layers that differ in their sizes"):
+        recipe_of(Configuration({"model_type": "nemotron-nas", "intermediate_size": None}))
 
 
 @pytest.mark.parametrize(
@@ -665,9 +667,11 @@ IDLE = {
               "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv"),
     "cohere2": ("cache_implementation", "use_parallel_embedding"),
     "deepseek_v3": ("auto_map",), "gemma2": ("cache_implementation",),
+    "exaone4": ("_num_mtp_layers", "mtp_share_layers", "num_nextn_predict_layers"),
     "glm_moe_dsa": ("head_dim", "index_n_heads", "index_topk_freq", "indexer_types", "qk_head_dim"),
-    "hunyuan_v1_dense": ("class_num", "cla_share_factor", "dense_list", "enc_head_dim", "pad_id",
-                         "im_end_id", "mask_init_id", "org_vocab_size", "pool_type",
+    "hunyuan_v1_dense": ("class_num", "cla_share_factor", "anyres_pooling_size",
+                         "vit_token", "dense_list", "enc_head_dim", "pad_id", "im_end_id",
+                         "mask_init_id", "org_vocab_size", "pool_type",
                          "routed_scaling_factor", "text_end_id"),
     "hunyuan_v1_moe": ("dense_list", "kv_lora_rank", "moe_drop_tokens", "num_media_embeds"),
     "iquestcoder": ("max_window_layers", "sliding_window"),
@@ -710,6 +714,9 @@ SAME = [
     ("llama", {"image_token_id": 9, "internal_version": "7b", "rope_interleaved": False}),
     ("llama", {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 28}),
     ("llama", {"num_local_experts": 0, "num_experts_per_tok": 2, "norm_topk_prob": False}),
+    ("qwen3", {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}),
+    ("llama", {"activation": "swiglu", "num_query_groups": 4}),
+    ("minimax_m2", {"layernorm_linear_attention_beta": 1.0}),
     ("llama", {"layer_types": 6 * ["full_attention"], "head_dim": 16, "partial_rotary_factor": 1}),
     ("llama", {"attention_multiplier": 0.25, "logits_scaling": 1, "hidden_activation": "swish"}),
     ("mimo", {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}),
@@ -748,6 +755,13 @@ def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
         said = Configuration({name: "other"})
         with pytest.raises(ValueError, match=f"config.json: got {name} = 'other', expected"):
             refuse_unknown_beside(said, own)
+
+
+def test_the_base_of_layers_that_are_not_there_says_nothing():
+    windows = {"num_hidden_layers": 4, "layer_types": 4 * ["sliding_attention"]}
+    config = least("gemma3_text", rope_theta=5e4, **windows)
+    refuse_unknown(config)
+    assert recipe_of(config) == recipe_of(least("gemma3_text", **windows))
 
 
 def test_ministral_3_grows_queries_from_its_length_of_training_on():
