@@ -154,6 +154,9 @@ def test_yarn_is_the_papers_ramp():
             frequencies, base=base, factor=factor, trained=trained, whole_pairs=whole
         )
         np.testing.assert_allclose(found, expected, rtol=1e-13)
+    # Trained on less than a turn of any pair, all are kept, as in transformers.
+    many = rotary_frequencies(128, base)
+    assert yarn_scaling(many, base=base, factor=factor, trained=4) == many
     assert yarn_amplitude(factor) == pytest.approx(0.1 * math.log(8) + 1)
     assert yarn_amplitude(factor, 0.5) == pytest.approx(0.05 * math.log(8) + 1)
 
