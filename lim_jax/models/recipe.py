@@ -54,13 +54,9 @@ def sizes_of(
     By default there are as many key heads as heads, and the hidden layer of the tokenwise network
     is four times the width. `norm_eps` and `head_dim` are for configurations that state none;
     without `head_dim` the heads share the width.
-
-    Raises
-    ------
-    ValueError
-        If a size is missing or no positive whole number, or the heads do not divide the width.
     """
-    width, depth, heads = (config.get_int(name) for name in (names.width, names.depth, names.heads))
+    pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
+    width, depth, heads = (config.get_int(_stated(config, *pair)) for pair in pairs)
     inner = names.intermediate_size
     intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
     num_kv_heads = config.get_int_or(names.num_kv_heads, heads)
@@ -75,6 +71,11 @@ def sizes_of(
     return Sizes(
         width, depth, heads, intermediate_size, vocabulary, norm_eps, num_kv_heads, head_dim
     )
+
+
+def _stated(config: Configuration, own: str, usual: str) -> str:
+    """Return the family's own name of a size, or Llama's where only that is stated."""
+    return own if config.get(own) is not None or config.get(usual) is None else usual
 
 
 class Names(NamedTuple):

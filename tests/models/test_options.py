@@ -716,6 +716,8 @@ SAME = [
     ("llama", {"num_local_experts": 0, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     ("qwen3", {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}),
     ("llama", {"activation": "swiglu", "num_query_groups": 4}),
+    ("bloom", {"n_head": None, "num_attention_heads": 4, "n_layer": None, "num_hidden_layers": 6}),
+    ("gpt2", {"n_embd": None, "hidden_size": 64, "num_hidden_layers": 6, "_num_labels": 1}),
     ("minimax_m2", {"layernorm_linear_attention_beta": 1.0}),
     ("llama", {"layer_types": 6 * ["full_attention"], "head_dim": 16, "partial_rotary_factor": 1}),
     ("llama", {"attention_multiplier": 0.25, "logits_scaling": 1, "hidden_activation": "swish"}),
