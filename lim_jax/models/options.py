@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_parallel_embedding
-    internal_version _num_labels
+    internal_version _num_labels attn_implementation neftune_noise_alpha num_logits_to_keep
     """.split()
 )
 TOKENS = "_token_id", "_token_index"  # ends of names of tokens with a meaning of their own
