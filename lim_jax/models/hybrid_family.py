@@ -26,7 +26,7 @@ PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
 # Options of training, of kernels and of generation.
 UNUSED = (
     "chunk_size", "expand", "mamba_chunk_size", "mamba_expand", "mamba_ssm_cache_dtype",
-    "mamba_ssm_dtype", "num_logits_to_keep", "time_step_floor", "time_step_max", "time_step_min",
+    "mamba_ssm_dtype", "time_step_floor", "time_step_max", "time_step_min",
     "time_step_rank", "use_mamba_kernels", "z_loss_coefficient",
 )  # fmt: skip
 FURTHER = "mtp."  # begins the names of layers that predict further tokens
