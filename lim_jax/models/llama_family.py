@@ -72,11 +72,6 @@ def llama_like(
     options
         Further attributes of `Recipe`, such as ``names``; ``biases`` are by default as
         ``attention_bias`` and ``mlp_bias`` say.
-
-    Raises
-    ------
-    ValueError
-        If the activation or the scaling of rotary positions is unknown.
     """
     if isinstance(activation, str):
         activation = ACTIVATIONS[config.get_choice(act, ACTIVATIONS, activation)]
