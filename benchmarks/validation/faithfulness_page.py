@@ -181,7 +181,8 @@ def _about(kind: str, one: Record, found: Record) -> str:
         f"many prompts at a time, after compiling; a gradient's are those of two, for it is of "
         f"the log-probability and the margin at once. The last column has {MASK}'s score minus "
         "that of each method, paired by prompt, in bold where the interval is on one side of zero."
-        + TF32 * (found["device"] != "cpu" and setting["precision"] == "tensorfloat32")
+        + TF32
+        * (found["device"] != "cpu" and setting["precision"] == "tensorfloat32")
     )
 
 

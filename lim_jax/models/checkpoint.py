@@ -197,7 +197,7 @@ def require_finite(name: str, values: np.ndarray) -> None:
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
-    """Look through a folder of ``config.json`` and safetensors files, for `read_decoder`."""
+    """Look through a folder of ``config.json`` and safetensors; ValueError if it is broken."""
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
     require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)

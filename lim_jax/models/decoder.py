@@ -32,7 +32,7 @@ def read_decoder(
     """Read a decoder's weights from a checkpoint of `open_checkpoint`, layer by layer.
 
     Returns the arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
-    network accounts for. `dtype` is ``"float32"`` or ``"float64"``.
+    network accounts for. `dtype` is ``"float32"`` or ``"float64"``. Raises ValueError on misfits.
     """
     sizes, names = recipe.sizes, recipe.names
     refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))

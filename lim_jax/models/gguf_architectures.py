@@ -297,10 +297,6 @@ def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
     return own | {"intermediate_size": hidden}
 
 
-def _granitemoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
-    return _granite(options, sizes, stored) | _expert_counts(options)
-
-
 def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     if options.get("expert_count"):
         return {"model_type": "mixtral"} | _expert_counts(options)
@@ -353,7 +349,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial_rotary=True, layer_norm_eps="layer_norm_eps",
     ),
     "granite": Architecture("granite", _granite, permuted=True),
-    "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
+    "granitemoe": Architecture(
+        "granitemoe", lambda *file: _granite(*file) | _expert_counts(file[0]), permuted=True
+    ),
     "llama": Architecture("llama", _llama, permuted=True),
     "llama4": Architecture("llama4_text", _llama4),
     "mistral3": Architecture("ministral3", _mistral3, permuted=True),

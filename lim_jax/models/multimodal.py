@@ -15,7 +15,10 @@ from lim_jax.models.options import (
 )
 
 TEXT, TIED = "text_config", "tie_word_embeddings"
-OTHERS = {"exaone4_5": "exaone4", "internvl": "qwen2", "lfm2_vl": "lfm2", "voxtral": "llama"}
+OTHERS = {
+    "exaone4_5": "exaone4", "gemma4": "gemma4_text", "internvl": "qwen2", "lfm2_vl": "lfm2",
+    "mistral3": "mistral", "voxtral": "llama",
+}  # fmt: skip
 QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
@@ -23,13 +26,11 @@ MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
         "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
         "num_key_value_heads": 4, TIED: True,
     },
-    "gemma4": {"model_type": "gemma4_text", TIED: True},
     "kimi_k25": {"model_type": "kimi_k2", TIED: False},
     "llama4": {
         "model_type": "llama4_text", "vocab_size": 202_048, "num_attention_heads": 40,
         "num_key_value_heads": 8, TIED: False,
     },
-    "mistral3": {"model_type": "mistral", TIED: True},
     **{family: {"model_type": f"{family}_text", TIED: False} for family in QWENS},
     **{family: {"model_type": text, TIED: True} for family, text in OTHERS.items()},  # if headless
 }  # fmt: skip

@@ -53,7 +53,7 @@ def sizes_of(
 
     By default there are as many key heads as heads, and the hidden layer of the tokenwise network
     is four times the width. `norm_eps` and `head_dim` are for configurations that state none;
-    without `head_dim` the heads share the width.
+    without `head_dim` the heads share the width. Raises ValueError if sizes do not fit.
     """
     pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
     width, depth, heads = (config.get_int(_stated(config, *pair)) for pair in pairs)
