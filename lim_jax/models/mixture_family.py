@@ -194,7 +194,6 @@ def _rotary_of_phimoe(
     options = {**config.options, "rope_scaling": None, "rope_parameters": scaling}
     rotary = rotary_of(Configuration(options), head_dim, default=1e6)
     assert isinstance(rotary.frequencies, LongFrequencies)
-    config.ignore(TRAINED)
     why = "since readers scale longer ones in different ways"
     return rotary, (rotary.frequencies.trained, why)
 

@@ -24,6 +24,7 @@ HARMLESS = frozenset(
     label2id layerdrop length_penalty masked_softmax_fusion max_length max_position_embeddings
     max_sequence_length min_length model_max_length model_type n_ctx n_positions _name_or_path
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences offset_alibi
+    original_max_position_embeddings
     output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
     pretraining_tp problem_type quantization_config remove_invalid_values reorder_and_upcast_attn
     repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict

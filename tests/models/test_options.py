@@ -718,6 +718,7 @@ SAME = [
     ("llama", {"activation": "swiglu", "num_query_groups": 4}),
     ("bloom", {"n_head": None, "num_attention_heads": 4, "n_layer": None, "num_hidden_layers": 6}),
     ("gpt2", {"n_embd": None, "hidden_size": 64, "num_hidden_layers": 6, "_num_labels": 1}),
+    ("phimoe", {"original_max_position_embeddings": 32}),  # beside no scaling
     ("llama", {"attn_implementation": "eager", "neftune_noise_alpha": 5, "num_logits_to_keep": 1}),
     ("minimax_m2", {"layernorm_linear_attention_beta": 1.0}),
     ("llama", {"layer_types": 6 * ["full_attention"], "head_dim": 16, "partial_rotary_factor": 1}),
