@@ -120,8 +120,8 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
         together = INTERACTION[documents, np.arange(4)]
         shares = adding_up(documents) + together + own + noise
         found = two_way_shares(shares, documents)
-        values.append([*found.by_place.value, *found.by_document.value])
-        errors.append([*found.by_place.error, *found.by_document.error])
+        values.append(np.append(found.by_place.value, found.by_document.value))
+        errors.append(np.append(found.by_place.error, found.by_document.error))
         naive.append(stats.sem(shares.reshape(-1, 4)))
     values, errors = np.array(values), np.array(errors)
     truth = LEVEL + np.concatenate([PLACES, DOCUMENTS])
@@ -147,11 +147,10 @@ def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
         noise -= noise.mean(axis=2, keepdims=True) * one_whole
         found = two_way_shares(adding_up(documents) + noise, documents)
         assert found.gap is not None
-        levels = [*found.by_place.value, *found.by_document.value, found.gap.value]
+        by_place, by_document, gap = map(np.array, (found.by_place, found.by_document, found.gap))
+        levels, errors = np.concatenate([by_place, by_document, gap[:, None]], axis=1)
         values.append(levels)
-        squares.append(
-            np.square([*found.by_place.error, *found.by_document.error, found.gap.error])
-        )
+        squares.append(errors**2)
     truth = np.concatenate([LEVEL + PLACES, LEVEL + DOCUMENTS, [GAP]])
     values = np.array(values)
     spread = values.std(axis=0)
@@ -166,8 +165,8 @@ def test_a_cell_of_one_context_has_the_error_of_its_orders():
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise += 0.1 * generator.standard_normal((1, 8, 1))  # of an order
         found = two_way_shares(adding_up(documents) + noise, documents).table
-        cells.append(found.value)
-        squares.append(found.error**2)
+        cells.append(np.asarray(found.value))
+        squares.append(np.asarray(found.error) ** 2)
     # A document has a place in two orders of eight.
     np.testing.assert_allclose(np.std(cells, axis=0), np.sqrt((0.05**2 + 0.1**2) / 2), rtol=0.15)
     np.testing.assert_allclose(np.sqrt(np.mean(squares, axis=0)), np.std(cells, axis=0), rtol=0.15)

@@ -45,13 +45,24 @@ def some(count, seed):
 
 @pytest.fixture
 def cheap(monkeypatch):
-    """A gradient that depends on all that a step draws, and compiles quickly."""
+    """A gradient that depends on all that a step draws, and networks of one number drawn by seed.
+
+    They compile quickly.
+    """
 
     def gradient(setting, model, examples, probes, key):
         seen = [one.window.sum() for one in (examples, probes) if one is not None]
         return jax.tree.map(lambda leaf: jnp.cos(sum(seen) + leaf), eqx.filter(model, eqx.is_array))
 
+    def network(*sizes, key, **options):
+        made = eqx.filter_eval_shape(gaussian_model, *sizes, key=key, **options)
+        number = jax.random.uniform(key)
+        return jax.tree.map(
+            lambda leaf: jnp.cos(99 * number * jnp.arange(leaf.size)).reshape(leaf.shape), made
+        )
+
     monkeypatch.setattr(recalled, "recall_gradient", gradient)
+    monkeypatch.setattr(recalled, "gaussian_model", network)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         yield
 

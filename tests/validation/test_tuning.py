@@ -5,6 +5,7 @@ or by gradients of them.
 """
 
 from functools import cache
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -167,14 +168,27 @@ def test_a_steps_gradient_is_that_of_answers_and_of_the_evidences_share():
     direction = randomised(rows, 7)
     slope, of_penalty = difference_by_calls(lambda rows: truth(rows, answers), rows, direction)
     weak = 1e-3
-    evidence = compiled(network(), rows, None, batch(PROBES), weak)
+    of_answers, *both = (
+        compiled(network(), rows, batch(EXAMPLES), batch(PROBES), strength)
+        for strength in (0.0, weak, 1e6)
+    )
+    evidence, clipped = (apart(found, of_answers) for found in both)
     assert norm(evidence) < 1 and abs(of_penalty) > 1e-2
     np.testing.assert_allclose(along(evidence, direction), weak * of_penalty, rtol=1e-5)
-    both = compiled(network(), rows, batch(EXAMPLES), batch(PROBES), weak)
-    np.testing.assert_allclose(along(apart(both, evidence), direction), slope, rtol=1e-7)
-    clipped = compiled(network(), rows, None, batch(PROBES), 1e6)
+    np.testing.assert_allclose(along(of_answers, direction), slope, rtol=1e-7)
     np.testing.assert_allclose(along(clipped, evidence), norm(evidence), rtol=1e-9)
     np.testing.assert_allclose(norm(clipped), 1, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_where_nothing_is_learnt_of_nothing_is_added(monkeypatch):
+    """Of a risk and a penalty that are made up; the latter's gradient is no longer than one."""
+    for name, factor in (("_risk", 1.0), ("_penalty", 0.1)):
+        made = lambda rows, model, batch, factor=factor: factor * batch * rows  # noqa: E731
+        monkeypatch.setattr(tuning, name, made)
+    given: list[Any] = [(3.0, None), (None, 5.0), (3.0, 5.0), (None, 50.0)]
+    found = [tuning.tuning_gradient(network(), jnp.array(2.0), *of, strength=0.5) for of in given]
+    np.testing.assert_allclose(found, [3, 0.25, 3.25, 1])
 
 
 def test_no_word_of_a_probes_answer_is_read():
@@ -184,7 +198,7 @@ def test_no_word_of_a_probes_answer_is_read():
     for row, one in zip(ids, EXAMPLES, strict=True):
         row[asked_at(one)[1:]] ^= 1
     other = other._replace(ids=jax.device_put(ids), y=other.y._replace(targets=other.y.targets ^ 1))
-    found = [compiled(network(), rows, None, probes, 1e-3) for probes in (told, other)]
+    found = [compiled(network(), rows, told, probes, 1.0) for probes in (told, other)]
     for one, another in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-15)
 

@@ -1,5 +1,6 @@
 """The study of the remedies: gains by hand, and a run that is taken up where it ended."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -9,15 +10,16 @@ import numpy as np
 import pytest
 from reference.made_results import explanation
 from reference.made_study import STAGES, made_arm, made_results
+from reference.networks import drawn
 from scipy import stats
 
-from benchmarks.validation import accounts, remedies, retrievers, study
+from benchmarks.validation import accounts, remedies, study
 from benchmarks.validation.gains import compare_arms, gain, gains_on_base
 from benchmarks.validation.prediction import ATTRIBUTIONS, RecordScores
 from benchmarks.validation.recalled import RecallSetting
 from benchmarks.validation.remedies import PLAIN, SELECTIVE, Arm
 from benchmarks.validation.retrieval import KeyValueTask, RecallTask
-from benchmarks.validation.retrievers import PlaceScores, Setting
+from benchmarks.validation.retrievers import PlaceScores, Setting, new_retriever
 from benchmarks.validation.study import BALANCED, BASE, LONG, Preset, Variant, presets, validate
 from lim_jax.cost import job_cost
 
@@ -156,13 +158,12 @@ def counted(monkeypatch):
 
 @pytest.fixture
 def networks(monkeypatch):
-    """And the first training: networks that are longer for each step."""
+    """And the first training: networks that are drawn, others after steps than before them."""
     asked = []
 
     def train_retrievers(setting, keys, checkpoint=None):
         asked.append((setting.steps, checkpoint and checkpoint.name))
-        models, _ = retrievers._begun(setting._replace(steps=0), keys)
-        return jax.tree.map(lambda leaf: leaf * (1 + setting.steps), models), None
+        return drawn(partial(new_retriever, setting), setting.steps, len(keys)), None
 
     monkeypatch.setattr(study, "train_retrievers", train_retrievers)
     return asked
