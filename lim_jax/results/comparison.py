@@ -86,7 +86,8 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     require(bool(first.regions == second.regions), "second", got=f"influence over {second.regions}",
             expected=f"influence over {first.regions}, those of the first",
             cure="Measure both with the same regions.")  # fmt: skip
-    counts = [_kept(influence) for influence in (first, second)]
+    kept = first.example_energies, second.example_energies
+    counts = [0 if energies is None else len(energies) for energies in kept]
     if pairs is None:
         alike = counts[0] == counts[1]
         pairs = np.stack([np.arange(counts[0] * alike)] * 2, axis=1)
@@ -101,7 +102,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 
 @filter_jit
 def compare_means(
-    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Pairs
+    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Estimate:
     """The second mean minus the first, with its standard error, in pairs where there are some."""
     means = first.mean(axis=0), second.mean(axis=0)
@@ -139,10 +140,6 @@ def _error(
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
     error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
     return error if min(len(a), len(b)) > 1 else jnp.full_like(error, jnp.inf)
-
-
-def _kept(influence: Influence) -> int:
-    return 0 if influence.example_energies is None else len(influence.example_energies)
 
 
 def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:

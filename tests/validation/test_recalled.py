@@ -24,6 +24,7 @@ from benchmarks.validation.remedies import PLAIN, SELECTIVE
 from benchmarks.validation.retrieval import RecallTask, recall_examples
 from lim_jax import ResidualFlow, token_grid
 from lim_jax.models import gaussian_model
+from lim_jax.tasks.prompts import Example
 
 TASK = RecallTask(pairs=3, length=14, keys=5, values=4, power=0.5)
 SETTING = RecallSetting(
@@ -45,9 +46,9 @@ def some(count, seed):
 
 @pytest.fixture
 def cheap(monkeypatch):
-    """A gradient that depends on all that a step draws, and networks of one number drawn by seed.
+    """A gradient that depends on all that a step draws, which numbers stand for.
 
-    They compile quickly.
+    And networks of one number drawn by seed: they compile quickly.
     """
 
     def gradient(setting, model, examples, probes, key):
@@ -61,6 +62,11 @@ def cheap(monkeypatch):
             lambda leaf: jnp.cos(99 * number * jnp.arange(leaf.size)).reshape(leaf.shape), made
         )
 
+    def draw(task, count, *, key):
+        windows = jax.random.uniform(key, (count, task.length))
+        return Example(windows, windows, windows, windows)
+
+    monkeypatch.setattr(recalled, "recall_examples", draw)
     monkeypatch.setattr(recalled, "recall_gradient", gradient)
     monkeypatch.setattr(recalled, "gaussian_model", network)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
