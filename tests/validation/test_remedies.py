@@ -71,15 +71,34 @@ def ratio_penalty(model, examples):
     return discrepancy(energies / (energies.mean() + EPSILON))
 
 
-def profile_penalty(model, examples, counted, target):
+def profile_penalty(model, examples):
     energies = record_energies(margins, model, examples)
     shares = energies / (energies.mean(axis=1, keepdims=True) + EPSILON)
-    return discrepancy(counted @ shares / counted.sum(), target)
+    return discrepancy(shares.mean(axis=0))
+
+
+PLACES = np.arange(1.0, 1 + RECORDS)
+
+
+def made_penalty(loss, model, batch, grid, penalty):
+    """Of all that a penalty is given, but no second derivative: other arms are of the right one."""
+    losses = jax.vmap(loss, (None, 0, 0))(model, *batch)
+    return (losses * (penalty.target @ PLACES)).mean()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    monkeypatch.setattr(remedies, "influence_penalty", made_penalty)
+
+
+def weighted_margins(model, examples, weights):
+    return (weights * margins(model, embedded(model, examples), examples)).mean()
 
 
 # What arms are defined by, each compiled once; sums and norms are NumPy's.
 slope_of_risk = jax.jit(jax.grad(risk))
 ratio_slope = jax.jit(jax.grad(ratio_penalty))
+slope_of_margins = jax.jit(jax.grad(weighted_margins))
 value_and_slope_of_profile = jax.jit(jax.value_and_grad(profile_penalty))
 
 
@@ -87,10 +106,14 @@ def risk_slope(examples, weights=EVEN):
     return slope_of_risk(network(), examples, weights)
 
 
-def profile_slope(examples, counted=BATCH, target: float | np.ndarray = 1.0):
-    """Of the discrepancy of the first examples' profile; its value too."""
-    of_first = (np.arange(BATCH) < counted).astype(float)
-    return value_and_slope_of_profile(network(), examples, of_first, target * np.ones(RECORDS))
+def made_slope(examples, weights):
+    """Of the first examples, each with its weight."""
+    return slope_of_margins(network(), examples, mean_of_first(weights))
+
+
+def mean_of_first(weights):
+    """Weights in a mean of the whole batch that make it one of the first examples."""
+    return np.append(weights, np.zeros(BATCH - len(weights))) * BATCH / len(weights)
 
 
 def norm(tree):
@@ -167,7 +190,7 @@ DEFINITIONS = {
     "importance": lambda b: risk_slope(b.training, 0.25 / LAW[GOLD]),
     "answers": lambda b: plus(risk_slope(b.training), risk_slope(b.probes)),
     "some answers": lambda b: plus(
-        risk_slope(b.training), risk_slope(b.probes, np.array([1, 1, 1, 0, 0]) * BATCH / 3)
+        risk_slope(b.training), risk_slope(b.probes, mean_of_first(np.ones(3)))
     ),
     "training law": lambda b: plus(
         risk_slope(b.training), clipped(ratio_slope(network(), b.training), 0.1)
@@ -180,11 +203,12 @@ def test_an_arms_gradient_is_its_definitions(name):
     assert_same(found(name)[0], DEFINITIONS[name](batches()))
 
 
+@pytest.mark.usefixtures("made")
 def test_some_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
     """On every other step, where the penalty is twice as strong: it rests between."""
     anew = draw(SETTING, SETTING.gold_law, key=batches().key)
     risks = risk_slope(batches().training)
-    penalty = clipped(profile_slope(anew, counted=3, target=MIDDLE)[1], 0.02)
+    penalty = clipped(made_slope(anew, np.full(3, MIDDLE @ PLACES)), 0.02)
     ours, rests = (found("probes", step)[0] for step in (20, 21))
     assert_same(ours, plus(risks, penalty))
     assert_same(rests, risks)
@@ -215,20 +239,19 @@ def test_influence_is_drawn_to_each_probes_gold_record():
     assert_same(found("own answers")[0], plus(risk_slope(batches().training), penalty))
 
 
+@pytest.mark.usefixtures("made")
 def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it():
     """All labels wrong, of probes at the edges, every other step, clipped and told."""
     edges = draw(SETTING, edge_law(RECORDS, odds=0.0), key=batches().key)
-    some = first(edges, 4)
-    gold = np.asarray(some.gold[:, 0])
+    gold = np.asarray(edges.gold[:4, 0])
     assert set(gold.tolist()) <= {0, RECORDS - 1}
     _, of_place = jax.random.split(jax.random.fold_in(batches().key, 1))
     moved = (gold + np.asarray(jax.random.randint(of_place, (4,), 1, RECORDS))) % RECORDS
     assert (moved != gold).all()
-    said = some._replace(gold=jax.device_put(moved[:, None]))
-    slope = selective_slope(network(), said)
+    slope = made_slope(edges, RECORDS * PLACES[moved])
     assert norm(slope) > 0.3
     risks = risk_slope(batches().training)
-    told = risk_slope(some, np.ones(4))
+    told = risk_slope(edges, mean_of_first(np.ones(4)))
     ours, rests = (found("mislabelled", step)[0] for step in (20, 21))
     assert_same(ours, plus(plus(risks, told), clipped(slope, 1.0, 0.3)))
     assert_same(rests, risks)
@@ -254,7 +277,7 @@ def test_weights_by_record_move_every_tenth_step():
 
 def test_the_constraints_multiplier_rises_where_it_is_broken():
     gradient, multiplier = found("constrained")
-    value, slope = profile_slope(batches().probes)
+    value, slope = value_and_slope_of_profile(network(), batches().probes)
     assert value > 0.02
     raised = MULTIPLIER + 10 * (float(value) - 0.02)
     np.testing.assert_allclose(multiplier, MULTIPLIER + 0.02 * (raised - MULTIPLIER), rtol=1e-6)
