@@ -147,9 +147,8 @@ def test_primacy_fails_on_averaging_though_it_is_there():
 
 
 def test_primacy_is_vacuous_where_contributions_cancel():
-    flow = random_flow(depth=2)
-    loss = lambda x, y: lim.inner(jnp.sin(x), x, GRID)  # noqa: E731
-    cone = cone_of(flow, random_states(1, 2, LENGTH, 6), loss)
+    flow, states = listening_to_the_left(0.0)
+    cone = cone_of(randomised(flow, 2, 1.0), random_states(1, *states.shape), first_feature)
     certificate = criteria.primacy_noncancellation(cone, REGIONS)
     assert not certificate.holds
     assert "cancels" in certificate.vacuous and "later depth" in certificate.decisive
