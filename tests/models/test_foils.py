@@ -38,9 +38,10 @@ def asked(case):
 
 
 def loss_of(model, prompt, y):
-    return by_numpy.run(
-        lambda *of: contrast_loss(of[0], of[0].embed(of[1]), of[2]), model, prompt, y
-    )
+    def loss(model, prompt, y):
+        return contrast_loss(model, model.embed(prompt), y)
+
+    return by_numpy.run(loss, model, prompt, y)
 
 
 def log_probability(family, prompt, ids):

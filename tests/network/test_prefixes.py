@@ -78,28 +78,23 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
     small_tiles(monkeypatch)
     grid = lim.graded_grid(11)
 
-    @jax.jit
-    @jax.vmap
-    def both_ways(at, u, v, starts):
-        begun = grid.starting(starts)
+    def dense(query, key, value, begun):
+        return attention_weights(query, key, begun) @ value
 
-        def tiled(query, key, value):
-            return causal_attention(query, key, value, begun)
+    def of(formula):
+        def modes(at, u, v, starts):
+            begun = grid.starting(starts)
+            return in_every_mode(lambda *at: formula(*at, begun), at, u, v)
 
-        def dense(query, key, value):
-            return attention_weights(query, key, begun) @ value
+        return jax.vmap(modes)
 
-        return [in_every_mode(formula, at, u, v) for formula in (tiled, dense)]
-
-    at, u, v = (
+    points = jax.device_put([
         jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
         for seed in (0, 10, 20)
-    )
-    tiled, dense = both_ways(at, u, v, PACKED)
-    for mode, expected in dense.items():
-        for ours, theirs in zip(
-            jax.tree.leaves(tiled[mode]), jax.tree.leaves(expected), strict=True
-        ):
+    ] + [PACKED])  # fmt: skip
+    found, expected = jax.jit(of(causal_attention))(*points), by_numpy.run(of(dense), *points)
+    for mode in found:
+        for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
 
 
@@ -195,13 +190,12 @@ def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
     flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)
     x = random_states(1, 9, WIDTH)
 
-    @jax.jit
     def measured(x):
         adjoint = lim.adjoint.channels(flow, lambda s, y: jnp.sum(jnp.sin(s)), (x, None), grid)
         sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
         return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
 
-    found, cone = jax.tree.map(np.asarray, measured(x))
+    found, cone = by_numpy.run(measured, x)
     np.testing.assert_allclose(found.energy, (cone**2).sum(axis=1), rtol=1e-10)
     assert (found.lowest[:5] <= 0).all()
 
