@@ -64,10 +64,10 @@ def attention_studies(
     Examples
     --------
     >>> from lim_jax.limits.fields import averaging_attention
-    >>> sizes, states = (40, 80, 160, 320), lambda p: p[:, None]
-    >>> study = attention_studies(averaging_attention(), states, sizes, smooth=True)["every cell"]
-    >>> study.verdict, abs(study.order.value - 1) < 0.15
-    ('measured', True)
+    >>> states = lambda p: p[:, None]  # the average up to p errs by half of a cell
+    >>> study = attention_studies(averaging_attention(), states, (5, 50), smooth=True)["every cell"]
+    >>> study.verdict, [round(error, 9) for error in study.errors]
+    ('measured', [0.1, 0.01])
     """
     got, expected = f"{min(sizes)} tokens at delta = {delta}", "a token in the left region"
     cure = "Take more tokens, or a larger delta."
