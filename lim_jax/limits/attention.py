@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -75,10 +74,12 @@ def attention_studies(
     if smooth:
         require_smooth(states)
     grids, (check, reference) = {size: make_grid(size) for size in sizes}, references
-    limit = _attended(attention, states, reference)
-    compared = partial(_cell_errors, attention, states, reference, limit)
-    errors = {size: np.asarray(compared(grid)) for size, grid in grids.items()}
-    own = float(compared(check).max())
+    limit, runs = _attended(attention, states, reference), [*grids.values(), check]
+    attended = np.concatenate([_attended(attention, states, grid) for grid in runs])
+    nodes = jnp.asarray(np.concatenate([grid.nodes for grid in runs]))
+    each = np.linalg.norm(attended - _interpolated(reference, limit, nodes), axis=1)
+    *of_sizes, of_check = np.split(each, np.cumsum([grid.size for grid in runs])[:-1])
+    errors, own = dict(zip(grids, of_sizes, strict=True)), float(of_check.max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
     constant = attention_constant(attention, states) if premises else math.nan
@@ -131,15 +132,10 @@ def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> 
 
 
 @filter_jit
-def _cell_errors(
-    attention: CausalAttention,
-    states: PositionField,
-    reference: Grid,
-    expected: Float[Array, "nodes width"],
-    grid: Grid,
-) -> Float[Array, " length"]:
-    gap = _attended(attention, states, grid) - reference.interpolate(expected, grid.nodes)
-    return jnp.linalg.norm(gap, axis=1)
+def _interpolated(
+    reference: Grid, values: State, nodes: Float[Array, " nodes"]
+) -> Float[Array, "nodes width"]:
+    return reference.interpolate(values, nodes)
 
 
 def attention_constant(
