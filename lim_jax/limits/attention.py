@@ -74,11 +74,7 @@ def attention_studies(
     if smooth:
         require_smooth(states)
     grids, (check, reference) = {size: make_grid(size) for size in sizes}, references
-    limit, runs = _attended(attention, states, reference), [*grids.values(), check]
-    attended = np.concatenate([_attended(attention, states, grid) for grid in runs])
-    nodes = jnp.asarray(np.concatenate([grid.nodes for grid in runs]))
-    each = np.linalg.norm(attended - _interpolated(reference, limit, nodes), axis=1)
-    *of_sizes, of_check = np.split(each, np.cumsum([grid.size for grid in runs])[:-1])
+    *of_sizes, of_check = _cell_errors(attention, states, [*grids.values(), check], reference)
     errors, own = dict(zip(grids, of_sizes, strict=True)), float(of_check.max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
@@ -125,6 +121,16 @@ def _left_rate(count: int) -> float:
     return (1 + math.log(count)) / count
 
 
+def _cell_errors(
+    attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
+) -> list[np.ndarray]:
+    limit = _attended(attention, states, reference)
+    attended = np.concatenate([_attended(attention, states, grid) for grid in grids])
+    nodes = jnp.asarray(np.concatenate([grid.nodes for grid in grids]))
+    errors = np.linalg.norm(attended - _interpolated(reference, limit, nodes), axis=1)
+    return np.split(errors, np.cumsum([grid.size for grid in grids])[:-1])
+
+
 @filter_jit
 def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
     x = states(grid.nodes)
@@ -132,9 +138,7 @@ def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> 
 
 
 @filter_jit
-def _interpolated(
-    reference: Grid, values: State, nodes: Float[Array, " nodes"]
-) -> Float[Array, "nodes width"]:
+def _interpolated(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
     return reference.interpolate(values, nodes)
 
 
