@@ -11,7 +11,7 @@ from jaxtyping import Array
 from lim_jax.models.options import refuse_unknown
 from lim_jax.models.own_options import own_options
 from lim_jax.models.parts import layer_norm, read_norm
-from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind
+from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind, published_precision
 from lim_jax.models.reading import Reader, Source, Weights
 from lim_jax.models.recipe import Recipe
 from lim_jax.network.field import SumOfFields, TransformerField
@@ -36,7 +36,9 @@ def read_decoder(
     """
     sizes, names = recipe.sizes, recipe.names
     refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
-    read = Reader(checkpoint, dtype, names.prefix)
+    published = placement.precision and published_precision(checkpoint)
+    half = published if published == placement.precision else None
+    read = Reader(checkpoint, dtype, names.prefix, half)
     shape = sizes.vocabulary, sizes.width
     rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
     # Weights that stay on the host are fetched inside a program, so no mask may be on a device.

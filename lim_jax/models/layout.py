@@ -54,7 +54,7 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
             table.fill(part, some if precision is None else some.astype(precision).view(np.uint16))
         return table.array() if precision is None else HalfRows(table.array(), precision)
 
-    return WeightPlacement(layers, rows)
+    return WeightPlacement(layers, rows, precision=precision)
 
 
 def _in_ring(layer: Layer, mesh: Mesh) -> Layer:

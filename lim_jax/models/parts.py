@@ -158,8 +158,8 @@ def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor,
 def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> Tensor:
     """Read a matrix of shape (outputs, inputs), which files may hold transposed."""
     if recipe.transposed:
-        return read(f"{name}.weight", columns, rows).T
-    return read(f"{name}.weight", rows, columns)
+        return read.matrix(f"{name}.weight", columns, rows).T
+    return read.matrix(f"{name}.weight", rows, columns)
 
 
 def gated_mlp(
@@ -169,7 +169,7 @@ def gated_mlp(
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
     inner, width = sizes.intermediate_size, sizes.width
     shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
-    matrices = [read(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
+    matrices = [read.matrix(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
     biases = [_mlp_bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
     return GatedFeedForward(
         norm, *matrices, *biases, activation=recipe.activation, output_norm=output_norm
@@ -182,8 +182,8 @@ def fused_gated_mlp(
     """Read a gated network whose gates stand before the rest in one matrix."""
     sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
     inner, width = sizes.intermediate_size, sizes.width
-    gate, up = np.split(read(f"{at}.{names.up}.weight", 2 * inner, width), 2)
-    matrices: list[Tensor] = [gate, up, read(f"{at}.{names.down}.weight", width, inner)]
+    gate, up = np.split(read.matrix(f"{at}.{names.up}.weight", 2 * inner, width), 2)
+    matrices: list[Tensor] = [gate, up, read.matrix(f"{at}.{names.down}.weight", width, inner)]
     return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
 
 

@@ -23,19 +23,20 @@ from lim_jax.weights import (
 )
 
 Layer = Callable[[int], Any]
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 1024
 HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
 
 
 class WeightPlacement(NamedTuple):
     """Where layers, and matrices of a row for each word, are put as they are read.
 
-    `each_layer` says whether all layers are read at once.
+    `each_layer` says whether all layers are read at once; matrices are kept in a half `precision`.
     """
 
     layers: Callable[[Layer, int], PyTree]
     rows: Callable[[Reader, str, tuple[int, int]], Rows]
     each_layer: bool = True
+    precision: str | None = None
 
 
 def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
@@ -62,7 +63,7 @@ def on_device(precision: str | None = None) -> WeightPlacement:
         table = _table(read, name, shape, precision)
         return HalfRows(jax.device_put(table.view(np.uint16)), precision)
 
-    return WeightPlacement(layers, rows)
+    return WeightPlacement(layers, rows, precision=precision)
 
 
 ON_DEVICE = on_device()
@@ -84,7 +85,7 @@ def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
         table = _table(read, name, shape, precision)
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
-    return WeightPlacement(layers, rows)
+    return WeightPlacement(layers, rows, precision=precision)
 
 
 def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
@@ -157,7 +158,7 @@ def halved(layer: Any, precision: str) -> Any:
         in_a_norm = any(name.endswith("norm") for name in names)
         if in_a_norm or names[-1].endswith(("bias", "taps", ".rate")) or leaf.ndim < 2:
             return leaf
-        return leaf.astype(precision)
+        return leaf.astype(precision, copy=False)
 
     return jax.tree.map_with_path(half, layer)
 

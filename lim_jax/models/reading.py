@@ -64,9 +64,10 @@ class Weights(NamedTuple):
 class Reader:
     """Reads tensors by name and shape, and keeps their names."""
 
-    def __init__(self, checkpoint: Source, dtype: str, prefix: str = ""):
+    def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
         # Without JAX's double precision no array of it leaves this reader.
         self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
+        self.of_matrices = half or self.dtype
         # Base models name their weights without the prefix that models with a head put first.
         prefixed = any(name.startswith(prefix) for name in checkpoint.files)
         self.prefix, self.known = prefix if prefixed else "", set()
@@ -75,10 +76,14 @@ class Reader:
         """Read a tensor of the base model."""
         return self.whole(self.prefix + name, *shape)
 
-    def whole(self, name: str, *shape: int) -> Tensor:
+    def matrix(self, name: str, *shape: int) -> Tensor:
+        """Read a matrix that no arithmetic follows: published and kept in half precision, in it."""
+        return self.whole(self.prefix + name, *shape, dtype=self.of_matrices)
+
+    def whole(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         """Read a tensor by its whole name."""
         self.known.add(name)
-        return self.checkpoint.read(name, shape, self.dtype)
+        return self.checkpoint.read(name, shape, dtype or self.dtype)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of the base model, as its file holds it."""

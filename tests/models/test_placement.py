@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from lim_jax import models
 from lim_jax.density import LossOfIds
 from lim_jax.grid import token_grid
-from lim_jax.models import causal, placement
+from lim_jax.models import causal, checkpoint, placement
 from lim_jax.network import RingAttention
 from lim_jax.weights import FetchedLayers, FetchedRows, HalfLayers, HalfRows
 
@@ -157,7 +157,7 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     assert np.abs(found / whole - 1).max() > 1e-5
 
 
-def test_weights_stay_as_they_are_published(folder, tmp_path):
+def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     arrays = load_file(folder / FILE)
     halves = {
         name: array.astype(ml_dtypes.bfloat16) if array.ndim > 1 else array
@@ -166,12 +166,22 @@ def test_weights_stay_as_they_are_published(folder, tmp_path):
     first = next(name for name in arrays if arrays[name].ndim > 1)
     expected, whole = energies(models.load(folder)), models.load(folder, kept="as published")
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
+    read, read_rows = [], checkpoint.read_rows
+
+    def noted(name, shape, dtype, rows):
+        read.append((len(shape), dtype))
+        return read_rows(name, shape, dtype, rows)
+
+    monkeypatch.setattr(checkpoint, "read_rows", noted)
     # One matrix in another precision: what is mixed is read from its files.
     for stored, held in ((halves, "uint16"), (halves | {first: arrays[first]}, "float32")):
         save_file(stored, folder / FILE)
         model = models.load(folder, kept="as published")
         assert model.flow.kinds[0].attention.query.dtype == held
+        # On its way to the device no matrix is widened.
+        assert set(read) == {(1, "float32"), (2, "bfloat16" if held == "uint16" else held)}
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
+        read.clear()
     assert isinstance(model.flow.layers, FetchedLayers)
 
 
