@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -21,6 +22,8 @@ from lim_jax.loss.readouts import Logits
 
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
+# Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
+LOGITS, FEW_LOGITS = "logits", 2**22
 
 
 class Slices(NamedTuple):
@@ -254,7 +257,8 @@ def _answers_and_others(
         answers, total, peak = sums
         # The last slice begins within the one before it, so that all are of one size.
         start = jnp.minimum(index * size, classes - size)
-        logits, numbers = slices.of(start), start + jnp.arange(size)[None, :]
+        logits = checkpoint_name(slices.of(start), LOGITS)
+        numbers = start + jnp.arange(size)[None, :]
         new = numbers >= index * size
         if numbered:
             chosen = new & (numbers == targets[:, None])
@@ -272,7 +276,9 @@ def _answers_and_others(
 
     zeros = jnp.zeros(weights.shape, slices.dtype)
     sums = zeros, zeros, jnp.full_like(zeros, jnp.finfo(slices.dtype).min)
-    add = jax.checkpoint(add, prevent_cse=False)
+    kept = [LOGITS] if weights.size * classes <= FEW_LOGITS else []
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    add = jax.checkpoint(add, prevent_cse=False, policy=policy)
     (answers, total, peak), _ = jax.lax.scan(add, sums, jnp.arange(-(-classes // size)))
     return answers, jnp.log(total) + peak
 

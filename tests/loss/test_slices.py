@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from lim_jax import loss
+from lim_jax.loss import losses
 from lim_jax.loss.losses import Slices, sliced_answers, sliced_cross_entropy, sliced_margin_loss
 
 QUERIES, CLASSES = 4, 7
@@ -153,3 +154,21 @@ def test_what_does_not_fit_is_refused(as_users_run):
         sliced_cross_entropy(of, put(SOFT[:, :6]), put(WEIGHTS))
     with pytest.raises(ValueError, match="targets: got"):
         sliced_margin_loss(of, put(SOFT), put(WEIGHTS))
+
+
+def test_few_logits_are_made_once_and_many_once_more_on_the_way_back(monkeypatch):
+    head, state = put(DRAW.standard_normal((CLASSES, 2))), put(np.ones((QUERIES, 2)))
+
+    def products() -> int:
+        def risk(state):
+            def of(start):
+                return state @ jax.lax.dynamic_slice_in_dim(head, start, 3).T
+
+            asked = Slices(of, 3, CLASSES, state.dtype)
+            return sliced_cross_entropy(asked, put(NUMBERS), put(WEIGHTS))
+
+        return str(jax.make_jaxpr(jax.grad(risk))(state)).count("dot_general")
+
+    few = products()
+    monkeypatch.setattr(losses, "FEW_LOGITS", QUERIES * CLASSES - 1)
+    assert products() == few + 1
