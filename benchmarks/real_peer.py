@@ -1,13 +1,15 @@
 """First and second order of a real network beside PyTorch: SmolLM2-135M-Instruct, one context.
 
 ``python benchmarks/real_peer.py`` (the extra ``parity`` brings torch and transformers) takes the
-last-token loss of `real_model` in float32 and its gradient in the embedded context, or with
+last-token loss of `real_model` and its gradient in the embedded context, or with
 ``--job "algorithm 1"`` the gradient of the balanced objective in all weights; here, at first order
 with products remade and kept, and by transformers' Llama, which reads the same GGUF file by itself
-and attends by its fastest: fused kernels, which have no double backward, or plain products. All are
-pinned to one core, then to two. They take turns, after their numbers are compared; times are
-medians. MiB are those that a process of its own needs for one call, beyond what it holds before:
-the weights. On an AMD processor a second row has PyTorch's MKL allowed AVX-512 (`speed`).
+and attends by its fastest: fused kernels, which have no double backward, or plain products.
+``--precision bfloat16`` is our products in bfloat16, and PyTorch's whole network. All are pinned to
+one core, then to two. They take turns, after their numbers are compared; times are medians, on one
+core of the process's own time, which others' work hardly lengthens. MiB are those that a process of
+its own needs for one call, beyond what it holds before: the weights. On an AMD processor a second
+row has PyTorch's MKL allowed AVX-512 (`speed`).
 """
 
 import argparse
@@ -17,9 +19,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,20 +32,21 @@ import torch
 import transformers
 from jobs import KEEPING, OURS, STRENGTH
 from real_model import asked_last, context, fetched
-from record import RESULTS, allowing_library, keep, own_peak, processor, seconds
+from record import RESULTS, allowing_library, keep, own_peak, processor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lim_jax as lim
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.balancing import Penalty, balanced_objective
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 SIDES = {"gradient": (OURS, KEEPING, "torch"), "algorithm 1": (OURS, "torch")}
+BOUNDS = {"float32": 1e-3, "bfloat16": 1.0}  # of differences, of the largest entry
 Job = Callable[[], np.ndarray]
 
 
-def ours(file: Path, length: int, name: str, remat: str = "full") -> Job:
+def ours(file: Path, length: int, name: str, precision: str, remat: str = "full") -> Job:
     """Our job, compiled: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
-    model = lim.models.load(file)
+    model = lim.models.load(file, compute=precision)
     flow = dataclasses.replace(model.flow, remat=remat)
     model, ids = dataclasses.replace(model, flow=flow), context(model, length)
 
@@ -53,8 +58,8 @@ def ours(file: Path, length: int, name: str, remat: str = "full") -> Job:
     def algorithm_1(model: lim.models.CausalLM, ids: jax.Array) -> lim.models.CausalLM:
         batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), asked_last(ids)))
         objective = partial(balanced_objective, lim.models.CausalLM.loss)
-        options = {"grid": lim.token_grid(length), "strength": STRENGTH, "epsilon": 0.0}
-        return eqx.filter_grad(lambda model: objective(model, batch, **options))(model)
+        asked = batch, lim.token_grid(length), Penalty(epsilon=0.0)
+        return eqx.filter_grad(lambda model: objective(model, *asked, strength=STRENGTH))(model)
 
     job = {"gradient": gradient, "algorithm 1": algorithm_1}[name]
     compiled = job.lower(model, ids).compile()
@@ -66,13 +71,12 @@ def ours(file: Path, length: int, name: str, remat: str = "full") -> Job:
     return run
 
 
-def theirs(file: Path, length: int, name: str) -> Job:
+def theirs(file: Path, length: int, name: str, precision: str) -> Job:
     """The same by transformers and torch, with as many threads as there are cores to run on."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = transformers.AutoModelForCausalLM
-    network = kind.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    dtype, attends = getattr(torch, precision), {"attn_implementation": "sdpa"}
+    network = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype, **attends)
     network = network.eval().requires_grad_(name == "algorithm 1")
     words = network.get_input_embeddings()
     ids = torch.from_numpy(np.random.default_rng(0).integers(words.num_embeddings, size=length))
@@ -80,45 +84,54 @@ def theirs(file: Path, length: int, name: str) -> Job:
     def risk() -> tuple[torch.Tensor, torch.Tensor]:
         x = words(ids[None]).detach().requires_grad_(True)
         logits = network(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits
-        return x, torch.nn.functional.cross_entropy(logits[0], ids[:1])
+        return x, torch.nn.functional.cross_entropy(logits[0].float(), ids[:1])
 
     def gradient() -> np.ndarray:
         x, loss = risk()
-        return torch.autograd.grad(loss, x)[0][0].numpy()
+        return torch.autograd.grad(loss, x)[0][0].float().numpy()
 
     def algorithm_1() -> np.ndarray:
         with sdpa_kernel(SDPBackend.MATH):
             x, loss = risk()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-            energy = ((length * slope[0]) ** 2).sum(dim=1)
+            energy = ((length * slope[0].float()) ** 2).sum(dim=1)
             penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
             named = dict(network.named_parameters())
             slopes = torch.autograd.grad(loss + STRENGTH * penalty, list(named.values()))
-        return dict(zip(named, slopes, strict=True))["model.norm.weight"].numpy()
+        return dict(zip(named, slopes, strict=True))["model.norm.weight"].float().numpy()
 
     return {"gradient": gradient, "algorithm 1": algorithm_1}[name]
 
 
-def side(which: str, file: Path, length: int, name: str) -> Job:
+def side(which: str, *asked: Any) -> Job:
     """The job of one of `SIDES`."""
     if which == "torch":
-        return theirs(file, length, name)
-    return ours(file, length, name, "save_matmuls" if which == KEEPING else "full")
+        return theirs(*asked)
+    return ours(*asked, "save_matmuls" if which == KEEPING else "full")
 
 
-def measured(file: Path, length: int, name: str, repeats: int) -> dict:
+def clocked(job: Job) -> float:
+    """How long one call takes: on one core, of the process's own time."""
+    clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
+    start = clock()
+    job()
+    return clock() - start
+
+
+def measured(file: Path, length: int, name: str, precision: str, repeats: int) -> dict:
     """All sides in this process, on the cores that it is pinned to."""
-    jobs = {which: side(which, file, length, name) for which in SIDES[name]}
+    jobs = {which: side(which, file, length, name, precision) for which in SIDES[name]}
     found = {which: job() for which, job in jobs.items()}
     expected = found.pop("torch")
     difference = max(float(np.abs(one - expected).max()) for one in found.values())
-    assert difference < 1e-3 * np.abs(expected).max(), difference
+    assert difference < BOUNDS[precision] * np.abs(expected).max(), difference
     times = {which: [] for which in jobs}
     for _ in range(repeats):
         for which, job in jobs.items():
-            times[which].append(seconds(job))
+            times[which].append(clocked(job))
     return {
         "job": name,
+        "precision": precision,
         "length": length,
         "threads": len(os.sched_getaffinity(0)),
         "repeats": repeats,
@@ -151,13 +164,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, help="a GGUF file; fetched if left out")
     parser.add_argument("--job", choices=tuple(SIDES), default="gradient")
+    parser.add_argument("--precision", choices=tuple(BOUNDS), default="float32")
     parser.add_argument("--length", type=int, default=512, help="tokens of the context")
     parser.add_argument("--repeats", type=int, default=7, help="alternated calls of all sides")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--results", type=Path, default=RESULTS / "real_peer.json")
     parser.add_argument("--here", help="time, by 'both', or one side's memory, by its name")
     options = parser.parse_args()
-    asked = options.file, options.length, options.job
+    asked = options.file, options.length, options.job, options.precision
     if options.here == "both":
         print(json.dumps(measured(*asked, options.repeats)))
     elif options.here:
@@ -166,7 +180,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = options.file or fetched(Path(folder))
             given = ["--file", str(file), "--length", str(options.length), "--job", options.job]
-            given += ["--repeats", str(options.repeats)]
+            given += ["--repeats", str(options.repeats), "--precision", options.precision]
             for threads in options.threads:
                 for kernels in ("stock", "AVX-512") if "AMD" in processor() else ("stock",):
                     row = alone([*given, "--here", "both"], threads, kernels)
@@ -176,7 +190,7 @@ def main() -> None:
                         for which in SIDES[options.job]
                     }
                     print(row, flush=True)
-                    key = ("job", "length", "threads", "kernels")
+                    key = ("job", "precision", "length", "threads", "kernels")
                     versions = {m.__name__: m.__version__ for m in (torch, transformers)}
                     keep(options.results, [row], key, **versions)
 
