@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -103,11 +102,12 @@ def theirs(file: Path, length: int, name: str, precision: str) -> Job:
     return {"gradient": gradient, "algorithm 1": algorithm_1}[name]
 
 
-def side(which: str, *asked: Any) -> Job:
+def side(which: str, file: Path, length: int, name: str, precision: str) -> Job:
     """The job of one of `SIDES`."""
     if which == "torch":
-        return theirs(*asked)
-    return ours(*asked, "save_matmuls" if which == KEEPING else "full")
+        return theirs(file, length, name, precision)
+    remat = "save_matmuls" if which == KEEPING else "full"
+    return ours(file, length, name, precision, remat)
 
 
 def clocked(job: Job) -> float:
