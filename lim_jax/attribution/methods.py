@@ -32,9 +32,8 @@ from lim_jax.models.ids import Scores, energies_of_ids, scores_of_ids
 from lim_jax.prompts.contexts import Context
 
 STEPS = 8  # of integrated gradients
-# Of all parts where a mask gradient is taken, each reading itself as before: in the study 0.2 and 0.5
-# do best on average, 0.1 fails where the documents do not give the answer, and 1 is saturated
-# (docs/study/faithfulness.md).
+# Of all parts where a mask gradient is taken, each reading itself as before: in the study 0.2 and
+# 0.5 do best, 0.1 fails where no document gives the answer (docs/study/faithfulness.md).
 WEIGHT = 0.2
 # Gradients of a mask path, and the weight at which it begins. On the README's question four add up
 # to a quarter too much, eight to 3 % too little.
