@@ -171,12 +171,12 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
         np.array([extreme(of[at, at]) for of, at in zip(gamma, future, strict=True)])
         for extreme in (np.min, lambda of: np.abs(of).max())
     )
-    cone = JointCone(
-        lowest, largest, energies(parts[:, 1]).mean(axis=0), 1 - np.arange(LENGTH) / LENGTH, 1.0
-    )
+    shares = 1 - np.arange(LENGTH) / LENGTH
+    cone = (lowest, largest, energies(parts[:, 1]).mean(axis=0), shares, np.ones(()))
+    terminal, initial, growth = jax.device_put((parts[:, 0], initial, growth))
     expected = (
-        criteria.recency_survival(*jax.device_put((parts[:, 0], initial, growth)), REGIONS),
-        criteria.primacy_noncancellation(jax.device_put(cone), REGIONS),
+        criteria.recency_survival(terminal, initial, growth, REGIONS),
+        criteria.primacy_noncancellation(JointCone(*jax.device_put(cone)), REGIONS),
     )
     for certificate, other in zip(found.certificates[1:3], expected, strict=True):
         assert certificate.name == other.name
