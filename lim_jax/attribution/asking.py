@@ -170,11 +170,8 @@ def ask(
     progress
         Such as ``tqdm.tqdm``.
 
-    Raises
-    ------
-    ValueError
-        Where the question or all documents are empty, the model ends at once, or the method or its
-        parts do not go together with the foil.
+    Raises ValueError where the question or all documents are empty, the model ends at once, or the
+    method or its parts do not go together with the foil.
 
     Examples
     --------

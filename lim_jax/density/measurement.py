@@ -58,11 +58,9 @@ def influence(
     Influence
         Densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
 
-    Raises
-    ------
-    ValueError
-        Where the batch is no pair, is empty or does not fit, or the loss is not a scalar; where the
-        batch, the losses or the gradients hold a NaN or an infinity, EquinoxRuntimeError.
+    Raises ValueError where the batch is no pair, is empty or does not fit, or the loss is not a
+    scalar; where the batch, the losses or the gradients hold a NaN or an infinity,
+    EquinoxRuntimeError.
 
     Examples
     --------

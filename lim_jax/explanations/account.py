@@ -80,11 +80,8 @@ def account_of_context(
     progress
         Wraps the list of layers, for example ``tqdm.tqdm``: all there, and all back.
 
-    Raises
-    ------
-    EquinoxRuntimeError
-        Where an id is outside the vocabulary, the weights do not sum to one, or the loss or an
-        energy is not finite.
+    Raises EquinoxRuntimeError where an id is outside the vocabulary, the weights do not sum to one,
+    or the loss or an energy is not finite.
 
     Examples
     --------

@@ -41,13 +41,9 @@ def answer(
     its length, and for each id if the layers have no such cache, as by `network.heun`. Not under
     `jit`, since the number of ids depends on their values.
 
-    Raises
-    ------
-    ValueError
-        If there are no ids, one is outside the vocabulary, or the context and the answer are longer
-        than the positions that the network knows.
-    EquinoxRuntimeError
-        If logits are not finite.
+    Raises ValueError if there are no ids, one is outside the vocabulary, or the context and the
+    answer are longer than the positions that the network knows; EquinoxRuntimeError if logits are
+    not finite.
 
     Examples
     --------

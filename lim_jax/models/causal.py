@@ -204,12 +204,9 @@ class CausalLM(eqx.Module):
         Learned positions are counted from where each context begins, which ``y.starts`` says. A
         row of one context that is longer than `trained` gives a `UserWarning`.
 
-        Raises
-        ------
-        ValueError
-            If ids are no whole numbers along one axis, or more than the `limit`.
-        EquinoxRuntimeError
-            If an id is outside the vocabulary, or a packed context longer than the `limit`.
+        Raises ValueError if ids are no whole numbers along one axis, or more than the `limit`;
+        EquinoxRuntimeError if an id is outside the vocabulary, or a packed context longer than the
+        `limit`.
         """
         require_indices(ids, "ids")
         ids = _checked_numbers(ids, "ids", self.vocabulary)
@@ -304,12 +301,9 @@ class CausalLM(eqx.Module):
         ``grid.starting(y.starts)`` if contexts are packed, and of ``grid.weighted(...)`` for a
         mask.
 
-        Raises
-        ------
-        ValueError
-            If y is no `Targets`, or its parts do not fit one another or the state.
-        EquinoxRuntimeError
-            If weights do not sum to one, or an id or a position is outside its range.
+        Raises ValueError if y is no `Targets`, or its parts do not fit one another or the state;
+        EquinoxRuntimeError if weights do not sum to one, or an id or a position is outside its
+        range.
         """
         return CausalLM.loss.terminal(self, state, y)
 
@@ -393,13 +387,9 @@ def load(
     download
         Whether to download the files of a public name that the cache lacks.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the extra ``models``: ``python -m pip install "lim_jax[models]"``.
-    ValueError
-        If the folder or file is broken, the family or an option of it is not known, or tensors are
-        missing, surplus, of another shape, or not finite.
+    Raises ModuleNotFoundError without the extra ``models``: ``python -m pip install
+    "lim_jax[models]"``; ValueError if the folder or file is broken, the family or an option of it
+    is not known, or tensors are missing, surplus, of another shape, or not finite.
     """
     source = open_files(path, download=download)
     return load_network(source, dtype, kept, mesh, compute=compute, on_host=on_host)
@@ -417,10 +407,7 @@ def open(
     weights raise `NotImplementedError`. Numbers are those of `load`. The files must stay as they
     are.
 
-    Raises
-    ------
-    ModuleNotFoundError, ValueError
-        As in `load`; a layer's numbers that are not finite are noticed when that layer is read.
+    Raises as `load` does; a layer's numbers that are not finite are noticed when it is read.
     """
     return open_network(open_files(path, download=download), dtype, compute)
 

@@ -51,12 +51,9 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids` with a `Contrast`
     y, of `foils.contrast`, for each context.
 
-    Raises
-    ------
-    ValueError
-        If y is no `Contrast`, or its parts do not fit one another.
-    EquinoxRuntimeError
-        If an id is outside the vocabulary, or there are more positions than the network knows.
+    Raises ValueError if y is no `Contrast`, or its parts do not fit one another;
+    EquinoxRuntimeError if an id is outside the vocabulary, or there are more positions than the
+    network knows.
 
     Examples
     --------

@@ -86,13 +86,9 @@ def influence_of_ids(
     keep_examples
         As in `density.influence`.
 
-    Raises
-    ------
-    ValueError
-        If there are no windows, or one is no array of at least two ids; if they are one array of
-        rows, of which some may be padded; if weights do not fit the contexts.
-    EquinoxRuntimeError
-        If an id is outside the vocabulary.
+    Raises ValueError if there are no windows, or one is no array of at least two ids; if they are
+    one array of rows, of which some may be padded; if weights do not fit the contexts;
+    EquinoxRuntimeError if an id is outside the vocabulary.
     """
     require_regions(regions)
     energies = [
@@ -132,11 +128,8 @@ def energies_of_ids(
         Wrap the list of windows, and that of layers of a batch that goes on at a layer, for example
         ``tqdm.tqdm``.
 
-    Raises
-    ------
-    ValueError, EquinoxRuntimeError
-        As in `influence_of_ids`; a `ValueError` too if the checkpoint is of another model, loss or
-        context, or a file in it is damaged.
+    Raises ValueError and EquinoxRuntimeError as in `influence_of_ids`; a `ValueError` too if the
+    checkpoint is of another model, loss or context, or a file in it is damaged.
     """
     rows = _rows_by_context(
         model, windows, ask, loss, checkpoint=checkpoint, progress=progress,

@@ -49,10 +49,7 @@ def gaussian_model(
     Split layers at unit step, no last norm, and a head that is not the embedding. There are
     `length` learned positions, or rotary ones, for contexts of any length.
 
-    Raises
-    ------
-    ValueError
-        If a size is no positive whole number, or the heads do not divide the width.
+    Raises ValueError if a size is no positive whole number, or the heads do not divide the width.
 
     Examples
     --------
@@ -97,10 +94,7 @@ def byte_model(
 def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
     """The sources of the standard library's own modules, one after another in order of name.
 
-    Raises
-    ------
-    ValueError
-        If this Python brings fewer bytes of source.
+    Raises ValueError if this Python brings fewer bytes of source.
 
     Examples
     --------
@@ -159,10 +153,7 @@ def train(
     All parameters move, the embeddings too. A step takes `batch` random contexts of `length` ids of
     `text`; `rate` is Adam's. `checkpoint` and `progress` are as in `training.resumable`.
 
-    Raises
-    ------
-    ValueError
-        If an argument is of another kind, or the text no longer than a context.
+    Raises ValueError if an argument is of another kind, or the text no longer than a context.
     """
     require_kind(model, CausalLM, "model", "Start from byte_model or load.")
     require_key(key)

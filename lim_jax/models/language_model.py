@@ -46,10 +46,8 @@ class LanguageModel(NamedTuple):
 
         A ``tokenizer.json`` beside a GGUF file goes before its own vocabulary.
 
-        Raises
-        ------
-        ModuleNotFoundError, ValueError
-            As in `models.load`; or if there is no tokenizer, or one of another kind.
+        Raises as `models.load` does, and ValueError if there is no tokenizer, or one of another
+        kind.
         """
         said = _looked_through(path, download)
         network = load_network(said["source"], dtype, kept, compute=compute, on_host=on_host)

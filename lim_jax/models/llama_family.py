@@ -59,19 +59,10 @@ def llama_like(
 ) -> Recipe:
     """Return the recipe of a decoder of RMS norms and gates, with the options in which it differs.
 
-    Parameters
-    ----------
-    config, sizes
-        The options of ``config.json``, and the sizes that `sizes_of` reads.
-    of_layers
-        What each layer sees; by default everything, with rotary positions.
-    act, activation
-        The option that names the activation, and its default; or the activation itself.
-    tied
-        Whether the head is the embedding, if the configuration does not say.
-    options
-        Further attributes of `Recipe`, such as ``names``; ``biases`` are by default as
-        ``attention_bias`` and ``mlp_bias`` say.
+    Layers by default see everything, with rotary positions. `act` names the option of the
+    activation, and `activation` is its default, or the activation itself; `tied` is whether the
+    head is the embedding, if the configuration does not say. `options` are further attributes of
+    `Recipe`; its biases are by default as ``attention_bias`` and ``mlp_bias`` say.
     """
     if isinstance(activation, str):
         activation = ACTIVATIONS[config.get_choice(act, ACTIVATIONS, activation)]

@@ -40,10 +40,8 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
 
     `model` is from `models.open`; `tokens` are those of all contexts that are measured at once.
 
-    Raises
-    ------
-    ValueError
-        If the model's weights are not left in their files, or `tokens` is no positive whole number.
+    Raises ValueError if the model's weights are not left in their files, or `tokens` is no positive
+    whole number.
     """
     tokens = as_int(tokens, "tokens")
     offloaded = isinstance(model, CausalLM) and model.flow.fetched

@@ -24,11 +24,8 @@ def contexts(
     `mask` is one for an id and zero for padding, left or right; `segments` has the number of each
     id's context within its row, positive where there is no padding.
 
-    Raises
-    ------
-    ValueError
-        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
-        segment has a hole.
+    Raises ValueError if neither mask nor segments are given, shapes differ, a row is all padding,
+    or a mask or a segment has a hole.
 
     Examples
     --------

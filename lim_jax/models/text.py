@@ -60,10 +60,7 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     If several ids make one letter, the last has it and the others are empty. `tokenizer` is the
     model's own, of the package tokenizers; None if ids are bytes of UTF-8.
 
-    Raises
-    ------
-    ValueError
-        If `ids` is no array of whole numbers, or without a tokenizer one is no byte.
+    Raises ValueError if `ids` is no array of whole numbers, or without a tokenizer one is no byte.
 
     Examples
     --------

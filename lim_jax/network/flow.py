@@ -155,13 +155,10 @@ class ResidualFlow(eqx.Module):
         JAX's words: "bfloat16" rounds operands in float32 and sums in float32, as all else is
         computed. None is for what `jax.default_matmul_precision` says.
 
-    Raises
-    ------
-    ValueError
-        Where the layers have no common leading axis, the horizon is not positive, `remat` or
-        `compute` has no such name, or (when called) the state does not fit the grid or the layers,
-        or the profile is negative, infinite or not a number at a layer (if it depends on traced
-        values, EquinoxRuntimeError).
+    Raises ValueError where the layers have no common leading axis, the horizon is not positive,
+    `remat` or `compute` has no such name, or (when called) the state does not fit the grid or the
+    layers, or the profile is negative, infinite or not a number at a layer (if it depends on traced
+    values, EquinoxRuntimeError).
 
     Examples
     --------

@@ -131,12 +131,6 @@ class CausalAttention(eqx.Module):
 
         `head_size` is by default ``width // heads``, and `groups` by default `heads`. Sizes that
         are no positive whole numbers, or do not divide one another, raise ValueError.
-
-        Examples
-        --------
-        >>> attention = CausalAttention.init(8, heads=4, groups=2, key=jax.random.key(0))
-        >>> attention.query.shape, attention.key.shape
-        ((4, 2, 8), (2, 2, 8))
         """
         width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
         groups = heads if groups is None else as_int(groups, "groups")

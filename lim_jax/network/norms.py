@@ -62,11 +62,6 @@ class LayerNorm(eqx.Module):
         r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
 
         :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`).
-
-        Examples
-        --------
-        >>> float(LayerNorm.init(4).bound())
-        2.0
         """
         width = self.scale.shape[-1]
         return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + jnp.linalg.norm(self.shift)

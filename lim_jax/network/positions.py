@@ -62,11 +62,8 @@ class Rotary(eqx.Module):
         Whether the first token of each context is rotated by no angle, where a norm that follows
         the rotation sees more than differences of positions.
 
-    Raises
-    ------
-    ValueError
-        Where a number is missing, not finite or (but for frequencies) not positive; where
-        frequencies that depend on a context's length meet a grid of several contexts.
+    Raises ValueError where a number is missing, not finite or (but for frequencies) not positive;
+    where frequencies that depend on a context's length meet a grid of several contexts.
 
     Examples
     --------
