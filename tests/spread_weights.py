@@ -18,7 +18,7 @@ from reference.as_users import ROOT
 import lim_jax as lim
 from lim_jax import adjoint, models
 from lim_jax.density import LossOfIds
-from lim_jax.network import recurrent
+from lim_jax.network.recurrent import RecurrentMixer
 
 jax.config.update("jax_enable_x64", True)
 WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
@@ -124,7 +124,7 @@ def hybrid_over_eight(folder):
     (Path(folder) / "hybrid").mkdir()
     network = json.loads(RECORD.read_text())["networks"]["olmo_hybrid"]
     at = WRITE(Path(folder) / "hybrid", network["config"], network["shapes"])
-    recurrent.CHUNK = 4
+    RecurrentMixer.chunk = 4
     mesh, ids = mesh_of((2, 4), "data", "model"), jnp.asarray([WINDOW, WINDOW[::-1]])
 
     def gradients(model, ids):

@@ -33,7 +33,7 @@ from lim_jax.network.attention import causal_attention, continued_kernel, score_
 from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields, TransformerField
-from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.gated_delta import GatedDelta, KimiDelta
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import Rope
@@ -41,15 +41,15 @@ from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.ring import RingAttention
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
-from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
+from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 BLOCKS_OF_SOFTMAX = (
     "Blocks in closed form are those of a softmax; of a state take cone_mass or probed_cone_mass."
 )
 # A subclass may override what makes these causal, so types are compared and not instances.
 CAUSAL_FIELDS = {
-    TransformerField, SumOfFields, CausalAttention, LatentAttention, GatedDelta, Mamba2,
-    ShortConvolution, FeedForward, GatedFeedForward, MixtureOfExperts,
+    TransformerField, SumOfFields, CausalAttention, LatentAttention, GatedDelta, KimiDelta,
+    Mamba2, ShortConvolution, NormedResidual, FeedForward, GatedFeedForward, MixtureOfExperts,
 }  # fmt: skip
 Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 

@@ -24,6 +24,7 @@ from lim_jax.models import CausalLM
 from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields
+from lim_jax.network.gated_delta import KimiDelta
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.recurrent import RecurrentMixer
@@ -148,7 +149,8 @@ def _reading_operations(reader: Any, width: int, tokens: int) -> int:
         return 2 * width * tokens**2 if isinstance(reader, CausalAttention) else 0
     (groups, size), (heads, features) = reader.key.shape[-3:-1], reader.value.shape[-3:-1]
     keys, of_heads = (groups, tokens, size), (heads, tokens)
-    shapes = keys, keys, (*of_heads, features), of_heads, of_heads
+    decays = size if isinstance(reader, KimiDelta) else 1
+    shapes = keys, keys, (*of_heads, features), (*of_heads, decays), of_heads
     rows = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     program = jax.make_jaxpr(partial(reader.rule, starts=None, state=None))
     return operations(program(*rows))

@@ -7,13 +7,16 @@ r"""The gated delta rule (Yang et al., 2024): a state that unlearns what a key h
 In the continuum :math:`\dot S = -(\gamma + \beta k k^\top)S + \beta k v^\top`.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._products import linear, matmul
-from lim_jax.network.recurrent import Chunk, RecurrentMixer
+from lim_jax.network.recurrent import Chunk, RecurrentMixer, scores
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
 
@@ -41,20 +44,50 @@ class GatedDelta(RecurrentMixer):
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
         """The logarithms of decays, and beta."""
-        decay = -jnp.exp(self.log_decay)[:, None] * self.rates(normed)
-        return decay, self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
+        write = self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
+        return self.decays(normed), write
 
-    def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
+    def decays(self, normed: State) -> Float[Array, "heads rows decays"]:
+        """The logarithms of decays."""
+        return -jnp.exp(self.log_decay)[:, None, None] * self.rates(normed)[..., None]
+
+    def written(self, state: Array, chunk: Chunk) -> Array:
         """Solve for what rows of a chunk write beside one another."""
-        query, key, value, write, within, since, until = chunk
-        transposed = jnp.swapaxes(key, -1, -2)
-        among = jnp.tril(matmul(key, transposed) * write[..., None] * within, -1)
-        unsolved = write[..., None] * (value - since[..., None] * matmul(key, state))
-        new = matmul(_inverse(among), unsolved)
-        read = since[..., None] * matmul(query, state)
-        read += matmul(matmul(query, transposed) * within, new)
-        kept = since[..., -1, None, None] * state
-        return kept + matmul(transposed, until[..., None] * new), read
+        _, key, value, write, within, since, _ = chunk
+        among = jnp.tril(scores(key, key, within) * write[..., None], -1)
+        return matmul(_inverse(among), write[..., None] * (value - matmul(since * key, state)))
+
+
+class KimiDelta(GatedDelta):
+    r"""The gated delta layer of Kimi Linear and Ling 3: each feature of keys decays by itself.
+
+    `rate` and `rate_bias` give :math:`\Delta_j` feature by feature; with `least_decay` l the
+    logarithm of decays is :math:`l\,\sigma(a(\langle w, z\rangle + b))`. `rate` and `gate` are of
+    tokens, or of what `rate_down` and `gate_down` leave of them.
+    """
+
+    rate: Float[Weight, "heads size rank"] | None
+    rate_bias: Float[Weight, "heads size"] | None
+    gate: Float[Weight, "heads features inner"]
+    rate_down: Float[Weight, "rank width"] | None = eqx.field(kw_only=True, default=None)
+    gate_down: Float[Weight, "inner width"] | None = eqx.field(kw_only=True, default=None)
+    least_decay: float | None = eqx.field(static=True, kw_only=True, default=None)
+    sharded_axes: ClassVar[Mapping[str, int]] = {
+        **GatedDelta.sharded_axes, "rate": -3, "rate_bias": -2,
+    }  # fmt: skip
+    chunk: ClassVar[int] = 16  # whose decays are held for every pair of rows and feature
+
+    def rows(self, name: str, normed: State) -> Array:
+        """The images of tokens under one of the matrices, or under two."""
+        down = getattr(self, f"{name}_down", None)
+        return super().rows(name, normed if down is None else linear(down, normed))
+
+    def decays(self, normed: State) -> Float[Array, "heads rows size"]:
+        """The logarithms of decays of every feature."""
+        numbers, rate = self.rows("rate", normed), jnp.exp(self.log_decay)[:, None, None]
+        if self.least_decay is None:
+            return -rate * jax.nn.softplus(numbers)
+        return self.least_decay * jax.nn.sigmoid(rate * numbers)
 
 
 def _unit(vectors: Array) -> Array:

@@ -20,7 +20,7 @@ from lim_jax.network.attention import causal_attention, weights_of_rows
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
-from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.gated_delta import GatedDelta, KimiDelta
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import Rope
@@ -29,12 +29,12 @@ from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.shaping import PLAIN, Shaping
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import State
-from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
+from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 Place = Int[Array, ""]
 Caches = tuple[Any, ...]  # of each kind of layers, what each field of a layer keeps
 RECURRENT = RecurrentMixer | ShortConvolution
-TOKENWISE = FeedForward, GatedFeedForward, MixtureOfExperts
+TOKENWISE = FeedForward, GatedFeedForward, MixtureOfExperts, NormedResidual
 
 
 class KVCache(NamedTuple):
@@ -87,7 +87,7 @@ def _is_known(field: Any) -> bool:
     if isinstance(field, CausalAttention):
         known = type(field) in (CausalAttention, LatentAttention)
         return known and field.attend is causal_attention
-    return type(field) in (*TOKENWISE, GatedDelta, Mamba2, ShortConvolution)
+    return type(field) in (*TOKENWISE, GatedDelta, KimiDelta, Mamba2, ShortConvolution)
 
 
 def prefill(

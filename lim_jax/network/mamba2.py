@@ -4,26 +4,26 @@ r"""State spaces with a scalar decay for each head: Mamba-2 (Dao and Gu, 2024).
 
 Queries, keys and values are called C, B and x there. It is attention without a softmax:
 :math:`o_i = \sum_{j \le i} \Delta_j\,e^{-a(\Delta_{j+1} + \dots + \Delta_i)}\langle q_i, k_j\rangle
-v_j`, an integral over the prefix where :math:`\Delta` is a length of context.
+v_j`, an integral over the prefix where :math:`\Delta` is a length of context. Lightning attention
+(Qin et al., 2024) is the same with :math:`\Delta = 1`, :math:`D = 0` and no convolutions.
 """
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._products import matmul
 from lim_jax.network.recurrent import Chunk, Heads, RecurrentMixer
 from lim_jax.network.slots import State
 from lim_jax.weights import Weight
 
 
 class Mamba2(RecurrentMixer):
-    r"""The Mamba-2 layer of Nemotron, Granite, Bamba and Falcon-H1.
+    r"""The Mamba-2 layer of Nemotron, Granite, Bamba and Falcon-H1; MiniMax's lightning attention.
 
     `skip` is :math:`D`, `rate_limits` bound :math:`\Delta`; the rest is `RecurrentMixer`'s.
     """
 
-    skip: Float[Weight, " heads"] = eqx.field(kw_only=True)
+    skip: Float[Weight, " heads"] | None = eqx.field(kw_only=True)
     rate_limits: tuple[float, float] = eqx.field(
         static=True, default=(0.0, float("inf")), kw_only=True
     )
@@ -33,17 +33,12 @@ class Mamba2(RecurrentMixer):
         rates = self.rates(normed)
         if self.rate_limits != (0.0, float("inf")):
             rates = jnp.clip(rates, *self.rate_limits)
-        return -jnp.exp(self.log_decay)[:, None] * rates, rates
+        return -(jnp.exp(self.log_decay)[:, None] * rates)[..., None], rates
 
     def with_skip(self, read: Heads, value: Heads) -> Heads:
         """What heads read of the states, and D times the token's own value."""
-        return read + self.skip[:, None, None] * value
+        return read if self.skip is None else read + self.skip[:, None, None] * value
 
-    def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
-        """Products of matrices."""
-        query, key, value, write, within, since, until = chunk
-        transposed, written = jnp.swapaxes(key, -1, -2), write[..., None] * value
-        beside = matmul(matmul(query, transposed) * within, written)
-        read = beside + since[..., None] * matmul(query, state)
-        kept = since[..., -1, None, None] * state
-        return kept + matmul(transposed, until[..., None] * written), read
+    def written(self, state: Array, chunk: Chunk) -> Array:
+        """Values, each by its own rate."""
+        return chunk.write[..., None] * chunk.value

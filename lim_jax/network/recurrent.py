@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require
 from lim_jax._precision import promote
-from lim_jax._products import linear
+from lim_jax._products import linear, matmul
 from lim_jax.grid.cells import Starts
 from lim_jax.grid.measure import Grid
 from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
@@ -32,7 +32,6 @@ from lim_jax.network.norms import GroupedNorm, Norm
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
 
-CHUNK = 64
 Heads = Float[Array, "heads rows features"]
 OfState = Float[Array, "heads size features"]
 
@@ -43,7 +42,8 @@ class Sources(NamedTuple):
     earlier: Float[Array, "groups rows size"]  # of the query, the rows before its own
     key: Float[Array, "groups rows size"]
     value: Float[Array, "heads rows features"]
-    decay: Float[Array, "heads rows"]  # the logarithm of what is left of the state
+    # The logarithm of what is left of the state, or of its part of each feature of keys.
+    decay: Float[Array, "heads rows decays"]
     write: Float[Array, "heads rows"]  # how much of the key and value is written into it
 
 
@@ -61,6 +61,7 @@ class Chunk(NamedTuple):
     key: Array
     value: Array
     write: Array
+    # In each feature of keys, or in all alike:
     within: Array  # of row j in row i, zero where j is later or of another context
     since: Array  # of the state before the chunk, in row i
     until: Array  # of row j, after the chunk
@@ -70,25 +71,26 @@ class RecurrentMixer(eqx.Module):
     r"""Heads that read states: the fields that `GatedDelta` and `Mamba2` have in common.
 
     Matrices stand as in `multihead.CausalAttention`; queries and keys are of groups of heads.
-    Queries, keys and values are rows of matrices, convolved by taps, the own one last, through
-    `activation`. `rate` and `rate_bias` give each head's
-    :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)`, and `log_decay` is
-    the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints ``dt`` or ``a``,
-    ``dt_bias`` and ``A_log``. The gate's images through `gate_activation` multiply what heads read.
+    Queries, keys and values are rows of matrices, convolved by taps, the own one last, if there are
+    any, through `activation`. `rate` and `rate_bias` give each head's
+    :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)`, without them 1;
+    `log_decay` is the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints
+    ``dt`` or ``a``, ``dt_bias`` and ``A_log``. The gate's images through `gate_activation` multiply
+    what heads read.
     """
 
     norm: Norm
     query: Float[Weight, "groups size width"]
     key: Float[Weight, "groups size width"]
     value: Float[Weight, "heads features width"]
-    rate: Float[Weight, "heads width"]
-    rate_bias: Float[Weight, " heads"]
+    rate: Float[Weight, "heads width"] | None
+    rate_bias: Float[Weight, " heads"] | None
     log_decay: Float[Weight, " heads"]
     gate: Float[Weight, "heads features width"]
     output: Float[Weight, "heads width features"]
-    query_taps: Float[Weight, "groups size taps"]
-    key_taps: Float[Weight, "groups size taps"]
-    value_taps: Float[Weight, "heads features taps"]
+    query_taps: Float[Weight, "groups size taps"] | None
+    key_taps: Float[Weight, "groups size taps"] | None
+    value_taps: Float[Weight, "heads features taps"] | None
     head_norm: GroupedNorm | None = None  # of what heads read
     query_bias: Float[Weight, "groups size"] | None = None
     key_bias: Float[Weight, "groups size"] | None = None
@@ -108,6 +110,7 @@ class RecurrentMixer(eqx.Module):
         "gate_bias": -2, "query_tap_bias": -2, "key_tap_bias": -2, "value_tap_bias": -2,
         "rate": -2, "rate_bias": -1, "log_decay": -1, "write": -2, "skip": -1,
     }  # fmt: skip
+    chunk: ClassVar[int] = 64  # rows that are read together, a power of two
 
     def __check_init__(self):
         heads, groups = self.value.shape[-3], self.key.shape[-3]
@@ -131,7 +134,7 @@ class RecurrentMixer(eqx.Module):
 
         def parts(name: str) -> tuple[Array, Array]:
             """What the rows before each token add, and its own."""
-            rows, taps, bias = self._rows(name, normed), *self._taps(name)
+            rows, taps, bias = self._convolution(name, normed)
             if weights is not None:  # which may be those of each head
                 rows, taps, bias = (by_head(each, len(write)) for each in (rows, taps, bias))
             left = rows if weights is None else weights[:, :, None] * rows
@@ -143,9 +146,10 @@ class RecurrentMixer(eqx.Module):
 
     def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
         """What every head reads of the states for every row of `x`."""
-        own = own_tap(self._rows("query", jax.vmap(self.norm)(x)), self.query_taps)
+        rows, taps, _ = self._convolution("query", jax.vmap(self.norm)(x))
         earlier, key, value, decay, write = sources
-        query = self.of_query(self.activation(earlier + by_head(own, len(earlier))))
+        own = by_head(own_tap(rows, taps), len(earlier))
+        query = self.of_query(self.activation(earlier + own))
         read, _ = self.rule(query, key, value, decay, write, packed_starts(grid), None)
         return self.with_skip(read, value)
 
@@ -156,7 +160,7 @@ class RecurrentMixer(eqx.Module):
         normed = jax.vmap(self.norm)(x)
         lasts, convolved = [], []
         for number, name in enumerate(("query", "key", "value")):
-            rows, (taps, bias) = self._rows(name, normed), self._taps(name)
+            rows, taps, bias = self._convolution(name, normed)
             shape = rows.shape[0], taps.shape[2] - 1, rows.shape[2]
             before = jnp.zeros(shape, rows.dtype) if memory is None else memory.rows[number]
             mixed = earlier_taps(rows, taps, before=before) + own_tap(rows, taps)
@@ -164,8 +168,9 @@ class RecurrentMixer(eqx.Module):
             known = jnp.concatenate([before, rows], axis=1)
             lasts.append(jax.lax.dynamic_slice_in_dim(known, count, shape[1], axis=1))
         query, key, value = convolved
+        decay, write = self.decays_and_writes(normed)
         later = (jnp.arange(len(x)) >= count)[None]
-        decay, write = (jnp.where(later, 0, each) for each in self.decays_and_writes(normed))
+        decay, write = jnp.where(later[..., None], 0, decay), jnp.where(later, 0, write)
         state = None if memory is None else memory.state
         read, state = self.rule(
             self.of_query(query), self.of_key(key), value, decay, write, None, state
@@ -173,16 +178,21 @@ class RecurrentMixer(eqx.Module):
         output = self.project_output(self.with_skip(read, value), self.gates(x))
         return output, Memory(state, tuple(lasts))
 
-    def _rows(self, name: str, normed: State) -> Array:
+    def rows(self, name: str, normed: State) -> Array:
+        """The images of tokens under one of the matrices."""
         return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
 
-    def _taps(self, name: str) -> tuple[Array, Array]:
-        taps, bias = getattr(self, f"{name}_taps"), getattr(self, f"{name}_tap_bias")
-        return taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
+    def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
+        """Rows, taps, of which the own one is one where there are none, and their bias."""
+        rows, bias = self.rows(name, normed), getattr(self, f"{name}_tap_bias")
+        taps = getattr(self, f"{name}_taps")
+        if taps is None:
+            taps = jnp.ones((len(rows), rows.shape[2], 1), rows.dtype)
+        return rows, taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 
     def gates(self, x: Float[Array, "rows width"]) -> Heads:
         """The factors of what heads read for each row."""
-        return self.gate_activation(project(self.gate, self.gate_bias, jax.vmap(self.norm)(x)))
+        return self.gate_activation(self.rows("gate", jax.vmap(self.norm)(x)))
 
     def project_output(self, heads: Heads, gates: Heads) -> Float[Array, "rows width"]:
         """Apply gates, norm and output matrix to what heads read."""
@@ -199,6 +209,8 @@ class RecurrentMixer(eqx.Module):
 
     def rates(self, normed: Float[Array, "rows width"]) -> Float[Array, "heads rows"]:
         r""":math:`\Delta_j` of each head."""
+        if self.rate is None or self.rate_bias is None:
+            return jnp.ones((len(self.value), len(normed)), normed.dtype)
         return jax.nn.softplus(linear(self.rate, normed).T + self.rate_bias[:, None])
 
     def of_key(self, key: Array) -> Array:
@@ -229,7 +241,7 @@ class RecurrentMixer(eqx.Module):
     ) -> tuple[Heads, OfState]:
         """What heads read, and the last row's state; `state` is the one before the first row."""
         (groups, length), heads = key.shape[:2], len(value)
-        size = min(CHUNK, 1 << (length - 1).bit_length())  # a power of two, one for one row
+        size = min(self.chunk, 1 << (length - 1).bit_length())  # a power of two, one for one row
         fill = -length % size
 
         def cut(rows: Array) -> Array:
@@ -257,24 +269,39 @@ class RecurrentMixer(eqx.Module):
 
     def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
         """The state after a chunk, and what its rows read."""
+        query, key, _, _, within, since, until = chunk
+        written = self.written(state, chunk)
+        read = matmul(since * query, state) + matmul(scores(query, key, within), written)
+        left = since[..., -1, :, None] * state
+        return left + matmul(jnp.swapaxes(until * key, -1, -2), written), read
+
+    def written(self, state: Array, chunk: Chunk) -> Array:
+        """What every row of a chunk writes along its key, the state before the chunk given."""
         raise NotImplementedError
+
+
+def scores(query: Array, key: Array, within: Array) -> Array:
+    """Products of queries and keys of a chunk, of as much as is left of the keys."""
+    if within.shape[-1] == 1:
+        return matmul(query, jnp.swapaxes(key, -1, -2)) * within[..., 0]
+    return jnp.sum(query[..., :, None, :] * key[..., None, :, :] * within, axis=-1)
 
 
 def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Chunk:
     """A chunk of queries, keys, values, decays and writes, whose first row has this number."""
     query, key, value, decay, write = rows
-    place = jnp.arange(decay.shape[-1])
-    # What is left of row j in row i, a sum over the rows between: the difference of sums from the
+    place = jnp.arange(decay.shape[-2])
+    # What is left of row j in row i, a sum over the rows m between: the difference of sums from the
     # start would lose the digits of small decays behind large ones.
-    before = jnp.tril(jnp.broadcast_to(decay[..., None], (*decay.shape, len(place))), -1)
-    upto = jnp.tril(jnp.ones((len(place), len(place)), decay.dtype))
-    total = jnp.einsum("im,ghmj->ghij", upto, before, precision=jax.lax.Precision.HIGHEST)
+    i, j, m = place[:, None, None], place[None, :, None], place[None, None, :]
+    between = ((j < m) & (m <= i)).astype(decay.dtype)
+    total = jnp.einsum("ijm,ghmd->ghijd", between, decay, precision=jax.lax.Precision.HIGHEST)
     seen, kept, last = place[None, :] <= place[:, None], place >= 0, place >= 0
     if begins is not None:
         begin = jax.lax.dynamic_slice_in_dim(begins, first, len(place)) - first
         seen, kept, last = seen & (place[None, :] >= begin[:, None]), begin < 0, place >= begin[-1]
-    seen, kept, last = seen[None, None], kept[None, None], last[None, None]
+    seen, kept, last = (each[None, None, ..., None] for each in (seen, kept, last))
     within = jnp.where(seen, jnp.exp(total), 0)
-    since = jnp.where(kept, jnp.exp(jnp.cumsum(decay, axis=-1)), 0)
-    until = jnp.where(last, jnp.exp(total[..., -1, :]), 0)
+    since = jnp.where(kept, jnp.exp(jnp.cumsum(decay, axis=-2)), 0)
+    until = jnp.where(last, jnp.exp(total[..., -1, :, :]), 0)
     return Chunk(query, key, value, write, within, since, until)

@@ -52,13 +52,7 @@ class FeedForward(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "FeedForward":
-        """Gaussian matrices of variance one over their fan-in; zero biases; hidden = 4 width.
-
-        Examples
-        --------
-        >>> FeedForward.init(6, key=jax.random.key(0)).inner.shape
-        (24, 6)
-        """
+        """Gaussian matrices of variance one over their fan-in; zero biases; hidden = 4 width."""
         width = as_int(width, "width", least=2)
         hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
@@ -108,13 +102,7 @@ class GatedFeedForward(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "GatedFeedForward":
-        """Gaussian matrices of variance one over their fan-in behind an `RMSNorm`; no biases.
-
-        Examples
-        --------
-        >>> GatedFeedForward.init(6, hidden=16, key=jax.random.key(0)).gate.shape
-        (16, 6)
-        """
+        """Gaussian matrices of variance one over their fan-in behind an `RMSNorm`; no biases."""
         width = as_int(width, "width", least=2)
         hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
@@ -149,6 +137,21 @@ class SideBySide(eqx.Module):
         for network in self.networks:
             total += network(x, context, grid)
         return scale * _normed(self.output_norm, total) + (scale - 1) * x
+
+
+class NormedResidual(eqx.Module):
+    r"""What puts a norm on the residual path: :math:`F(x) = s\,\mathrm{LN}(x) - x`, MiniMax's.
+
+    Beside a sublayer f of the same norm in a `field.SumOfFields`,
+    :math:`x + F(x) + f(x) = s\,\mathrm{LN}(x) + f(x)`.
+    """
+
+    norm: Norm
+    scale: float = eqx.field(static=True, default=1.0)
+
+    def __call__(self, x: State, context: State, grid: Grid) -> State:
+        """Map every token of `x` by itself."""
+        return self.scale * jax.vmap(self.norm)(x) - x
 
 
 def _normed(norm: Norm | None, rows: State) -> State:

@@ -16,9 +16,10 @@ from lim_jax import adjoint, weights
 from lim_jax.adjoint import tangent
 from lim_jax.adjoint.sites import AttentionSites, attention_of
 from lim_jax.attribution.gradients import attention_rollout
-from lim_jax.network import euler, heun, recurrent
+from lim_jax.network import euler, heun
 from lim_jax.network.kv_cache import decode_step, has_kv_cache, prefill
 from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
+from lim_jax.network.recurrent import RecurrentMixer
 
 LENGTH = 5
 FLOW, GRID = hybrid_flow(), lim.token_grid(LENGTH)
@@ -28,7 +29,7 @@ X, Y = random_states(4, 2, LENGTH, WIDTH)
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "CHUNK", 2)
+        patch.setattr(RecurrentMixer, "chunk", 2)
         yield
 
 

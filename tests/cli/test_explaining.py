@@ -26,9 +26,9 @@ from lim_jax.cli import explain_output, explaining
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
 from lim_jax.explanations.account import TokenAccount
-from lim_jax.network import recurrent
 from lim_jax.network.experts import Experts, MixtureOfExperts, Routing
 from lim_jax.network.field import SumOfFields
+from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.probes import Estimate
 from lim_jax.prompts import answering
 
@@ -424,7 +424,7 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
 
 def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     """By hand, of Mamba-2 beside attention in one layer, and of two short convolutions."""
-    monkeypatch.setattr(recurrent, "CHUNK", 2)
+    monkeypatch.setattr(RecurrentMixer, "chunk", 2)
     flow, tokens = hybrid_flow(), 6
     network = models.CausalLM(jnp.zeros((3, WIDTH)), None, flow, eqx.nn.Identity())
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if hasattr(leaf, "size"))

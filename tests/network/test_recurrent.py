@@ -14,18 +14,20 @@ from reference.networks import WIDTH, random_states
 import lim_jax as lim
 from lim_jax.adjoint import stages, tangent
 from lim_jax.adjoint.cone import cone_mass
-from lim_jax.network import recurrent
-from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.gated_delta import GatedDelta, KimiDelta
+from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.short_convolution import ShortConvolution
 
 # Chunks of 16: contexts that begin within chunks, at their ends, and one that is longer.
 LENGTH, CUTS = 37, (0, 3, 16, 17, 37)
 STARTS = np.repeat(CUTS[:-1], np.diff(CUTS))
+# The others compute in no other way than these.
+DIFFERENT = "mamba", "convolution", "kimi"
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(recurrent, "CHUNK", 16)
+    monkeypatch.setattr(RecurrentMixer, "chunk", 16)
 
 
 def silu(x):
@@ -79,19 +81,28 @@ def by_tokens(field, x, context, starts, left):
         def row(name, own, at, h=h):
             matrix, bias = np.asarray(getattr(field, name))[at], getattr(field, f"{name}_bias")
             bias = 0 if bias is None else np.asarray(bias)[at]
-            taps, tap_bias = getattr(field, f"{name}_taps")[at], getattr(field, f"{name}_tap_bias")
+            taps, tap_bias = getattr(field, f"{name}_taps"), getattr(field, f"{name}_tap_bias")
+            taps = np.ones((len(matrix), 1)) if taps is None else taps[at]
             mixed = convolved(c @ matrix.T + bias, own @ matrix.T + bias, taps, starts, left[h])
             return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
 
         query, key, value = row("query", z, g), row("key", c, g), row("value", c, h)
-        rate = np.log1p(np.exp(c @ np.asarray(field.rate)[h] + float(field.rate_bias[h])))
-        delta = isinstance(field, GatedDelta)
+        delta, most = isinstance(field, GatedDelta), np.exp(float(field.log_decay[h]))
+        rate = np.ones(len(c))
+        if field.rate is not None:
+            rates = c @ np.asarray(field.rate_down).T if isinstance(field, KimiDelta) else c
+            rates = rates @ np.asarray(field.rate)[h].T + np.asarray(field.rate_bias)[h]
+            rate = np.log1p(np.exp(rates))
         if delta:
             query = query / np.sqrt((query**2).sum(1, keepdims=True) + 1e-6) / np.sqrt(3)
-            write = 2 / (1 + np.exp(-c @ np.asarray(field.write)[h]))
+            write = field.largest_write / (1 + np.exp(-c @ np.asarray(field.write)[h]))
         else:
             write = rate = np.clip(rate, *field.rate_limits)
-        decay = np.exp(-np.exp(float(field.log_decay[h])) * rate)
+        decay = np.exp(-most * rate)
+        if isinstance(field, KimiDelta):
+            if field.least_decay is not None:
+                decay = np.exp(field.least_decay / (1 + np.exp(-most * rates)))
+            decay = decay[:, :, None]  # of the rows of the state
         state, given = np.zeros((key.shape[1], value.shape[1])), np.zeros_like(value)
         for i in range(len(x)):
             state = 0 * state if starts[i] == i else state
@@ -100,8 +111,10 @@ def by_tokens(field, x, context, starts, left):
             else:
                 state = decay[i] * state + left[h, i] * write[i] * np.outer(key[i], value[i])
             given[i] = state.T @ query[i]
-        read.append(given if delta else given + float(field.skip[h]) * value)
+        skips = delta or field.skip is None
+        read.append(given if skips else given + float(field.skip[h]) * value)
     read = np.stack(read)
+    z = z @ np.asarray(field.gate_down).T if isinstance(field, KimiDelta) else z
     gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
     norm, scale = field.head_norm, np.asarray(field.head_norm.scale)[:, None]
     passed = read if field.norm_before_gate else read * gates
@@ -130,9 +143,10 @@ def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwi
         np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypatch):
-    monkeypatch.setattr(recurrent, "CHUNK", 2)
+    for kind in (RecurrentMixer, KimiDelta):
+        monkeypatch.setattr(kind, "chunk", 2)
     field, grid, (x, rows) = RECURRENT[name](), lim.token_grid(4), random_states(6, 2, 4, WIDTH)
     sparse = stages.SparseRows(jnp.array([1, 3, 1]), rows[:3])
     covector = sparse.dense(4)
@@ -157,13 +171,13 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
     np.testing.assert_allclose(heads.sum(axis=0), parts.kernel, atol=1e-12)
     np.testing.assert_allclose(of_rows, parts.kernel, atol=1e-12)
     np.testing.assert_allclose(sparse._replace(rows=own).dense(4), parts.local, atol=1e-12)
-    if name == "delta":  # whose heads are normed one by one
+    if name == "kimi":  # whose heads are normed one by one
         silent = eqx.tree_at(lambda field: field.output, field, field.output.at[1].set(0))
         _, (_, kernel), _, _ = by_numpy.run(of, silent, x, covector)
         np.testing.assert_allclose(heads[0], kernel, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples(name):
     """Forward over reverse, in states and parameters at once, inside of vmap."""
     length, small = 19, 1e-5
@@ -198,6 +212,21 @@ def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples
         np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)
     expected = (slopes[:, 2] - slopes[:, 0]) / (2 * small)
     np.testing.assert_allclose(curved[:, 1], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lightning", "kimi"])
+def test_rows_that_follow_go_on_from_the_memory_of_those_that_count(name):
+    """The others' memory is that of `tests/adjoint/test_hybrids.py`."""
+    field, x = RECURRENT[name](), random_states(4, 21, WIDTH)
+
+    @jax.jit
+    def found(field, x):
+        given, memory = field.advance(x[:19], jnp.array(17))  # two rows fill up
+        following, _ = field.advance(x[17:], jnp.array(4), memory)
+        return jnp.concatenate([given[:17], following]), field(x, x, lim.token_grid(21))
+
+    given, expected = found(field, x)
+    np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_what_is_no_row_of_tokens_is_refused():

@@ -7,13 +7,16 @@ from reference.networks import WIDTH, random_flow
 import lim_jax as lim
 from lim_jax.network import RMSNorm
 from lim_jax.network.field import SumOfFields
-from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.gated_delta import GatedDelta, KimiDelta
 from lim_jax.network.layer_kinds import LayersByKind
 from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.norms import GroupedNorm
 from lim_jax.network.short_convolution import ShortConvolution
 
 ORDER = (0, 1, 1)
+NO_BIASES = dict.fromkeys(
+    ("query_tap_bias", "key_tap_bias", "value_tap_bias", "query_bias", "key_bias")
+)
 
 
 def arrays(seed, scale=0.6):
@@ -30,22 +33,23 @@ def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **o
         "gate_bias": new(heads, features), "output_bias": new(width),
     }  # fmt: skip
     vectors, of_heads = (groups, size), (heads, features)
-    return kind(
-        RMSNorm(new(width, mean=1), 0.1), new(*vectors, width), new(*vectors, width),
-        new(*of_heads, width), new(heads, width), new(heads), new(heads), new(*of_heads, width),
-        new(heads, width, features), new(*vectors, 3), new(*vectors, 3), new(*of_heads, 3),
-        **{**biases, **options},
-    )  # fmt: skip
+    matrices = {
+        "norm": RMSNorm(new(width, mean=1), 0.1), "query": new(*vectors, width),
+        "key": new(*vectors, width), "value": new(*of_heads, width), "rate": new(heads, width),
+        "rate_bias": new(heads), "log_decay": new(heads), "gate": new(*of_heads, width),
+        "output": new(heads, width, features), "query_taps": new(*vectors, 3),
+        "key_taps": new(*vectors, 3), "value_taps": new(*of_heads, 3),
+    }  # fmt: skip
+    return kind(**{**matrices, **biases, **options})
 
 
 def gated_delta(seed=0):
     """Without biases, and a norm of each head before the gates."""
     new = arrays(seed)
-    bare = dict.fromkeys(
-        ("query_tap_bias", "key_tap_bias", "value_tap_bias", "query_bias", "key_bias"), None
-    )
     norm = GroupedNorm(new(2, 2, mean=1), 2, 0.1)
-    return _mixer(GatedDelta, new, head_norm=norm, write=new(2, WIDTH), largest_write=2.0, **bare)
+    return _mixer(
+        GatedDelta, new, head_norm=norm, write=new(2, WIDTH), largest_write=2.0, **NO_BIASES
+    )
 
 
 def mamba2(seed=1):
@@ -73,7 +77,28 @@ def short_convolution(seed=2):
     )  # fmt: skip
 
 
-RECURRENT = {"delta": gated_delta, "mamba": mamba2, "convolution": short_convolution}
+def lightning(seed=8):
+    """Two heads without rates, convolutions and D, whose states decay as they always do."""
+    new = arrays(seed)
+    bare = dict.fromkeys(("rate", "rate_bias", "query_taps", "key_taps", "value_taps", "skip"))
+    norm = GroupedNorm(new(2, 2, mean=1), 1, 0.1)
+    return _mixer(Mamba2, new, groups=2, head_norm=norm, **bare)
+
+
+def kimi_delta(seed=9):
+    """Rates of every feature and gates, both of vectors of lower rank."""
+    new = arrays(seed)
+    return _mixer(
+        KimiDelta, new, groups=2, head_norm=GroupedNorm(new(2, 2, mean=1), 2, 0.1),
+        write=new(2, WIDTH), rate=new(2, 3, 4), rate_bias=new(2, 3), rate_down=new(4, WIDTH),
+        gate=new(2, 2, 5), gate_down=new(5, WIDTH), least_decay=-2.0, **NO_BIASES,
+    )  # fmt: skip
+
+
+RECURRENT = {
+    "delta": gated_delta, "mamba": mamba2, "convolution": short_convolution,
+    "lightning": lightning, "kimi": kimi_delta,
+}  # fmt: skip
 
 
 def hybrid_flow(step=lim.split):
