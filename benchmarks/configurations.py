@@ -81,8 +81,19 @@ NEMOTRON_H = {
 }  # fmt: skip
 CONVOLVED = {"max_position_embeddings": 96, "layer_types": ["conv", "full_attention", "conv"]}
 EXPERTS_OF_LFM = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9}
-INDEX = {"index_topk": 14, "index_head_dim": 6, "index_n_heads": 3}
 DENSE_LATENT = {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name}
+DELTA_OF_KIMI = DENSE_LATENT | {
+    "num_experts": 8, "num_experts_per_token": 3, "moe_intermediate_size": 9,
+    "max_position_embeddings": 96,
+}  # fmt: skip
+LIGHTNING = EXPERTS | {
+    "max_position_embeddings": 96, "block_size": 32, "layer_types": GATED_DELTA["layer_types"],
+}  # fmt: skip
+NORMED_PATH = {
+    "full_attn_alpha_factor": 1.7, "full_attn_beta_factor": 0.8, "linear_attn_alpha_factor": 2.3,
+    "linear_attn_beta_factor": 0.6, "mlp_alpha_factor": 1.4, "mlp_beta_factor": 1.2,
+}  # fmt: skip
+INDEX = {"index_topk": 14, "index_head_dim": 6, "index_n_heads": 3}
 SIGMOIDS = {
     "moe_intermediate_size": 9, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
     "topk_group": 1, "routed_scaling_factor": 1.7,
@@ -109,6 +120,14 @@ PIXELS = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 8, "head_dim": 8,
     "num_attention_heads": 2, "num_hidden_layers": 1, "patch_size": 2, "image_size": 8,
 }  # fmt: skip
+OF_MINIMAX = {
+    "architectures": None, "layer_types": None, "attn_type_list": [0, 1, 0], "postnorm": True,
+    "rotary_dim": 6, "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+    **dict.fromkeys(NORMED_PATH),
+    "layernorm_full_attention_alpha": 1.7, "layernorm_full_attention_beta": 0.8,
+    "layernorm_linear_attention_alpha": 2.3, "layernorm_linear_attention_beta": 0.6,
+    "layernorm_mlp_alpha": 1.4, "layernorm_mlp_beta": 1.2,
+}  # fmt: skip
 # What published files say otherwise than transformers saves it: names, and options of others.
 PUBLISHED = {
     "kimi_k2": {"model_type": "kimi_k2"},
@@ -117,6 +136,8 @@ PUBLISHED = {
         "model_type": "mimo", "architectures": ["MiMoForCausalLM"], "attention_bias": True,
         "num_nextn_predict_layers": 1, "use_mrope": False,
     },
+    "minimax_m1": OF_MINIMAX | {"model_type": "minimax_m1"},
+    "minimax_text_01": OF_MINIMAX | {"model_type": "minimax_text_01"},
     "phi": {"attention_bias": False, "rotary_dim": 4},
     "qwen3_moe, normalised": {
         "qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0,
@@ -156,6 +177,18 @@ CONFIGURATIONS = {
         "apertus", num_key_value_heads=1, rope_parameters=LLAMA3
     ),
     "arcee": small("arcee", num_key_value_heads=1, head_dim=10),
+    "bailing_hybrid": small(
+        "bailing_hybrid", **DELTA_OF_KIMI, head_dim=7, first_k_dense_replace=1, **GROUPED_EXPERTS,
+        num_mtp_layers=0, layer_group_size=2, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        layer_types=GATED_DELTA["layer_types"], rope_parameters=YARN | {"mscale_all_dim": 0.7},
+        rope_theta=1000.0,
+    ),
+    "bailing_hybrid, softplus": small(
+        "bailing_hybrid", **DELTA_OF_KIMI | {"q_lora_rank": None}, head_dim=6, kda_safe_gate=False,
+        n_group=1, topk_group=1, moe_renormalize=False, num_shared_experts=2, num_mtp_layers=0,
+        layer_types=GATED_DELTA["layer_types"], short_conv_kernel_size=3, rms_norm_eps=1e-6,
+        first_k_dense_replace=0,
+    ),
     "bamba": small(
         "bamba", hidden_size=32, attn_layer_indices=[1], **MAMBA2 | {"mamba_n_heads": 8}
     ),
@@ -305,6 +338,15 @@ CONFIGURATIONS = {
         "deepseek_v3", rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, **LATENT,
         **GROUPED_EXPERTS,
     ),
+    "kimi_linear": small(
+        "kimi_linear", **DELTA_OF_KIMI | {"q_lora_rank": None}, linear_num_heads=3,
+        linear_head_dim=7, layer_types=GATED_DELTA["layer_types"],
+    ),
+    "kimi_linear, queries of low rank": small(
+        "kimi_linear", **DELTA_OF_KIMI, linear_num_heads=2, linear_head_dim=6,
+        linear_conv_kernel_dim=3, layer_types=GATED_DELTA["layer_types"], num_expert_group=4,
+        topk_group=2, moe_renormalize=False, num_shared_experts=2, routed_scaling_factor=1.7,
+    ),
     "llama": small("llama"),
     "llama, tied": small("llama", tie_word_embeddings=True),
     "llama, biased": small("llama", **BIASED, num_key_value_heads=1, head_dim=8),
@@ -320,6 +362,13 @@ CONFIGURATIONS = {
         interleave_moe_layer_step=2,
     ),
     "mimo": small("qwen2"),
+    "minimax": small("minimax", **LIGHTNING, **NORMED_PATH),
+    "minimax, window": small(
+        "minimax", **LIGHTNING, num_key_value_heads=1, head_dim=10, sliding_window=4,
+        rope_parameters=YARN,
+    ),
+    "minimax_m1": small("minimax", **LIGHTNING, **NORMED_PATH),
+    "minimax_text_01": small("minimax", **LIGHTNING, **NORMED_PATH),
     "minimax_m2": small("minimax_m2", **EXPERTS, head_dim=10, rotary_dim=4),
     "ministral": small("ministral", head_dim=6, **DIFFERING),
     "ministral3": small("ministral3", head_dim=10, rope_parameters=GROWING),

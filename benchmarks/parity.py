@@ -25,6 +25,7 @@ from record import RESULTS, keep
 
 import lim_jax as lim
 from lim_jax.adjoint import attention_hops, channels, cone_mass, kernel_factors, local_blocks
+from lim_jax.adjoint.sites import attention_of
 from lim_jax.network.layer_kinds import kinds_of
 
 LAYER = 1  # the one whose attention is differentiated
@@ -49,6 +50,8 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
         return found, None
     state, kernel = peer.attention_blocks(network, ids, LAYER, queries=False)
     _, whole = peer.attention_blocks(network, ids, LAYER, queries=True)
+    factor = getattr(network.config, "full_attn_beta_factor", 1)  # MiniMax's, of what is added
+    kernel, whole = factor * kernel, factor * whole
     tokens, length = np.arange(len(ids)), len(ids)
     return found | {
         "kernel": kernel,
@@ -104,8 +107,7 @@ def _attention_of(flow: lim.network.ResidualFlow) -> lim.network.CausalAttention
     layers = flow.layers
     order = getattr(layers, "order", (0,) * flow.depth)
     kind, position = order[LAYER], order[:LAYER].count(order[LAYER])
-    field = jax.tree.map(lambda leaf: leaf[position], kinds_of(layers)[kind])
-    return field.sublayers[0]
+    return attention_of(jax.tree.map(lambda leaf: leaf[position], kinds_of(layers)[kind]))
 
 
 def differences(name: str, precision: str) -> dict[str, float]:

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # What makes queries of the state, the last of them where there are two.
 QUERIES = ("q_b_proj", "q_proj", "qkv_proj", "c_attn", "query_key_value")
+# What follows from a layer's number, in the precision in which the network is made.
+MADE = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense")
 
 
@@ -70,7 +72,8 @@ def in_double(network: torch.nn.Module) -> torch.nn.Module:
     """
     config = network.config
     twin = kind_of(config).from_config(config, **PLAIN, dtype=torch.float64)
-    twin.load_state_dict(network.state_dict())
+    learned = {name: of for name, of in network.state_dict().items() if not name.endswith(MADE)}
+    twin.load_state_dict(twin.state_dict() | learned)
     return twin.eval()
 
 
@@ -153,8 +156,10 @@ def _without_queries(
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
     hooks = [getattr(attention, name).register_forward_hook(held)]
-    if hasattr(attention, "gate_proj"):
-        hooks.append(attention.gate_proj.register_forward_hook(lambda _, __, out: out.detach()))
+    for gate in ("gate_proj", "g_proj"):
+        if hasattr(attention, gate):
+            matrix = getattr(attention, gate)
+            hooks.append(matrix.register_forward_hook(lambda _, __, out: out.detach()))
     return hooks
 
 

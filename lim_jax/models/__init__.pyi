@@ -20,6 +20,7 @@ from . import language_model as language_model
 from . import layer_norm_family as layer_norm_family
 from . import layerwise as layerwise
 from . import layout as layout
+from . import linear_family as linear_family
 from . import llama_family as llama_family
 from . import losses as losses
 from . import memory as memory

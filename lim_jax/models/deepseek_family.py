@@ -9,6 +9,7 @@ from lim_jax.models.recipe import Biases, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import FULL, SLIDING, WINDOW, rope_options, yarn_weights
 from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
+from lim_jax.network.masks import AttentionMask
 
 DENSE, SPARSE = "dense", "sparse"
 # Configuration of an index of tokens.
@@ -63,7 +64,7 @@ def glm_moe_dsa(config: Configuration) -> Recipe:
 def youtu(config: Configuration) -> Recipe:
     """Youtu-LLM: DeepSeek V3 without experts."""
     config.ignore("embedding_initializer_range")
-    return _latent(config, 1e-6, tied=True)
+    return latent_like(config, 1e-6, tied=True)
 
 
 def glm4_moe(config: Configuration) -> Recipe:
@@ -91,8 +92,8 @@ def _glm4_moe(
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default=theta, default_part=part),
         biases=Biases(qkv=config.get_flag("attention_bias")), head_norm=head_norm,
-        network=_beside_shared(config, sizes.depth, count=128, factor=1.0, **mixture),
-        num_mtp_layers=_mtp_layers(config),
+        network=beside_shared(config, sizes.depth, count=128, factor=1.0, **mixture),
+        num_mtp_layers=count_mtp_layers(config),
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def dots1(config: Configuration) -> Recipe:
     first = config.get_int("max_window_layers", 62, least=0)
     first = sizes.depth if config.get("sliding_window", WINDOW) is None else first
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
-    network = _beside_shared(
+    network = beside_shared(
         config, sizes.depth, dense=0, shared=None, top=None, factor=1.0, normalised=False
     )
     return llama_like(
@@ -112,23 +113,31 @@ def dots1(config: Configuration) -> Recipe:
 
 
 def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> Recipe:
-    recipe = _latent(config, norm_eps)
-    network = _beside_shared(config, recipe.sizes.depth, **mixture)
-    return recipe._replace(network=network, num_mtp_layers=_mtp_layers(config))
+    recipe = latent_like(config, norm_eps)
+    network = beside_shared(config, recipe.sizes.depth, **mixture)
+    return recipe._replace(network=network, num_mtp_layers=count_mtp_layers(config))
 
 
-def _latent(config: Configuration, norm_eps: float, **more: Any) -> Recipe:
+def latent_like(
+    config: Configuration, norm_eps: float, theta: float | None = 10_000.0, **more: Any
+) -> Recipe:
+    """Return the recipe of a decoder of latent attention, by default dense.
+
+    `theta` is the base of rotary positions where none is stated; None is for no positions.
+    """
     config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=True)
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
-    size, rope = sizes.head_dim + config.get_int("qk_nope_head_dim"), rope_options(config)
-    return llama_like(
-        config, sizes, rotary_masks(config, sizes), attention=experts.read_mla(config),
-        scale=_yarn_scale(size, rope), **more,
-    )  # fmt: skip
+    scale, masks = None, sizes.depth * (AttentionMask(),)
+    if theta is not None:
+        size = sizes.head_dim + config.get_int("qk_nope_head_dim")
+        scale = _yarn_scale(size, rope_options(config))
+        masks = rotary_masks(config, sizes, default=theta)
+    attention = experts.read_mla(config)
+    return llama_like(config, sizes, masks, attention=attention, scale=scale, **more)
 
 
-def _beside_shared(
+def beside_shared(
     config: Configuration,
     depth: int,
     *,
@@ -142,7 +151,7 @@ def _beside_shared(
     """Read experts beside shared ones in all layers but some, given the options' defaults."""
     config.refuse(moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
     preference = "gate.e_score_correction_bias" if routing is None else None
-    routing = routing or _by_sigmoids(config, **sigmoids)
+    routing = routing or by_sigmoids(config, **sigmoids)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
     count, hidden = config.get_int(name, count), config.get_int("moe_intermediate_size", hidden)
     config.refuse(num_experts=count, num_local_experts=count)
@@ -158,7 +167,7 @@ def _beside_shared(
     )  # fmt: skip
 
 
-def _by_sigmoids(
+def by_sigmoids(
     config: Configuration,
     *,
     top: int | None = 8,
@@ -166,6 +175,7 @@ def _by_sigmoids(
     groups: tuple[int, int] = (1, 1),
     normalised: bool = True,
 ) -> Routing:
+    """Return a routing by sigmoids, in groups of experts; `top` to `normalised` are defaults."""
     config.refuse(topk_method="noaux_tc")
     config.get_choice("scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
     stated = config.get_int_or("n_group", groups[0]), config.get_int_or("topk_group", groups[1])
@@ -191,7 +201,8 @@ def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
     )
 
 
-def _mtp_layers(config: Configuration) -> int:
+def count_mtp_layers(config: Configuration) -> int:
+    """Return how many layers behind the last predict further tokens."""
     return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
 
 

@@ -43,13 +43,17 @@ class Mixture(NamedTuple):
     combine: Callable[..., Any] | None = None  # in place of a gate with the recipe's activation
     dense_layers: frozenset[int] = frozenset()  # those with a gated network in place of experts
     dense_intermediate_size: int | None = None  # of that network, if it is not the recipe's
+    dense_name: str | None = None  # of that network, if it is not the recipe's, in some files
 
     def __call__(
         self, read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
     ) -> MixtureOfExperts:
         """Read the experts of a layer."""
         dense = int(at.rpartition(".")[2]) in self.dense_layers
-        at = f"{at}.{recipe.names.network}" if recipe.names.network else at
+        name = recipe.names.network
+        if dense and read.has(f"{at}.{self.dense_name}.{recipe.names.gate}.weight"):
+            name = self.dense_name
+        at = f"{at}.{name}" if name else at
         width, count = recipe.sizes.width, self.num_experts
         parts = {}
         if dense:
@@ -157,8 +161,8 @@ PROJECTIONS = ByExpert("gate_proj", "up_proj", "down_proj")
 
 def stacked_or_apart(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
     """Read experts from two tensors of all, or from matrices of each."""
-    there = f"{read.prefix}{at}.experts.gate_up_proj" in read.checkpoint.files
-    return (Stacked() if there else PROJECTIONS)(read, at, mixture, recipe)
+    kind = Stacked() if read.has(f"{at}.experts.gate_up_proj") else PROJECTIONS
+    return kind(read, at, mixture, recipe)
 
 
 def stacked_either_way(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -199,8 +203,8 @@ def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
         width, heads = recipe.sizes.width, recipe.sizes.heads
         interleaved = recipe._replace(rope_interleaved=True)
         norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
-        at = f"{at}.self_attn"
-        parts = {}
+        names, layer = recipe.names, at
+        at, parts = f"{layer}.{names.output.rpartition('.')[0]}", {}
         if latent is not None:
             parts["query_down"] = read(f"{at}.q_a_proj.weight", latent, width)
             name = f"{at}.q_a_layernorm"
@@ -213,10 +217,13 @@ def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
         # Files hold the rotated features last, the module first.
         query = deinterleaved(np.roll(query, rotary, axis=1), interleaved)
         shared = deinterleaved(down[None, rank:], interleaved)[0]
-        output = split_heads(read(f"{at}.o_proj.weight", width, heads * features), heads)
+        output = read(f"{layer}.{names.output}.weight", width, heads * features)
+        if names.output_gate is not None:  # the same of all features of a head
+            gate = read(f"{layer}.{names.output_gate}.weight", heads, width)
+            parts["gate"] = np.repeat(gate[:, None, :], features, axis=1)
         return LatentAttention(
-            norm, query, up[:, :still], up[:, still:], output, down=down[:rank], rope_key=shared,
-            **parts,
+            norm, query, up[:, :still], up[:, still:], split_heads(output, heads),
+            down=down[:rank], rope_key=shared, **parts,
             down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
             mask=mask, scale=recipe.scale,
         )  # fmt: skip

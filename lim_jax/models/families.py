@@ -8,6 +8,7 @@ from lim_jax.models import (
     gemma_family,
     hybrid_family,
     layer_norm_family,
+    linear_family,
     llama_family,
     mixture_family,
 )
@@ -16,6 +17,7 @@ from lim_jax.models.recipe import Recipe
 
 FILES = (
     llama_family, layer_norm_family, gemma_family, mixture_family, deepseek_family, hybrid_family,
+    linear_family,
 )  # fmt: skip
 # A family is a function of these files that makes a recipe of a configuration; its name is the
 # ``model_type``.
@@ -27,7 +29,7 @@ FAMILIES: Mapping[str, Callable[[Configuration], Recipe]] = dict(sorted(
 # Families with layers that are no attention, by what these layers are.
 OTHER_LAYERS = {
     "Mamba": ("falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
-    "linear attention": ("kimi_linear", "minimax", "rwkv"),
+    "linear attention": ("rwkv",),
     "recurrent": ("recurrent_gemma", "xlstm"),
 }  # fmt: skip
 # Families whose layers are no flow on one state, or differ in shape, by what they have.

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 
 from lim_jax.models import experts, parts, recurrent
+from lim_jax.models.deepseek_family import by_sigmoids
 from lim_jax.models.llama_family import AFTER, llama_like, multipliers, rotary_masks
 from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import ACTIVATIONS, Reader
@@ -146,7 +147,7 @@ def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> N
     """Read an RMS norm by its name or the publisher's own for it."""
     renamed = name.replace("input_layernorm", "attention_layer_norm")
     renamed = renamed.replace("post_attention_layernorm", "feedforward_layer_norm")
-    there = f"{read.prefix}{renamed}.weight" in read.checkpoint.files
+    there = read.has(f"{renamed}.weight")
     return parts.rms_norm(read, renamed if there else name, width, norm_eps)
 
 
@@ -193,12 +194,7 @@ def _nemotron_experts(config: Configuration, recipe: Recipe) -> experts.Mixture:
     if latent is not None:
         config.refuse(mlp_bias=False)
         latent = "fc1_latent_proj", "fc2_latent_proj", config.get_int("moe_latent_size")
-    routing = Routing(
-        config.get_int("num_experts_per_tok", 2), "sigmoid",
-        config.get_flag("norm_topk_prob", True),
-        config.get_positive("routed_scaling_factor", 1.0),
-        config.get_int("n_group", 1), config.get_int("topk_group", 1), best=2,
-    )  # fmt: skip
+    routing = by_sigmoids(config, top=2, factor=1.0)
     count = config.get_int("n_routed_experts", 8)
     experts.require_open(routing, count)
     shared = "shared_experts", config.get_int("moe_shared_expert_intermediate_size", 7688)
@@ -287,7 +283,7 @@ def falcon_h1(config: Configuration) -> Recipe:
         norm_before_gate=config.get_flag("mamba_norm_before_gate", True),
         factors=recurrent.MambaFactors(factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")),
     )  # fmt: skip
-    before, after = factor("attention_in"), _multiplied(factor("attention_out"))
+    before, after = factor("attention_in"), multiplied(factor("attention_out"))
 
     def both(read: Reader, at: str, recipe: Recipe, mask: Any) -> SumOfFields:
         attention = parts.read_attention(read, at, recipe, mask)
@@ -296,13 +292,13 @@ def falcon_h1(config: Configuration) -> Recipe:
         return SumOfFields((mamba(read, at, recipe, mask), attention))
 
     def network(read: Reader, at: str, recipe: Recipe, norm: Norm, _: Norm | None) -> Field:
-        return parts.gated_mlp(read, at, recipe, norm, _multiplied(down))
+        return parts.gated_mlp(read, at, recipe, norm, multiplied(down))
 
     activation = recipe.activation if gate == 1 else Scaled(recipe.activation, gate)
     return recipe._replace(attention=both, network=network, activation=activation)
 
 
-def _multiplied(factor: float) -> Norm | None:
+def multiplied(factor: float) -> Norm | None:
     """Return a map that multiplies a token by a number, None for one."""
     return None if factor == 1 else Scaled(eqx.nn.Identity(), outside=factor)
 

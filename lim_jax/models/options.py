@@ -82,7 +82,11 @@ class Configuration(Mapping[str, Any]):
 
     def with_defaults(self, **defaults: Any) -> "Configuration":
         """Return the same options, with others where the file states none."""
-        same = Configuration({**defaults, **self.options}, self.file)
+        return self.replaced(**{**defaults, **self.options})
+
+    def replaced(self, **options: Any) -> "Configuration":
+        """Return the same options, but these."""
+        same = Configuration({**self.options, **options}, self.file)
         same.asked = self.asked
         return same
 

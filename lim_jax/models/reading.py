@@ -85,6 +85,10 @@ class Reader:
         self.known.add(name)
         return self.checkpoint.read(name, shape, dtype or self.dtype)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor of the base model."""
+        return self.prefix + name in self.checkpoint.files
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of the base model, as its file holds it."""
         return self.checkpoint.shape(self.prefix + name)

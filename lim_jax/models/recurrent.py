@@ -13,15 +13,17 @@ from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.parts import Arrays, read_norm
 from lim_jax.models.reading import Reader, Tensor, split_heads
 from lim_jax.models.recipe import Recipe
-from lim_jax.network.gated_delta import GatedDelta
+from lim_jax.network.gated_delta import GatedDelta, KimiDelta
 from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import GroupedNorm, Norm, Scaled
 from lim_jax.network.short_convolution import ShortConvolution
 
 Mask = AttentionMask | SwitchedMask
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of matrices, with the letters of their names
 INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 CONVOLVED = ("value", "key", "query")
+LIGHTNING_NORM_EPS = 1e-6  # whatever the other norms have
 
 
 class DeltaSizes(NamedTuple):
@@ -104,19 +106,54 @@ def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) ->
 
 def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
     """Read a matrix of each kind, and convolutions in three tensors, wherever they are cut."""
+    values, heads = (sizes.heads, sizes.features), (sizes.heads,)
+    return _apart(read, at, sizes, width, {"gate": ("g", values), "rate": ("a", heads)})
+
+
+def _apart(read: Reader, at: str, sizes: DeltaSizes, width: int, more: Shapes) -> Arrays:
+    """Read a matrix of each kind, by its letter and shape, and convolutions in three tensors."""
     groups, heads, size, features, taps = sizes
     keys, values = (groups, size), (heads, features)
-    shapes = {"query": keys, "key": keys, "value": values, "gate": values}
-    shapes |= {"write": (heads,), "rate": (heads,)}
+    shapes: Shapes = {"query": ("q", keys), "key": ("k", keys), "value": ("v", values)}
+    shapes = {**shapes, "write": ("b", (heads,)), **more}
     arrays = {}
-    for letter, (name, shape) in zip("qkvgba", shapes.items(), strict=True):
-        rows = read(f"{at}.{letter}_proj.weight", math.prod(shape), width)
-        arrays[name] = rows.reshape(*shape, width)
+    for name, (letter, shape) in shapes.items():
+        columns = size if f"{name}_down" in shapes else width
+        rows = read(f"{at}.{letter}_proj.weight", math.prod(shape), columns)
+        arrays[name] = rows.reshape(*shape, columns)
     # The publisher has one of each kind, transformers saves thirds of all.
     names = [f"{at}.{letter}_conv1d.weight" for letter in "qkv"]
     rows = np.concatenate([read(name, read.shape(name)[0], 1, taps) for name in names])[:, 0]
     require_shape(names[0], (len(rows),), (2 * groups * size + heads * features,))
     return arrays | {f"{part}_taps": some for part, some in _by_part(rows, sizes).items()}
+
+
+def kimi_delta(
+    heads: int, size: int, taps: int, *, names: tuple[str, ...], low_rank: bool, least_decay: Any
+) -> Callable[..., KimiDelta]:
+    """Return a reader of Kimi's delta layers, whose output has one of these names."""
+    sizes, shape = DeltaSizes(heads, heads, size, size, taps), (heads, size)
+    more: Shapes = {"rate": ("f", shape), "gate": ("g", shape)}
+    if low_rank:
+        more = {"rate": ("f_b", shape), "gate": ("g_b", shape)}
+        more |= {"rate_down": ("f_a", (size,)), "gate_down": ("g_a", (size,))}
+
+    def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> KimiDelta:
+        before, width = _norm_before(read, at, recipe), recipe.sizes.width
+        output = next((n for n in names if read.has(f"{at}.{n}.weight")), names[0])
+        matrix = read(f"{at}.{output}.weight", width, heads * size)
+        at = f"{at}.{output.rpartition('.')[0]}"
+        decays = read(f"{at}.A_log", *((1, 1, heads, 1) if low_rank else (heads,)))
+        scale: Tensor = np.tile(read(f"{at}.o_norm.weight", size), (heads, 1))
+        return KimiDelta(
+            before, **_apart(read, at, sizes, width, more), output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads * size).reshape(shape), least_decay=least_decay,
+            log_decay=decays.reshape(heads), activation=recipe.activation,
+            head_norm=GroupedNorm(scale, heads, recipe.sizes.norm_eps),
+            gate_activation=jax.nn.sigmoid,
+        )  # fmt: skip
+
+    return attention
 
 
 def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
@@ -289,6 +326,33 @@ def _mamba_inputs(
         arrays |= cut(read(f"{at}.in_proj.bias", sum(counts)), "_bias", tuple(shapes))
         rate_bias = rate_bias + factors.rate * arrays["rate_bias"]
     return arrays | {"rate_bias": rate_bias}
+
+
+def lightning(heads: int, size: int, depth: int, factor: float) -> Callable[..., Mamba2]:
+    """Return a reader of lightning attention, whose output is multiplied by a factor."""
+
+    def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
+        before, width, number = (
+            _norm_before(read, at, recipe),
+            recipe.sizes.width,
+            at.split(".")[-1],
+        )
+        at, inner = f"{at}.self_attn", heads * size
+        rows = read(f"{at}.qkv_proj.weight", 3 * inner, width).reshape(heads, 3, size, width)
+        gate = read(f"{at}.output_gate.weight", inner, width).reshape(heads, size, width)
+        output = split_heads(read(f"{at}.out_proj.weight", width, inner), heads)
+        scale = factor * read(f"{at}.norm.weight", inner).reshape(heads, size)
+        # Decays of heads are those of ALiBi, less the later the layer is, and are not learned.
+        later = 1 - int(number) / (depth - 1 + 1e-5) + 1e-5
+        decays = read.zeros(heads) + np.log(later * 0.5 ** (8 / heads * (1 + np.arange(heads))))
+        query, key, value = np.moveaxis(rows, 1, 0)
+        return Mamba2(
+            before, query, key, value, None, None, decays, gate, output, None, None, None,
+            head_norm=GroupedNorm(scale, 1, LIGHTNING_NORM_EPS), skip=None,
+            activation=recipe.activation, gate_activation=jax.nn.sigmoid,
+        )  # fmt: skip
+
+    return attention
 
 
 def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution]:

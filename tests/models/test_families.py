@@ -29,8 +29,8 @@ PACKED = {
     name for name, network in RECORD["networks"].items() if "ids" in network and "," not in name
 }
 MATRICES = {"query", "key", "value", "output", "gate", "up", "down", "inner", "outer", "router",
-            "rope_key", "query_down", "shared_gate", "inward", "outward", "write",
-            "read"}  # fmt: skip
+            "rope_key", "query_down", "rate_down", "gate_down", "shared_gate", "inward", "outward",
+            "write", "read"}  # fmt: skip
 
 
 def _parts_without_code(value, parts=_digest._parts):

@@ -29,7 +29,7 @@ LATENT = {
 }  # fmt: skip
 LATENTS = (
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2",
-    "youtu",
+    "youtu", "kimi_linear", "bailing_hybrid",
 )  # fmt: skip
 WITHOUT = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 # The least that a configuration says, where that is not the sizes alone.
@@ -50,6 +50,7 @@ LEAST = {
     "youtu": SIZES | {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name},
     "qwen3_vl_moe_text": SIZES | {"moe_intermediate_size": 9},
 }  # fmt: skip
+MINIMAX = "minimax", "minimax_m1", "minimax_text_01"
 SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
 
 
@@ -74,6 +75,7 @@ DEFAULTS = {
     "afmoe": (1e-5, 128, 128, 1e4, False, SILU, ""),
     "apertus": (1e-5, 16, 16, 12e6, False, xielu, ""),
     "arcee": (1e-5, 16, 16, 1e4, False, squared_relu, ""),
+    "bailing_hybrid": (1e-6, 8, 8, 6e6, False, SILU, ""),
     "bamba": (1e-5, 16, 8, 1e4, False, SILU, ""),
     "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
@@ -118,6 +120,8 @@ DEFAULTS = {
     "llama4_text": (1e-5, 128, 128, 5e5, False, SILU, ""),
     "minimax_m2": (1e-6, 128, 128, 5e6, False, SILU, ""),
     "kimi_k2": (1e-6, 8, 8, 1e4, False, SILU, ""),
+    "kimi_linear": (1e-5, 8, 0, None, False, SILU, ""),
+    **dict.fromkeys(MINIMAX, (1e-5, 16, 16, 1e6, False, SILU, "")),
     "mimo": (1e-6, 16, 16, 1e4, False, SILU, "p"),
     "ministral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "ministral3": (1e-5, 128, 128, 1e6, False, SILU, ""),
@@ -252,6 +256,9 @@ def test_multipliers_caps_and_steps_that_are_left_out_are_the_publishers(family)
 MIXTURES = {
     "afmoe": (64, 6, "sigmoid", True, 1.0, 1, 1, 1, {0}, ("shared_experts", 2816)),
     "deepseek_v2": (16, 2, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_experts", 18)),
+    "bailing_hybrid": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1}, ("shared_experts", 9)),
+    "kimi_linear": (16, 2, "sigmoid", True, 2.446, 1, 1, 2, {0}, ("shared_experts", 9)),
+    **dict.fromkeys(MINIMAX, (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None)),
     "deepseek_v3": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "deepseek_v32": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "dots1": (16, 2, "sigmoid", False, 1.0, 1, 1, 2, set(), ("shared_experts", 9)),
@@ -284,6 +291,7 @@ MIXTURES = {
 def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe: Any = recipe_of(least(family))
     mixture = (recipe.layers[-1] if recipe.layers else recipe).network
+    mixture = getattr(mixture, "sublayer", mixture)  # of MiniMax, beside a norm
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
 
@@ -457,6 +465,12 @@ REFUSED = [
     ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace = 1, expected 0"),
     ("dots1", {"scoring_func": "softmax"}, "scoring_func = 'softmax', expected sigmoid"),
     ("dots1", {"topk_method": "greedy"}, "topk_method = 'greedy', expected noaux_tc"),
+    ("bailing_hybrid", {"layer_group_size": 4}, "6 layers in groups of 4, expected groups of one"),
+    ("bailing_hybrid", {"kda_lower_bound": 5}, "kda_lower_bound = 5, expected a negative number"),
+    ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]}},
+     "kda_layers, expected all layers that are not in full_attn_layers"),
+    ("kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5.0}}, "gate_lower_bound = -5.0"),
+    ("minimax", {"attn_type_list": [0, 1, 0, 1, 2, 1]}, r"6 layers of \['2', 'full_attention'"),
     ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = list, expected the same in ev"),
     ("minimax_m2", {"attn_type_list": 6 * [0]}, "attn_type_list = 0, expected 1"),
     ("cwm", {"attention_bias": True}, "attention_bias = True, expected False"),
@@ -505,7 +519,7 @@ STEP = {"model_type": "step3p7"}
 @pytest.mark.parametrize(
     "family, layers",
     [
-        ("mamba", "Mamba"), ("jamba", "Mamba"), ("kimi_linear", "linear attention"),
+        ("mamba", "Mamba"), ("jamba", "Mamba"),
         ("rwkv", "linear attention"), ("recurrent_gemma", "recurrent"),
     ],
 )  # fmt: skip
@@ -573,6 +587,21 @@ def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
     config = least("phi3", **{TRAINED: 4096})
     assert recipe_of(config).masks[0].positions == Rotary(rotary_frequencies(16))
     refuse_unknown(config)
+
+
+def test_layers_of_linear_attention_are_those_that_files_list():
+    own = {"full_attn_layers": [4, 6], "kda_layers": [1, 2, 3, 5]}  # counted from 1
+    for family, more, full in (
+        ("kimi_linear", {"linear_attn_config": own}, {3, 5}), ("kimi_linear", {}, {4}),
+        ("bailing_hybrid", {"layer_group_size": 3}, {2, 5}), ("minimax", {}, {0, 2, 4}),
+        ("minimax_m1", {"attn_type_list": [0, 0, 1, 0, 0, 1], "rotary_dim": 4}, {2, 5}),
+    ):  # fmt: skip
+        config = least(family, **more)
+        recipe = recipe_of(config)
+        refuse_unknown(config)
+        last = recipe.layers[max(full)]
+        assert {k for k, own in enumerate(recipe.layers) if own == last} == full
+        assert last.masks[0].rotary_dim == more.get("rotary_dim", last.masks[0].rotary_dim)
 
 
 def test_null_is_as_good_as_false():
@@ -647,6 +676,13 @@ SAID = {
         "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "shared_intermediate_size": 0,
         "use_qk_norm": True, "use_routing_bias": True,
     },
+    "bailing_hybrid": {
+        "gated_attention_proj_granularity_type": "head_wise", "group_norm_size": 1,
+        "linear_silu": True, "no_kda_lora": True, "score_function": "sigmoid", "use_nGPT": False,
+        "use_mla_nope": False, "use_qk_norm": True, "value_norm": False,
+    },
+    "kimi_linear": {"mla_use_nope": True, "moe_layer_freq": 1, "use_grouped_topk": True},
+    "minimax": {"postnorm": True, "shared_intermediate_size": 0},
     "nemotron": {"kv_channels": 16, "layer_norm_eps": 1e-5},
     "nemotron_h": {"n_shared_experts": 1, "norm_eps": 1e-5, "mamba_proj_bias": False},
     "phi3": {
@@ -678,6 +714,8 @@ IDLE = {
     "llama": ("_flash_attn_2_enabled", "max_length", "num_beams", "repetition_penalty", "typical_p",
               "suppress_tokens", "unsloth_fixed", "unsloth_version"),
     "minimax_m2": ("mlp_intermediate_size", "shared_moe_mode", "use_mtp"),
+    "bailing_hybrid": ("mtp_use_kda", "partial_rotary_factor", "router_dtype"),
+    "kimi_linear": ("rope_theta",), "minimax": ("block_size", "shared_moe_mode"),
     "opt": ("activation_dropout", "prefix"), "phi3": ("auto_map",),
     "falcon_h1": ("mamba_chunk_size", "mlp_expansion_factor", "time_step_max"),
     "granitemoehybrid": ("init_method", "rope_theta"),
