@@ -187,7 +187,6 @@ def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
 
 
 def _log_weights(grid: Grid) -> Float[Array, " length"]:
-    """The grid's log weights, zeros where it has none."""
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 

@@ -193,7 +193,6 @@ def _pull_rows(
 
 
 def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Linearise any field at x, once for all covectors; it has no heads."""
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
@@ -210,7 +209,6 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
 
 
 def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
-    """Linearise a field at x, by heads where it has any."""
     if isinstance(field, OF_HEADS):
         return _linearised_heads(field, x, grid)
     if not isinstance(field, TransformerField | SumOfFields):

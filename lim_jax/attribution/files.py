@@ -118,7 +118,6 @@ def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
 
 
 def _by_token(tokens: Sequence[str], *columns: Any) -> Iterator[tuple[Any, ...]]:
-    """The number, the text and the piece of each token, and its entries of columns."""
     rows = zip(_pieces(tokens), *(column.tolist() for column in columns), strict=True)
     return ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
 

@@ -41,8 +41,6 @@ def _tokens(texts: Texts) -> list[list[int]]:
 
 
 def _cut(by: Callable[[str], list[tuple[int, int]]]) -> Callable[[Texts], list[list[int]]]:
-    """Cut as a text is cut: a token is of the part in which its last character lies."""
-
     def numbers(texts: Texts) -> list[list[int]]:
         text, sizes = "".join(texts), np.array([len(token) for token in texts], int)
         # Of a character of several tokens all are where the last is, which has its text.

@@ -73,7 +73,6 @@ def compare(
 def _profiles(
     measured: tuple[MeasuredContexts, MeasuredContexts], names: Names, folder: Path
 ) -> Told:
-    """The sentences, the table and the figures of two profiles, whose files are written."""
     compared = compare_contexts(*measured)
     parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
     parts = {name: part for name, part in parts.items() if part is not None}
@@ -108,7 +107,6 @@ def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
 
 
 def _pages(first: Path, second: Path) -> list[str]:
-    """The pages of one name that both folders have, or none."""
     for name in PAGES:
         files = first / name, second / name
         if all(file.is_file() for file in files):

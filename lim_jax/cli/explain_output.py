@@ -92,7 +92,6 @@ def _records(contexts: Sequence[Context], result: Explanation) -> list[Record]:
 
 
 def _save_explanation(result: Explanation, name: str, out: Path) -> int:
-    """Write one explanation's table, draw it, and count its figures."""
     file, influence = stem(name), result.influence
     columns = (
         influence.grid.nodes, influence.density, influence.density_error,

@@ -133,7 +133,6 @@ def explain(
 
 
 def _require_options(arguments: dict[str, Any]) -> None:
-    """Raise before a long computation at options that could not be followed."""
     boundary_regions(token_grid(arguments["max_length"]), arguments["delta"])
     if arguments["html"]:
         require_page_packages()

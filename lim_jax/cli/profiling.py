@@ -147,7 +147,6 @@ def _announce(
 
 
 def _require_options(arguments: dict[str, Any]) -> None:
-    """Raise before a long computation at options that could not be followed."""
     boundary_regions(token_grid(CELLS), arguments["delta"])
     as_int(arguments["max_length"], "max_length")
     as_int(arguments["answer_tokens"], "answer_tokens")

@@ -156,7 +156,6 @@ def _print(answered: Answer, notes: Sequence[str]) -> None:
 def _write_page(
     answered: Answer, measured: Measured | None, model: models.LanguageModel, folder: Path
 ) -> str:
-    """Write the page of an answer by its parts, or of its influence, and return its name."""
     if measured is None:
         about = {"model": model.name, "method": answered.method}
         return answer_page(answered, about).save(folder / "answer.html").name

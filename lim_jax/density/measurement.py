@@ -144,7 +144,6 @@ def influence_stream(
 
 
 def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
-    """Regions of this grid; by default those of the paper's simulations."""
     require_grid(grid)
     regions = boundary_regions(grid, 0.2) if regions is None else regions
     require_regions(regions, grid)
@@ -173,7 +172,6 @@ def _influence(
     regions: Regions,
     keep_examples: bool,
 ) -> Influence:
-    """Measure the examples of a batch that count: all of them where `counts` is None."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
     counts = jnp.ones(energies.shape[0], bool) if counts is None else jnp.asarray(counts)
     return Influence._of_counted(energies, counts, regions, keep_examples)

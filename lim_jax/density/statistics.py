@@ -180,7 +180,6 @@ class Influence(eqx.Module):
         regions: Regions,
         keep_examples: bool,
     ) -> "Influence":
-        """Sum up the energies of the examples that count."""
         shares = counts.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count

@@ -271,7 +271,6 @@ def _taken_apart(
 def _passed(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
-    """One layer back before the account's depth: the covector alone."""
     stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
     added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
     moved = sweep._replace(covector=sweep.covector + added)

@@ -264,8 +264,6 @@ def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profi
 def _of_context(
     parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
 ) -> tuple[dict[str, Array], Profile]:
-    """Reduce one context's adjoint to what is averaged, and the energies of its own tokens."""
-
     def carried(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
         return profiles if shares is None else profiles @ shares.T
 

@@ -205,8 +205,6 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
-    """Fields that are not continuously differentiable, averaged."""
-
     def studies(
         states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
@@ -345,7 +343,6 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """A query density in the loss that grows to the right."""
     biased = {"query_density": right_biased, "lipschitz": True}
     fields, linear = (smooth_states, smooth_labels, sizes), LinearReadout(_readout_weight(seed))
     study = in_position.loss_study(*fields, **biased)

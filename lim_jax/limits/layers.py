@@ -30,7 +30,6 @@ from lim_jax.network.tokenwise import FeedForward
 
 
 def _random_fields(seed: int, count: int) -> TransformerField:
-    """Stack fields whose arrays are all Gaussian with standard deviation one half."""
     generator = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Array:

@@ -270,7 +270,6 @@ def _as_network(network: Any) -> Network:
 
 
 def _solutions(network: Any) -> tuple[Network, Network]:
-    """The network, and the same by another solver if it has one."""
     if not isinstance(network, ContinuousFlow):
         return _as_network(network), _as_network(network)
     other, solved = reference_flows(network.control, network.horizon, network.profile)
@@ -306,7 +305,6 @@ def _grids(values: Any, name: str) -> list[Grid]:
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
-    """Key the grids by their sizes; raise ValueError for a network that has no limit."""
     known = _grids(grids, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
@@ -344,7 +342,6 @@ def _require_refinements(numbers: list[int], name: str, what: str) -> None:
 def _reference_runs(
     network: Any, grids: Any, references: Any, quantities: Mapping[str, Quantity]
 ) -> list[_Run]:
-    """Make the runs that give the limits: two, or three to extrapolate."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _listed(references)

@@ -88,7 +88,6 @@ def loss_study(
 
 
 def _largest_slope(field: PositionField) -> float:
-    """The largest slope at 2,001 points."""
     p = jnp.linspace(0.0, 1.0, 2001)
     _, slopes = filter_jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
     return float(jnp.abs(slopes).max())

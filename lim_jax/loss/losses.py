@@ -202,7 +202,6 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
-    """Raise ValueError unless targets are class numbers, of at least two classes."""
     require(_class_numbers(targets), "targets", got=described(targets),
             expected="class numbers, whole numbers of one for each position",
             cure="A margin is one answer's: pass its number.")  # fmt: skip
@@ -290,7 +289,6 @@ def _weighted_cross_entropy(
 
 
 def _checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
-    """Query weights; their use raises where they are negative or do not sum to one."""
     require_floats(query_weights, "query_weights", "length")
     unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
     return error_if(

@@ -259,7 +259,6 @@ def _sharded(folder: Path) -> dict[str, Path]:
 
 
 def _names(file: Path) -> list[str]:
-    """Return the names of a file's tensors, of which the header may name none twice."""
     with _opened(file) as opened:
         names = list(opened.keys())
     _header(file)  # the library silently keeps the last of two tensors of one name
@@ -289,7 +288,6 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open a safetensors file; the library's errors become ones that name the file."""
     expected = "every file that the index names"
     require_in("weights", file.is_file(), f"no file {file}", expected, REPOSITORY)
     try:

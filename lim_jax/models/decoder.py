@@ -88,7 +88,6 @@ def _layer_tensors(read: Reader, at: str) -> list[str]:
 
 
 def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
-    """Account for all further layers' tensors, reading one layer of each set of tensor names."""
     kinds = set()
     for index in range(recipe.sizes.depth):
         at = f"{read.prefix}{recipe.names.layer}.{index}."

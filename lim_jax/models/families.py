@@ -83,7 +83,6 @@ def _require_attention(family: Any, kind: str | None) -> None:
 
 
 def _other_kind(config: Options) -> str | None:
-    """Return what layers of an unknown family seem to be, by its options; None if attention."""
     names = [name for name, value in config.items() if value]
     names += [str(kind) for name in names if "layer" in name and isinstance(config[name], list)
               for kind in config[name]]  # fmt: skip

@@ -148,7 +148,6 @@ def _refuse_layers_of_more_states(config: Configuration) -> None:
 
 
 def _attention(mask: AttentionMask) -> Callable[..., CausalAttention]:
-    """Return a reader of attention by one mask, whose heads have sizes that another's lack."""
     return lambda read, at, recipe, _: parts.read_attention(read, at, recipe, mask)
 
 

@@ -99,7 +99,6 @@ def _proportional(rope: Options, head_dim: int) -> Options:
 
 
 def _windows(options: Configuration, sizes: Options, period: int) -> dict[str, Any]:
-    """Return which layers slide: all but every `period`-th, if the file does not list them."""
     return {
         "sliding_window": options.get_int("attention.sliding_window"),
         "layer_types": _kinds(options, sizes, period),
@@ -107,7 +106,6 @@ def _windows(options: Configuration, sizes: Options, period: int) -> dict[str, A
 
 
 def _caps(options: Configuration, **usual: float | None) -> dict[str, Any]:
-    """Return the caps of scores or logits, or those that are usual; None for none."""
     return {
         name: cap if cap is None and options.get(name) is None else options.get_positive(name, cap)
         for name, cap in usual.items()
@@ -228,7 +226,6 @@ def _scalar(sizes: Options, layers: int) -> Any:
 
 
 def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
-    """Return the kinds of layers: all but every `period`-th slide, or as a list of flags says."""
     name, depth = "attention.sliding_window_pattern", sizes["num_hidden_layers"]
     pattern = options.get(name)
     if not isinstance(pattern, list):
@@ -240,7 +237,6 @@ def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
 
 
 def _require_one_state(options: Configuration) -> None:
-    """Raise ValueError at layers that read keys, values or embeddings of others."""
     cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
     for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
         value = options.get(name, 0)

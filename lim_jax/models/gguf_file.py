@@ -140,13 +140,11 @@ def _reordering(
 
 
 def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """Cut rows into a shape, and put two axes the other way round."""
     cut = rows.reshape(*shape, *rows.shape[1:])
     return cut.swapaxes(axis, axis + 1).reshape(rows.shape)
 
 
 def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
-    """Return the publisher's tensors of the matrices, or biases, of all of a layer's experts."""
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     mixture, reader = recipe.network, Stacked()
     if isinstance(mixture, Mixture):

@@ -144,7 +144,6 @@ def olmo_hybrid(config: Configuration) -> Recipe:
 
 
 def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> Norm:
-    """Read an RMS norm by its name or the publisher's own for it."""
     renamed = name.replace("input_layernorm", "attention_layer_norm")
     renamed = renamed.replace("post_attention_layernorm", "feedforward_layer_norm")
     there = read.has(f"{renamed}.weight")

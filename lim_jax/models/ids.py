@@ -254,7 +254,6 @@ def _rows_by_context(
 
 
 def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
-    """The numbers of contexts that one program measures at once, in batches of one size each."""
     by_shapes: dict[Any, list[int]] = {}
     for number, context in enumerate(contexts):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(context))
@@ -309,7 +308,6 @@ def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast
 def _padded(
     model: CausalLM, window: Any, asked: Profile | Contrast, parts: Int[np.ndarray, " _"]
 ) -> Padded:
-    """A context as a program takes it, still on the host."""
     # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
     # that fill up the arrays are at the first position, with weight zero.
     row = np.asarray(window)

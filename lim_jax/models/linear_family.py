@@ -154,7 +154,6 @@ def bailing_hybrid(config: Configuration) -> Recipe:
 
 
 def _with_newer_names(config: Configuration) -> Configuration:
-    """Return Kimi's options by DeepSeek's names."""
     config.ignore(*OF_KIMI)
     stated = {new: config[old] for old, new in OF_KIMI.items() if old in config}
     return config.with_defaults(**stated)

@@ -71,8 +71,6 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
 
 
 def _numbers_of_token(layer: PyTree) -> int:
-    """How many numbers a token has at most within a layer."""
-
     def is_recurrent(node: Any) -> bool:
         return isinstance(node, RecurrentMixer)
 

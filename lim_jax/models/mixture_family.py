@@ -182,7 +182,6 @@ def phimoe(config: Configuration) -> Recipe:
 def _rotary_of_phimoe(
     config: Configuration, head_dim: int
 ) -> tuple[Rotary, tuple[int, str] | None]:
-    """Read rotary positions, and up to which length readers agree about their scaling."""
     rope = rope_options(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

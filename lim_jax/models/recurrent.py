@@ -157,7 +157,6 @@ def kimi_delta(
 
 
 def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
-    """Cut rows of all queries, then all keys, then all values, by heads."""
     groups, heads, size, features, _ = sizes
     query, key, value = np.split(rows, [groups * size, 2 * groups * size])
     rest = rows.shape[1:]

@@ -106,7 +106,6 @@ def usual_base(config: Configuration, base: float) -> dict[str, float]:
 
 
 def _part(config: Configuration, rope: Configuration, default: float) -> float:
-    """Return the share of a head's features that are rotated; `rope` goes before `config`."""
     outer = config.get(PART)
     return rope.get_positive(PART, default if outer is None else outer)
 
@@ -158,7 +157,6 @@ def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[fl
 
 
 def _trained(config: Configuration, rope: Configuration) -> int:
-    """Return the length of the contexts of training, which `rope` or `config` states."""
     inner, outer = rope.get(TRAINED), config.get(TRAINED)
     got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
     agree = None in (inner, outer) or inner == outer
@@ -217,7 +215,6 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
 
 
 def _of_kind(newer: Options, older: Options, kind: str) -> Options:
-    """Return the options of one kind of layers; ``rope_scaling`` is of full attention."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
         expected = f"an entry for each kind of layers, such as {FULL}"
         cure = "The family's layers differ: give each kind its own options."

@@ -117,7 +117,6 @@ def _scores(
 def _masked(
     scores: Float[Array, "rows length"], grid: Grid, row: Int[Array, ""] | None = None
 ) -> Float[Array, "rows length"]:
-    """Add the grid's log weights, which no cap bends."""
     return scores if grid.log_weights is None else scores + grid.mask(row).astype(scores.dtype)
 
 

@@ -264,7 +264,6 @@ on_platform("cuda", _pull, pulled_or(_pulled))
 
 
 def _weights(query, key, key_weights, log_total, place, tiling):
-    r"""A tile of :math:`A_{ij}`, remade, and times the slope of capped scores."""
     products = capped(matmul(query, key.mT), tiling.cap)
     scores = _seen(products, key_weights, place, tiling)
     weights = jnp.exp(scores - log_total[..., None])

@@ -19,7 +19,6 @@ POSITIVE = "a positive finite number"
 
 
 def _as_tuple(frequencies: Iterable[Number]) -> Frequencies:
-    """Python's floats, which can be hashed."""
     return tuple(map(float, frequencies))
 
 

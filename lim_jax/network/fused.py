@@ -66,7 +66,6 @@ def _kernel(
 
 
 def _heads(points: Points) -> Points:
-    """Queries, keys and values as products take them."""
     heads = points[:3]
     return [x.astype(HALF[0]) for x in heads] if rounds(*heads) else heads
 

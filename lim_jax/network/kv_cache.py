@@ -160,7 +160,6 @@ def _through(
 
 
 def _require_plain(grid: CellGrid) -> None:
-    """Raise ValueError at what a recurrent layer's memory does not know."""
     plain = grid.starts is None and grid.log_weights is None
     got, cure = "one with starts or log weights", "Take token_grid of one context."
     require(plain, "grid", got=got, expected="one context whose tokens weigh the same", cure=cure)

@@ -75,7 +75,6 @@ def kinds_of(layers: PyTree) -> tuple[PyTree, ...]:
 
 
 def _depth(layers: PyTree) -> int | None:
-    """The number of layers of one kind, None of parts without arrays."""
     if isinstance(layers, FetchedLayers):
         return layers.depth
     depths = {leaf.shape[0] for leaf in jax.tree.leaves(eqx.filter(layers, eqx.is_array))}

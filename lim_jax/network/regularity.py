@@ -186,7 +186,6 @@ def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
 
 
 def _require_plain(attention: CausalAttention) -> None:
-    """Raise ValueError for attention that the proposition's steps do not treat."""
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
     attend, mask = attention.attend, attention.mask
@@ -314,13 +313,11 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
 
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
-    """The operator norm of every head's matrix, the largest over fields."""
     norms = jnp.linalg.norm(matrices, ord=2, axis=(-2, -1))
     return norms.reshape(-1, norms.shape[-1]).max(axis=0)
 
 
 def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
-    """The norm of every head's vector, the largest over fields; zero for None."""
     if vectors is None:
         return jnp.zeros(heads)
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
@@ -349,5 +346,4 @@ def _root(*terms: Array | float) -> Array:
 
 
 def _times(factor: Array, growth: Array) -> Array:
-    """Multiply, where zero times an infinite growth is zero."""
     return jnp.where(factor == 0, 0, factor * growth)

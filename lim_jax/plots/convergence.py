@@ -101,7 +101,6 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
 
 
 def _short(name: str, panel: str) -> str:
-    """A row's name without what the panel's says already."""
     topic, _, last = panel.partition(", ")
     kept = name.removeprefix(f"{topic}, ")
     return re.sub(f"(, |: ){re.escape(last)}$", "", kept) if last else kept

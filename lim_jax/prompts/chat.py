@@ -127,7 +127,6 @@ def chat_prompt(
 
 
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
-    """The layout that the template takes: its text, and that with marks for the pieces."""
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
         OPENS not in "".join(texts[-1]), "messages", got=f"the letter {OPENS!r}",

@@ -117,7 +117,6 @@ def _of_folder(folder: Path) -> tuple[Document, ...]:
 
 
 def _title(file: Path) -> str:
-    """A file's name without its ending; bytes in it that are of no encoding become ?."""
     return file.with_suffix("").as_posix().encode(errors="replace").decode()
 
 
@@ -227,7 +226,6 @@ def _line(entry: Any, where: str, foil: str) -> Line:
 
 
 def _id(entry: dict[str, Any], where: str) -> str:
-    """A line's own name; what a program writes for a name that is missing is none."""
     if "id" not in entry:
         return ""
     name = entry["id"]
@@ -287,7 +285,6 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _own_name(name: str, names: set[str]) -> str:
-    """Another name than what we call the answer, and what is in no part."""
     if name not in (ANSWER, REST):
         return name
     while name in names:

@@ -196,7 +196,6 @@ def _legend(shade: Shading) -> dict[str, Any]:
 
 
 def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The shaded charts by the id of their place, and their legends."""
     heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
     of_heads, of_depths = shading(heads), shading(depths)
@@ -227,7 +226,6 @@ def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
 
 
 def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, Any]:
-    """Shares by region of channels and of hops, of all contexts together."""
     channels, hops = np.zeros((len(CHANNELS), 3)), np.zeros((len(HOPS), 3))
     for account in accounts:
         grid = token_grid(len(account.energy))

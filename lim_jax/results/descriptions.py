@@ -225,7 +225,6 @@ def _training_path(path: Any) -> Description:
 
 
 def _texts(words: Any) -> np.ndarray:
-    """An array of text, also where there is none."""
     return np.array(list(words), str)
 
 

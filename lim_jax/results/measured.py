@@ -156,7 +156,6 @@ def _compared_influences(
 def _compared_shares(
     first: Sequence[float], second: Sequence[float], pairs: Pairs
 ) -> ComparedShares:
-    """Compare the contexts that have the record, which are numbered anew."""
     has = ~np.isnan(first), ~np.isnan(second)
     chosen = pairs[has[0][pairs[:, 0]] & has[1][pairs[:, 1]]]
     anew = [(np.cumsum(rows) - 1)[column] for rows, column in zip(has, chosen.T, strict=True)]

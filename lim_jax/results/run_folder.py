@@ -123,7 +123,6 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Which file it is, or which of a folder (`files_within`): where, how large, and what."""
     names = files_within(path) if path.is_dir() else [Path()]
     size = sum((path / name).stat().st_size for name in names)
     return {"path": str(path.resolve()), "bytes": size, "digest": _digest_of_files(path, names)}

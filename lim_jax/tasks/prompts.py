@@ -137,7 +137,6 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
 
 
 def _require_records(prompt: Prompt) -> None:
-    """Raise unless the records are parts of the text, one after another, and gold are some."""
     require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
     reached = 0
     for start, end in prompt.spans:

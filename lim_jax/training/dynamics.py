@@ -230,7 +230,6 @@ def gradient_flow(
 
 
 def _require_same_times(stored: Array, times: Array) -> None:
-    """Raise ValueError unless the times go on from those of the checkpoint."""
     require(np.array_equal(stored, times), "times", got=f"{np.asarray(times).tolist()}",
             expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
             cure="Give these, and more after them, or name another checkpoint.")  # fmt: skip

@@ -105,7 +105,6 @@ def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> Non
 def _trained(
     loss: Loss, params: PyTree, batch: Batch, optimiser: optax.GradientTransformation, steps: int
 ) -> PyTree:
-    """The parameters after a stage of training."""
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:

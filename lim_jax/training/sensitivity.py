@@ -265,6 +265,5 @@ def _adjoints_and_slopes(
 
 
 def _unit(direction: PyTree) -> PyTree:
-    """A direction of length one; zero stays zero."""
     size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction)))
     return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), direction)
