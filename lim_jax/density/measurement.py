@@ -53,11 +53,7 @@ def influence(
     keep_examples
         Whether the result keeps every example's energies, an array of ``(examples, length)``.
 
-    Returns
-    -------
-    Influence
-        Densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
-
+    Results are densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
     Raises ValueError where the batch is no pair, is empty or does not fit, or the loss is not a
     scalar; where the batch, the losses or the gradients hold a NaN or an infinity,
     EquinoxRuntimeError.
@@ -89,20 +85,14 @@ def influence_stream(
     arguments, or with more batches after the same ones, it gives the same numbers, bit for bit, as
     one that was not.
 
-    Parameters
-    ----------
-    batches
-        Any iterable of batches as in `influence`. Those smaller than the first, such as a ragged
-        last one, are filled up and what fills them is left out again, so that nothing compiles
-        twice. To go on from a checkpoint it must give the same batches again, in the same order:
-        those already counted are drawn and compared, and nothing of them is computed.
-    checkpoint
-        A file to read, if it exists, and to write after each batch, whole or not at all: some
-        :math:`5L` numbers. All other arguments, those of `influence`, are compared, of a loss its
-        arrays, static fields and code, not the code of what it imports: another run is a
-        ValueError.
-    progress
-        Wraps the batches, for example ``tqdm.tqdm``.
+    `batches` is any iterable of batches as in `influence`. Those smaller than the first, such as a
+    ragged last one, are filled up and what fills them is left out again, so that nothing compiles
+    twice. To go on from a checkpoint it must give the same batches again, in the same order: those
+    already counted are drawn and compared, and nothing of them is computed. `checkpoint` is a file
+    to read, if it exists, and to write after each batch, whole or not at all: some :math:`5L`
+    numbers. All other arguments, those of `influence`, are compared, of a loss its arrays, static
+    fields and code, not the code of what it imports: another run is a ValueError. `progress` wraps
+    the batches, for example ``tqdm.tqdm``.
 
     Examples
     --------

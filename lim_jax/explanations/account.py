@@ -65,23 +65,14 @@ def account_of_context(
 ) -> TokenAccount:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss.
-
-    Parameters
-    ----------
-    window
-        A context of L ids with the id after it, as in `CausalLM.example`.
-    query_weights
-        Where the loss asks, of sum one: `loss.teacher_forcing`, `loss.last_token`, or others.
-    depth
-        Of the state whose tokens are judged: 0 is the input, k that after k layers.
-    loss
-        `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
-    progress
-        Wraps the list of layers, for example ``tqdm.tqdm``: all there, and all back.
-
-    Raises EquinoxRuntimeError where an id is outside the vocabulary, the weights do not sum to one,
-    or the loss or an energy is not finite.
+    Compiled once for each padded length (`models.padded_length`), precision and loss. `window` is a
+    context of L ids with the id after it, as in `CausalLM.example`; `query_weights`, of sum one,
+    say where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others. `depth` is that
+    of the state whose tokens are judged: 0 is the input, k that after k layers. `loss` is
+    `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`; `progress` wraps the list
+    of layers, for example ``tqdm.tqdm``: all there, and all back. Where an id is outside the
+    vocabulary, the weights do not sum to one, or the loss or an energy is not finite,
+    EquinoxRuntimeError is raised.
 
     Examples
     --------

@@ -158,23 +158,13 @@ def explain(
     It takes the time of some two gradients for each context, and that of the certificates. Not for
     use inside `jax.jit`: certificates judge concrete numbers.
 
-    Parameters
-    ----------
-    windows
-        Contexts of L ids with the id after each; or a list of contexts of several lengths.
-    query_weights
-        Where the loss asks, as in `account_of_context`; of all contexts, or a row for each.
-    regions
-        On ``token_grid(L, model.embedding.dtype)``; of contexts of several lengths on any token
-        grid, to which their profiles are carried.
-    key
-        For the norms' random starts and the bootstrap.
-    depth, loss
-        As in `account_of_context`. Right-biased queries are judged under `CausalLM.loss` alone, and
-        where all contexts are asked alike.
-    certificates
-        ``"deciding"`` stops where a criterion is seen to be vacuous; ``"all"`` computes its numbers
-        all the same, which takes many times as long.
+    `windows` are contexts of L ids with the id after each, or a list of contexts of several
+    lengths. `query_weights`, of all contexts or a row for each, `depth` and `loss` are as in
+    `account_of_context`; right-biased queries are judged under `CausalLM.loss` alone, and where all
+    contexts are asked alike. `regions` are on ``token_grid(L, model.embedding.dtype)``; of contexts
+    of several lengths on any token grid, to which their profiles are carried. The norms' random
+    starts and the bootstrap are by `key`. With `certificates` ``"deciding"`` what is seen to be
+    vacuous goes no further; ``"all"`` computes its numbers all the same, in many times the time.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)

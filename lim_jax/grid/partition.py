@@ -83,15 +83,10 @@ def boundary_regions(
 ) -> Regions:
     r"""Divide the context into left, middle and right as the paper does, half-open and exactly.
 
-    Parameters
-    ----------
-    delta
-        :math:`\delta \in (0, 1/2)`. A float stands for the decimal that it prints, a string such as
-        ``"1/7"`` for the rational that it spells.
-    convention
-        ``"overlap"`` (default; the convention of the paper's table) or ``"points"`` (that of its
-        condition numbers and of `eq:discrete-right-middle-sets`), by which each region must hold a
-        node.
+    `delta` is :math:`\delta \in (0, 1/2)`: a float stands for the decimal that it prints, a string
+    such as ``"1/7"`` for the rational that it spells. `convention` is ``"overlap"`` (default; that
+    of the paper's table) or ``"points"`` (that of its condition numbers and of
+    `eq:discrete-right-middle-sets`), by which each region must hold a node.
 
     Examples
     --------

@@ -63,20 +63,13 @@ def measure(
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
     """Run every study and both error-against-cost comparisons, in float64; or some of the studies.
 
-    Parameters
-    ----------
-    quick
-        Four refinements instead of five or six, tokens and the graded grid only, fewer readouts,
-        and neither the rough fields, the perturbed controls, nor the comparisons.
-    only, sizes
-        Names of `groups`: these studies only, without the comparisons; and their refinements,
-        numbers of tokens or of layers: four at least, each larger than the one before.
-    seed
-        Of the matrices; the table's orders belong to seed 0. At others more refinements may be
-        needed to see them.
-    checkpoint, progress
-        A file that is read if it exists and written after each group of studies, from which an
-        interrupted run continues, to the same numbers; and what wraps the list of their names.
+    `quick` is four refinements instead of five or six, tokens and the graded grid only, fewer
+    readouts, and neither the rough fields, the perturbed controls, nor the comparisons. `only` are
+    names of `groups`, which run without the comparisons; `sizes` are their refinements, numbers of
+    tokens or of layers: four at least, each larger than the one before. The table's orders belong
+    to `seed` 0 of the matrices; at others more refinements may be needed to see them. `checkpoint`
+    is a file that is read if it exists and written after each group of studies, from which an
+    interrupted run continues, to the same numbers; `progress` wraps the list of their names.
     """
     as_int(seed, "seed", least=0)
     every = groups(quick, seed)

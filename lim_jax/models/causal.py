@@ -69,19 +69,12 @@ ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length
 class Targets(NamedTuple):
     r"""The targets of a loss on one context, with their weights and positions.
 
-    Attributes
-    ----------
-    targets
-        The answer to each query: an id, or a row of weights of all words.
-    weights
-        :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`).
-    places
-        The position of each query, from 0, whose logits alone are made; None for all positions.
-    starts
-        Where the context of each position begins (`grid.segment_starts`), in packed rows and after
-        padding on the left; None for one context from the row's beginning.
-    log_weights, parts
-        An additive attention mask, and the number of each position's part (`Grid.weighted`).
+    `targets` has the answer to each query, an id or a row of weights of all words; `weights` are
+    :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`);
+    `places` are the queries' positions, from 0, whose logits alone are made, None for all.
+    `starts` says where the context of each position begins (`grid.segment_starts`), in packed rows
+    and after padding on the left; None for one context from the row's beginning. `log_weights` is
+    an additive attention mask, `parts` the number of each position's part (`Grid.weighted`).
     """
 
     targets: Labels
@@ -147,23 +140,14 @@ class CausalLM(eqx.Module):
     Logits are :math:`\mathrm{norm}(X_M)\,W^\top`, with W the head, or the embedding if the two are
     tied. The states between are those of `flow`, so every diagnostic of a flow is one of the model.
 
-    Attributes
-    ----------
-    embedding
-        One row for each word: an array, or `weights.HalfRows` or `FetchedRows`.
-    positions
-        One row for each position, added to the word's; None for networks with other positions.
-    flow, norm
-        The network, and the last norm, of one token.
-    head, head_bias
-        One row for each word, None if it is the embedding; and what is added to the logits.
-    embedding_scale, logit_scale, logit_cap
-        What embedded words and logits are multiplied by, and at what logits are then capped.
-    trained
-        The length of the longest contexts of its training, if known. `embed` warns of longer ones.
-    longest
-        The length of the longest contexts that are computed as the network's publisher does, and
-        why not beyond; None if all are.
+    `embedding` has a row for each word, an array or `weights.HalfRows` or `FetchedRows`;
+    `positions` one for each position, added to the word's, None for networks with other positions.
+    `flow` is the network, `norm` the last norm, of one token. `head` has a row for each word, None
+    if it is the embedding; `head_bias` is added to the logits. Embedded words and logits are
+    multiplied by `embedding_scale` and `logit_scale`, and logits then capped at `logit_cap`.
+    `trained` is the length of the longest contexts of its training, if known: `embed` warns of
+    longer ones. `longest` is that of the longest contexts that are computed as the network's
+    publisher does, and why not beyond; None if all are.
     """
 
     embedding: Rows

@@ -69,22 +69,13 @@ def influence_of_ids(
     depends on `ids.padded_length` alone: some ten programs serve all contexts up to a thousand ids.
     Position is the share of a context's own length, and examples have equal weight.
 
-    Parameters
-    ----------
-    windows
-        One array of ids for each example; at least one, of two ids or more. `contexts` makes them
-        of a padded batch or packed rows.
-    regions
-        Of the grid of the result, such as ``boundary_regions(token_grid(100), 0.2)``.
-    ask
-        A function from a context's length to its query weights: `loss.teacher_forcing`,
-        `loss.last_token`, or another; or a list with the weights of each context, one for each
-        position; or a list of each context's `Contrast`: its window is then the prompt, and any id.
-    loss
-        `CausalLM.loss` or `CausalLM.margin_loss`, of embedded states and `Targets`; or
-        `contrast_loss`.
-    keep_examples
-        As in `density.influence`.
+    `windows` are one array of ids for each example; at least one, of two ids or more. `contexts`
+    makes them of a padded batch or packed rows. `regions` are of the grid of the result, such as
+    ``boundary_regions(token_grid(100), 0.2)``. `ask` is a function from a context's length to its
+    query weights, `loss.teacher_forcing`, `loss.last_token`, or another; or a list with the weights
+    of each context, one for each position; or a list of each context's `Contrast`: its window is
+    then the prompt, and any id. `loss` is `CausalLM.loss` or `CausalLM.margin_loss`, of embedded
+    states and `Targets`, or `contrast_loss`; `keep_examples` is as in `density.influence`.
 
     Raises ValueError if there are no windows, or one is no array of at least two ids; if they are
     one array of rows, of which some may be padded; if weights do not fit the contexts;
@@ -120,16 +111,10 @@ def energies_of_ids(
     between all layers are more than 256 MiB go on at a layer: each state is in a file, one at a
     time in memory (`CausalLM.loss` and `margin_loss`).
 
-    Parameters
-    ----------
-    model, windows, ask, loss
-        As in `influence_of_ids`. A checkpoint is compared with all of them.
-    progress, progress_of_layers
-        Wrap the list of windows, and that of layers of a batch that goes on at a layer, for example
-        ``tqdm.tqdm``.
-
-    Raises ValueError and EquinoxRuntimeError as in `influence_of_ids`; a `ValueError` too if the
-    checkpoint is of another model, loss or context, or a file in it is damaged.
+    `model`, `windows`, `ask` and `loss` are as in `influence_of_ids`, with its errors; a checkpoint
+    of others of them, or with a damaged file, raises ValueError. `progress` and
+    `progress_of_layers` wrap the list of windows, and that of layers of a batch that goes on at a
+    layer, for example ``tqdm.tqdm``.
     """
     rows = _rows_by_context(
         model, windows, ask, loss, checkpoint=checkpoint, progress=progress,

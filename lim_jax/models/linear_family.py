@@ -75,14 +75,7 @@ def minimax(config: Configuration) -> Recipe:
     return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
-def minimax_text_01(config: Configuration) -> Recipe:
-    """MiniMax Text 01, in its publisher's words."""
-    return minimax(config)
-
-
-def minimax_m1(config: Configuration) -> Recipe:
-    """MiniMax M1, in its publisher's words."""
-    return minimax(config)
+minimax_text_01 = minimax_m1 = minimax  # the publisher's names
 
 
 def kimi_linear(config: Configuration) -> Recipe:

@@ -149,18 +149,11 @@ class ContinuousFlow(eqx.Module):
 
     With as many `checkpoints` as steps the default takes no step twice.
 
-    Attributes
-    ----------
-    control
-        :math:`t \mapsto` field: `linear_control`, or any callable module.
-    horizon
-        :math:`T`.
-    profile
-        :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is checked at 65 times.
-    solver, stepsize_controller, adjoint, max_steps
-        diffrax's; by default Tsitouras' method with relative and absolute tolerance 1e-6.
-    first_step
-        The first step, or the step of a constant controller; None lets the controller choose.
+    `control` is :math:`t \mapsto` field, `linear_control` or any callable module, `horizon`
+    :math:`T` and `profile` :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is
+    checked at 65 times. `solver`, `stepsize_controller`, `adjoint` and `max_steps` are diffrax's,
+    by default Tsitouras' method with relative and absolute tolerance 1e-6. `first_step` is the
+    first step, or that of a constant controller; None lets the controller choose.
 
     Errors are those of `ResidualFlow`. A state that is not finite, and a solver that does not reach
     T, raise EquinoxRuntimeError.

@@ -48,19 +48,12 @@ class Rotary(eqx.Module):
     Features m and m + r/2 are pair m, of the first r features; the others rest (partial rotary).
     Angles are made in float64 on the host: at 10,000 tokens one of float32 is wrong by 1e-3.
 
-    Attributes
-    ----------
-    frequencies
-        One angle a token for each of the r/2 pairs, known before tracing; or a function of the
-        number of tokens that gives them. From `frequencies`.
-    tokens
-        How many tokens [0, 1] stands for: None for as many as the grid has positions, as in a real
-        model, a number for the continuum limit.
-    amplitude
-        By how much the rotated features grow, in queries as in keys (`yarn_amplitude`).
-    from_zero
-        Whether the first token of each context is rotated by no angle, where a norm that follows
-        the rotation sees more than differences of positions.
+    `frequencies` are one angle a token for each of the r/2 pairs, known before tracing; or a
+    function of the number of tokens that gives them. `tokens` is how many tokens [0, 1] stands for:
+    None for as many as the grid has positions, as in a real model, a number for the continuum
+    limit. The rotated features grow by `amplitude`, in queries as in keys (`yarn_amplitude`). With
+    `from_zero` the first token of each context is rotated by no angle, where a norm that follows
+    the rotation sees more than differences of positions.
 
     Raises ValueError where a number is missing, not finite or (but for frequencies) not positive;
     where frequencies that depend on a context's length meet a grid of several contexts.

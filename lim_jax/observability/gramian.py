@@ -84,17 +84,12 @@ def observability_gramians(
     (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
     differentiable in every mode.
 
-    Parameters
-    ----------
-    observations
-        From the input x to the observations :math:`C_k X_k`, a row for each layer
-        :math:`k = 0,\dots,M-1`; the terminal state is not among them.
-    step
-        :math:`\varepsilon`, or one weight for each layer: zero for a layer that is left out,
-        :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
-    mode, positions
-        ``"forward"``, ``"reverse"``, or the one that `cheapest_mode` names; and the monitored
-        positions, all by default. Forward mode computes no others.
+    `observations` goes from the input x to the observations :math:`C_k X_k`, a row for each layer
+    :math:`k = 0,\dots,M-1`; the terminal state is not among them. `step` is :math:`\varepsilon`, or
+    one weight for each layer: zero for a layer that is left out, :math:`\varepsilon/\pi_k` for one
+    that is kept with probability :math:`\pi_k`. `mode` is ``"forward"``, ``"reverse"``, or by
+    default the one that `cheapest_mode` names; `positions` are those monitored, all by default.
+    Forward mode computes no others.
 
     Examples
     --------

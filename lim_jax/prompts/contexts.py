@@ -107,19 +107,11 @@ def context_of(
 ) -> Context:
     """The ids of a text and its answer, which are read together, and what is asked of them.
 
-    A token belongs to the part in which its last character lies.
-
-    Parameters
-    ----------
-    laid
-        Such as `document_prompt` makes; its spans may reach into the answer.
-    answer, foil
-        As they follow the text, with the space before it where there is one: the answer, and what
-        might have followed instead.
-    tokenizer
-        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    asked
-        A name of `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
+    A token belongs to the part in which its last character lies. `laid` is such as
+    `document_prompt` makes; its spans may reach into the answer. `answer`, and the `foil` that
+    might have followed instead, are as they follow the text, with the space before them where there
+    is one. `tokenizer` is the model's own; None where ids are bytes of UTF-8. `asked` is a name of
+    `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
 
     Examples
     --------

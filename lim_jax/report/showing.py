@@ -61,20 +61,10 @@ def show(
     In a notebook the last line of a cell shows the page; ``show(...).save("page.html")`` writes it.
     It takes some two gradients of each context, and the extra ``report``.
 
-    Parameters
-    ----------
-    model, depth, loss
-        As in `explanations.account_of_context`.
-    windows
-        One array of ids for each context, with the id after it.
-    tokenizer
-        As in `models.texts_of_ids`: the model's own, or None where ids are bytes.
-    query_weights
-        Of each context where the loss asks; None for every place.
-    spans
-        Of each context its named parts, such as documents: each has a ``name`` and its ``places``.
-    title, delta
-        Of the page; and the width of each boundary region.
+    `model`, `depth` and `loss` are as in `explanations.account_of_context`, `tokenizer` as in
+    `models.texts_of_ids`. Of each context `windows` has an array of ids with the id after it,
+    `query_weights` where the loss asks (None for every place), and `spans` its named parts, such as
+    documents: each has a ``name`` and its ``places``. `delta` is the width of each boundary region.
     """
     require_page_packages()
     weights = query_weights

@@ -30,17 +30,10 @@ def to_xarray(
     Needs the extra ``xarray``. An axis of positions has the coordinates ``position`` (p), ``token``
     (from zero), ``weight`` (:math:`\Delta p`) and, where it is given, ``text``.
 
-    Parameters
-    ----------
-    result
-        What `save` takes, scores of parts, or a bare array whose axes are named here, such as that
-        of `adjoint.attention_hops`. Not traced.
-    axes
-        The names of a bare array's axes: ``"depth hop position component"``.
-    grid
-        The positions of channels and arrays, which hold none.
-    tokens, model, loss
-        The text at each position, and names for the attributes.
+    `result` is what `save` takes, scores of parts, or a bare array such as that of
+    `adjoint.attention_hops`, whose `axes` are named: ``"depth hop position component"``. It is not
+    traced. `grid` has the positions of channels and arrays, which hold none, `tokens` the text at
+    each; `model` and `loss` are names for the attributes.
 
     Examples
     --------

@@ -34,23 +34,14 @@ def resumable(
     ordinary Python: jit what is inside. Returned are the last state, and the records stacked along
     a leading axis of steps.
 
-    Parameters
-    ----------
-    step, state
-        ``step(state, index) -> (state, record)`` and a pytree where to start. Randomness belongs to
-        the index, for example ``jax.random.fold_in(key, index)``; arrays of typed keys cannot be
-        stored in the state.
-    steps, every
-        How many in all, those before the interruption included, and between checkpoints.
-    run
-        What the steps compute with beside the state, such as a rate and a text, in any pytree. A
-        checkpoint is compared with this and with `state`, static fields included; nothing of `step`
-        is, which may hold what every process has anew.
-    checkpoint
-        A file to read, if it exists, and to write, always whole: the state and all records so far.
-        One of a longer run, of another one or cut short raises ValueError.
-    progress
-        Wraps the range of steps that are left, for example ``tqdm.tqdm``.
+    ``step(state, index) -> (state, record)`` starts at `state`, any pytree. Randomness belongs to
+    the index, for example ``jax.random.fold_in(key, index)``; arrays of typed keys cannot be stored
+    in the state. There are `steps` in all, those before the interruption included, and `every` so
+    many a checkpoint: a file to read, if it exists, and to write, always whole, with the state and
+    all records so far. One of a longer run, of another one or cut short raises ValueError. It is
+    compared with `state` and with `run`, what the steps compute with besides, such as a rate and a
+    text, static fields included; nothing of `step` is, which may hold what every process has anew.
+    `progress` wraps the range of steps that are left, for example ``tqdm.tqdm``.
 
     Examples
     --------

@@ -107,22 +107,13 @@ def observability_objective(
     probes and examples. The penalty is biased upwards by the noise of the traces, by what
     `penalty_bias` says; averaging over steps lessens it.
 
-    Parameters
-    ----------
-    observations, step
-        ``observations(params, x)``, and :math:`\varepsilon`, as in `observability_gramians`; layers
-        are subsampled by the second.
-    probes
-        Drawn anew at each step, and common to all positions. Signs rather than Gaussian entries: on
-        section 4's Gramians one of them has a bias of 0.05 % in place of 50 %.
-    strength
-        :math:`\lambda_{obs}`.
-    positions, weights
-        The monitored positions, all by default, and what each stands for: the grid's weights, or
-        those over the probability with which each position is drawn.
-    previous, memory
-        Traces of earlier steps at these positions, and their share in the average with this step's.
-        Only this step's share has a gradient.
+    ``observations(params, x)`` and the `step` :math:`\varepsilon`, by which layers are subsampled,
+    are as in `observability_gramians`; `strength` is :math:`\lambda_{obs}`. `probes` are drawn anew
+    at each step, and common to all positions: signs rather than Gaussian entries, of which one has
+    a bias of 50 % in place of 0.05 % on section 4's Gramians. `positions` are those monitored, all
+    by default, and `weights` what each stands for: the grid's weights, or those over the
+    probability with which each position is drawn. `previous` are traces of earlier steps at these
+    positions, and `memory` their share in the average; only this step's share has a gradient.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
     strength, memory = _options(observations, strength, memory)
