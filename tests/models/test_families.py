@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from reference import by_numpy
 from reference.as_users import ROOT
+from safetensors.numpy import load_file, save_file
 
 from lim_jax import _digest, models
 from lim_jax.models import placement
@@ -62,6 +63,24 @@ def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more
 def logits(model, ids, y=None):
     """By NumPy, operation by operation: to compile a network of each family takes twice as long."""
     return by_numpy.run(models.CausalLM.logits, model, jax.device_put(ids), y)
+
+
+@pytest.mark.parametrize(
+    "name, saved, published",
+    [
+        ("kimi_linear", "layers.0.block_sparse_moe", "layers.0.mlp"),
+        ("bailing_hybrid", "layers.0.attention.dense", "layers.0.attention.o_proj"),
+    ],
+)
+def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, saved, published):
+    network = RECORD["networks"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"])
+    expected, file = models.load(folder), folder / "model.safetensors"
+    arrays = {key.replace(saved, published): array for key, array in load_file(file).items()}
+    save_file(arrays, file)
+    assert arrays.keys() != network["shapes"].keys()
+    pairs = zip(jax.tree.leaves(models.load(folder)), jax.tree.leaves(expected), strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
 
 
 def packed(model, ids, network):
