@@ -64,16 +64,11 @@ def cone_mass(
     the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
     examples.
 
-    Parameters
-    ----------
-    attention
-        The attention sublayer, for example ``field.attention``; or any causal field of two slots,
-        whose blocks are then formed, column by column, by as many pushes as there are features. One
-        whose columns reach rows before their own raises EquinoxRuntimeError.
-    norm
-        ``"operator"`` (the paper's) or ``"frobenius"``, by which probes estimate it.
-    normalisation
-        ``"density"``, or ``"finite"`` for the literal estimator.
+    `attention` is the sublayer, for example ``field.attention``; or any causal field of two slots,
+    whose blocks are then formed, column by column, by as many pushes as there are features. One
+    whose columns reach rows before their own raises EquinoxRuntimeError. `norm` is ``"operator"``
+    (the paper's) or ``"frobenius"``, by which probes estimate it; `normalisation` is ``"density"``,
+    or ``"finite"`` for the literal estimator.
 
     Examples
     --------

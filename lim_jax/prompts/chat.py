@@ -83,17 +83,12 @@ def chat_prompt(
     No text of a chat is read as a token of control, such as the mark of a turn's end. What the
     template refuses, leaves out or changes raises ValueError, but for white space at a text's ends.
 
-    Parameters
-    ----------
-    messages
-        Each has a ``role`` and a ``content``: a text, or a list of ``{"type": "text", "text":
-        ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and
-        then say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``.
-    template
-        The model's own, `LanguageModel.chat_template`. It needs jinja2, of the extra ``models``.
-    tools
-        What the assistant may call, each as a schema in JSON: ``{"type": "function", "function":
-        {"name": ..., "description": ..., "parameters": ...}}``.
+    Each message has a ``role`` and a ``content``: a text, or a list of ``{"type": "text", "text":
+    ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and then
+    say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``. The
+    `template` is the model's own, `LanguageModel.chat_template`; it needs jinja2, of the extra
+    ``models``. `tools` are what the assistant may call, each as a schema in JSON: ``{"type":
+    "function", "function": {"name": ..., "description": ..., "parameters": ...}}``.
 
     Examples
     --------

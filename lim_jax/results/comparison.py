@@ -58,13 +58,9 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     What the examples do to both cancels in pairs. Where energies are not kept in both
     (`keep_examples`), the two errors add in squares.
 
-    Parameters
-    ----------
-    first, second
-        Over the same regions.
-    pairs
-        Which examples are the same: rows of their numbers in the first and in the second, known
-        before tracing. By default all in their order, where there are as many of both, else none.
+    Both are over the same regions. `pairs` says which examples are the same: rows of their numbers
+    in the first and in the second, known before tracing. By default all in their order, where there
+    are as many of both, else none.
 
     Examples
     --------
