@@ -78,7 +78,7 @@ def refuse_unsupported(config: Options) -> None:
 
 def _require_attention(family: Any, kind: str | None) -> None:
     got = f"model_type = {family!r} with {kind} layers"
-    known = "attention, gated delta rules, Mamba-2 or short convolutions"
+    known = "attention, delta rules, Mamba-2, lightning attention or short convolutions"
     require_config(kind is None, got, f"a known family, with {known}", WRITE)
 
 
