@@ -428,8 +428,7 @@ def _or_one(total: Scalar) -> Scalar:
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
     """The one next to half the largest entry, held fixed; one where all are zero."""
-    limits = jnp.finfo(energy.dtype)
-    largest = jax.lax.stop_gradient(energy.max())
+    largest, limits = jax.lax.stop_gradient(energy.max()), jnp.finfo(energy.dtype)
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
     return jnp.where(largest > 0, jnp.maximum(power, limits.tiny), 1)
 

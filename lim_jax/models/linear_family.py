@@ -37,7 +37,6 @@ class OnNorm(NamedTuple):
     added: float
 
     def __call__(self, read: Reader, at: str, recipe: Recipe, *more: Any) -> SumOfFields:
-        """Read the sublayer and its norm."""
         field = self.sublayer(read, at, recipe, *more)
         if self.added != 1:
             field = replace(field, output_norm=multiplied(self.added))
@@ -92,8 +91,7 @@ def kimi_linear(config: Configuration) -> Recipe:
         )
     )  # fmt: skip
     recipe = latent_like(config, 1e-5, None, names=Names(network="block_sparse_moe"))
-    depth = recipe.sizes.depth
-    full = own.get("full_attn_layers")
+    depth, full = recipe.sizes.depth, own.get("full_attn_layers")
     usual = [FULL if k and k % 4 == 0 else LINEAR for k in range(depth)]
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
