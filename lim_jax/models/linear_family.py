@@ -37,6 +37,7 @@ class OnNorm(NamedTuple):
     added: float
 
     def __call__(self, read: Reader, at: str, recipe: Recipe, *more: Any) -> SumOfFields:
+        """Read the sublayer and its norm."""
         field = self.sublayer(read, at, recipe, *more)
         if self.added != 1:
             field = replace(field, output_norm=multiplied(self.added))

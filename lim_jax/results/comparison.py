@@ -121,8 +121,7 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
         errors = jax.tree.map(jnp.hypot, *both)
     else:
         error = _error(first._deviations(), second._deviations(), pairs)
-        size = first.grid.size
-        errors = error[:size], error[size], Indices(*error[size + 1 :])
+        errors = error[:-7], error[-7], Indices(*error[-6:])  # of density, total and indices
     results = [(of.density, of.total, of.indices()) for of in (second, first)]
     return jax.tree.map(jnp.subtract, *results), errors
 
