@@ -110,15 +110,10 @@ def attention_studies(
             "left-regional-error",
             1.0,
             lambda e, ok: e[: math.floor(delta * e.size)].mean(),
-            lambda n: _left_rate(math.floor(delta * n)),
+            lambda n: (1 + math.log(left := math.floor(delta * n))) / left,
         ),
     }
     return {name: study(*part) for name, part in parts.items()}
-
-
-def _left_rate(count: int) -> float:
-    """The rate of `eq:attention-left-regional-error` for a number of tokens on the left."""
-    return (1 + math.log(count)) / count
 
 
 def _cell_errors(

@@ -84,6 +84,11 @@ def _is_there(*heads: Array) -> bool:
     """Whether the library and the card are: JAX says so where it traces the kernel."""
     try:
         jax.eval_shape(lambda *heads: jax.vjp(_kernel, *heads)[0], *heads)
-        return float(jax.local_devices(backend="cuda")[0].compute_capability) >= OLDEST
+        return _capability() >= OLDEST
     except (RuntimeError, NotImplementedError):
         return False
+
+
+def _capability() -> float:
+    """That of this machine's NVIDIA GPU; a `RuntimeError` where there is none."""
+    return float(jax.local_devices(backend="cuda")[0].compute_capability)
