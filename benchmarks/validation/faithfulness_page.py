@@ -9,6 +9,7 @@ from benchmarks.validation.judged_faithfulness import MASK, SCORE
 from lim_jax.attribution.methods import WEIGHT, Cost
 
 Record = Mapping[str, Any]
+TAKEN = f"{MASK} at {WEIGHT:g}, margin, own"  # by `lim-jax ask`
 HOW = (
     "The model's own greedy answer is explained. An ablation takes parts out of the text, each "
     "with what stands before it, and tokenizes it again. A top-k drop is what the answer's "
@@ -122,11 +123,10 @@ def _taken(found: Record) -> str:
         halves = zip(*(one["variants"][name] for one in found["kinds"].values()), strict=True)
         return " and ".join(f"{sum(scores) / len(scores):.2f}" for scores in map(list, halves))
 
-    taken = f"{MASK} at {WEIGHT:g}, margin, own"
-    if taken not in next(iter(found["kinds"].values()))["variants"]:
+    if TAKEN not in next(iter(found["kinds"].values()))["variants"]:
         return ""
     return (
-        f" `lim-jax ask` takes {taken}: on average over the kinds a score of {means(taken)} on the "
+        f" `lim-jax ask` takes {TAKEN}: on average over the kinds a score of {means(TAKEN)} on the "
         f"even half and on the other, where {found['chosen'][MASK]} has "
         f"{means(found['chosen'][MASK])}."
     )
@@ -142,7 +142,8 @@ def _variants(found: Record) -> str:
             f"**{name}**" if name in chosen.values() else name,
             *("{:.2f}, {:.2f}".format(*one["variants"][name]) for one in kinds.values()),
         )
-        for name in dict.fromkeys((chosen[MASK], *near, *chosen.values(), AT2))
+        for name in dict.fromkeys((chosen[MASK], *near, TAKEN, *chosen.values(), AT2))
+        if name in known
     ]
     return markdown_table(("score on the even half, on the other", *kinds), rows)
 
