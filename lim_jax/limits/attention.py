@@ -110,7 +110,7 @@ def attention_studies(
             "left-regional-error",
             1.0,
             lambda e, ok: e[: math.floor(delta * e.size)].mean(),
-            lambda n: (1 + math.log(left := math.floor(delta * n))) / left,
+            lambda n: (1 + math.log(math.floor(delta * n))) / math.floor(delta * n),
         ),
     }
     return {name: study(*part) for name, part in parts.items()}

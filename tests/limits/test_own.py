@@ -4,6 +4,7 @@
 import csv
 import dataclasses
 import io
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -140,8 +141,9 @@ def test_a_depth_flow_is_solved_as_well_on_every_grid():
     A study of the solutions on four grids and two references would be six times as dear.
     """
     flow, grid = lim.ContinuousFlow(LayerwiseControl(averaging([1.5]))), lim.token_grid(12)
-    runs = own._runs(flow, grids(lim.token_grid), None, None)
-    check, limit = own._reference_runs(flow, runs, None, {})
+    runs: Any = own._runs(flow, grids(lim.token_grid), None, None)
+    references: Any = own._reference_runs(flow, runs, None, {})
+    check, limit = references
     assert [run.grid.size for run in runs.values()] == list(SIZES)
     for run in (*runs.values(), limit):
         assert jax.tree.structure(run.network) == jax.tree.structure(limit.network)

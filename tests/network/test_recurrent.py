@@ -73,8 +73,8 @@ def by_tokens(field, x, context, starts, left):
         return (read * (rows + shown(field.tap_bias))) @ np.asarray(field.output).T + shown(
             field.output_bias
         )
-    heads = len(field.value)
-    read = []
+    heads, read = len(field.value), []
+    delta, kimi = isinstance(field, GatedDelta), isinstance(field, KimiDelta)
     for h in range(heads):
         g = h * len(field.key) // heads
 
@@ -87,10 +87,9 @@ def by_tokens(field, x, context, starts, left):
             return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
 
         query, key, value = row("query", z, g), row("key", c, g), row("value", c, h)
-        delta, most = isinstance(field, GatedDelta), np.exp(float(field.log_decay[h]))
-        rate = np.ones(len(c))
+        most, rates, rate = np.exp(float(field.log_decay[h])), c, np.ones(len(c))
         if field.rate is not None:
-            rates = c @ np.asarray(field.rate_down).T if isinstance(field, KimiDelta) else c
+            rates = c @ np.asarray(field.rate_down).T if kimi else c
             rates = rates @ np.asarray(field.rate)[h].T + np.asarray(field.rate_bias)[h]
             rate = np.log1p(np.exp(rates))
         if delta:
@@ -99,7 +98,7 @@ def by_tokens(field, x, context, starts, left):
         else:
             write = rate = np.clip(rate, *field.rate_limits)
         decay = np.exp(-most * rate)
-        if isinstance(field, KimiDelta):
+        if kimi:
             if field.least_decay is not None:
                 decay = np.exp(field.least_decay / (1 + np.exp(-most * rates)))
             decay = decay[:, :, None]  # of the rows of the state
@@ -111,10 +110,10 @@ def by_tokens(field, x, context, starts, left):
             else:
                 state = decay[i] * state + left[h, i] * write[i] * np.outer(key[i], value[i])
             given[i] = state.T @ query[i]
-        skips = delta or field.skip is None
-        read.append(given if skips else given + float(field.skip[h]) * value)
+        skip = None if delta else field.skip
+        read.append(given if skip is None else given + float(skip[h]) * value)
     read = np.stack(read)
-    z = z @ np.asarray(field.gate_down).T if isinstance(field, KimiDelta) else z
+    z = z @ np.asarray(field.gate_down).T if kimi else z
     gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
     norm, scale = field.head_norm, np.asarray(field.head_norm.scale)[:, None]
     passed = read if field.norm_before_gate else read * gates
