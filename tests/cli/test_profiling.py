@@ -293,7 +293,7 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
     ids = jax.device_put(np.concatenate([PROMPTS[1], ANSWERS[1]]))
     # The first token keeps its weight, and has no score.
     of_part = jax.device_put(np.array([-1, 0, 1, 1, 1, -1, -1, -1, -1], "int32"))
-    u = np.where(of_part >= 0, np.log(0.1), 0)
+    u = np.where(of_part >= 0, np.log(0.2), 0)
 
     @jax.jit
     def loss(u):

@@ -185,9 +185,9 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     assert choice.endswith("path on 4, own.")
     made = made_faithfulness()
     for number, kind in enumerate(made["kinds"].values()):
-        kind["variants"]["mask-gradient at 0.1, margin, own"] = [0.2 + 0.4 * number, 0.8]
+        kind["variants"]["mask-gradient at 0.2, margin, own"] = [0.2 + 0.4 * number, 0.8]
     assert (
-        "`lim-jax ask` takes mask-gradient at 0.1, margin, own: on average over the kinds a score "
+        "`lim-jax ask` takes mask-gradient at 0.2, margin, own: on average over the kinds a score "
         "of 0.40 and 0.80 on the even half and on the other, where mask-gradient at 0.2 has 0.51 "
         "and 0.61." in faithfulness_page(made, "small", ["some.png"])
     )
