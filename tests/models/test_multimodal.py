@@ -165,7 +165,7 @@ REFUSED = {
     ),
     "a text of other layers": (
         {"config": {"model_type": "new_vl", "text_config": {"model_type": "mamba"}}},
-        "model_type = 'mamba' with Mamba layers, expected a known family, with attention, delta rules, Mamba-2",
+        "model_type = 'mamba' with Mamba layers, expected a known family, with attention, delta",
     ),
     "a multimodal family of others": (
         {"config": {"model_type": "kimi_k3"}}, "model_type = 'kimi_k3' with layers that read what",
