@@ -33,7 +33,7 @@ from lim_jax.prompts.contexts import Context
 
 STEPS = 8  # of integrated gradients
 # Of all parts where a mask gradient is taken, each reading itself as before: in the study 0.2 and
-# 0.5 do best, 0.1 fails where no document gives the answer (docs/study/faithfulness.md).
+# 0.5 do best, and 0.1 is far behind in long texts (docs/study/faithfulness.md).
 WEIGHT = 0.2
 # Gradients of a mask path, and the weight at which it begins. On the README's question four add up
 # to a quarter too much, eight to 3 % too little.
