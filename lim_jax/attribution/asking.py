@@ -148,6 +148,9 @@ def ask(
 ) -> Answer:
     """Ask a model a question about documents, and say which of them its answer comes from.
 
+    Raises ValueError where the question or all documents are empty, the model ends at once, or the
+    method or its parts do not go together with the foil.
+
     Parameters
     ----------
     documents
@@ -169,9 +172,6 @@ def ask(
         The most tokens of question and documents; more are refused.
     progress
         Such as ``tqdm.tqdm``.
-
-    Raises ValueError where the question or all documents are empty, the model ends at once, or the
-    method or its parts do not go together with the foil.
 
     Examples
     --------

@@ -133,6 +133,11 @@ class ResidualFlow(eqx.Module):
     Call it to get the terminal state :math:`X_M`; `trajectory` gives all states. A `scan` runs
     over the layers, so compile time does not grow with depth.
 
+    Raises ValueError where the layers have no common leading axis, the horizon is not positive,
+    `remat` or `compute` has no such name, or (when called) the state does not fit the grid or the
+    layers, or the profile is negative, infinite or not a number at a layer (if it depends on traced
+    values, EquinoxRuntimeError).
+
     Attributes
     ----------
     layers
@@ -154,11 +159,6 @@ class ResidualFlow(eqx.Module):
         The precision of products in layers, attention's and those of all derivatives too, in
         JAX's words: "bfloat16" rounds operands in float32 and sums in float32, as all else is
         computed. None is for what `jax.default_matmul_precision` says.
-
-    Raises ValueError where the layers have no common leading axis, the horizon is not positive,
-    `remat` or `compute` has no such name, or (when called) the state does not fit the grid or the
-    layers, or the profile is negative, infinite or not a number at a layer (if it depends on traced
-    values, EquinoxRuntimeError).
 
     Examples
     --------
