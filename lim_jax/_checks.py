@@ -24,7 +24,8 @@ from jax.core import Tracer
 from jax.experimental import checkify
 from jaxtyping import Array, Bool, PyTree
 
-from lim_jax._errors import CHECKS_ARE_VALUES, in_our_words
+from lim_jax._errors import in_our_words
+from lim_jax._jit import CHECKS_ARE_VALUES
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax._varying import varying_as, varying_axes
 

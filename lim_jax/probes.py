@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import as_int, error_if, require_floats, require_key
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 
 Probes = Float[Array, "probes width"]

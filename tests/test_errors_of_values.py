@@ -4,16 +4,14 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 import pytest
-from jax.extend.core import get_opaque_trace_state
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
-from lim_jax import _errors, training
-from lim_jax._checks import error_if, require_floats
-from lim_jax._errors import filter_jit, in_our_words
+from lim_jax import training
+from lim_jax._checks import require_floats
+from lim_jax._errors import in_our_words
 from lim_jax._refusal import Refusal, refusal
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
@@ -223,36 +221,6 @@ def test_mistaken_values_raise_under_jit_and_grad(call, message):
 
     with pytest.raises(RuntimeError, match=message):
         eqx.filter_jit(jax.grad(total))(1.0).block_until_ready()
-
-
-def test_a_check_within_an_operator_of_lineax_is_one_too():
-    """Where nothing traces the call checks are values, which lineax's operators do not hand out."""
-
-    @filter_jit
-    def half(x, at_least):
-        def double(v):
-            return error_if(2 * v, v < at_least, "v: expected more, got less.")
-
-        operator = lx.FunctionLinearOperator(double, jax.eval_shape(lambda: x))
-        return lx.linear_solve(operator, x, lx.GMRES(1e-9, 1e-9)).value
-
-    x = array([3.0, 5.0])
-    np.testing.assert_allclose(half(x, -1e9), x / 2)
-    with pytest.raises(eqx.EquinoxRuntimeError, match="^v: expected more, got less."):
-        half(x, 1e9)
-
-
-def test_the_first_use_of_the_library_may_be_within_a_trace(monkeypatch):
-    positive = filter_jit(lambda x: error_if(x, x <= 0, "x: expected more, got less."))
-
-    @jax.jit
-    def first(x):
-        monkeypatch.setattr(_errors, "NOT_TRACING", get_opaque_trace_state())
-        return positive(x)
-
-    assert first(array(2.0)) == 2
-    with pytest.raises((RuntimeError, ValueError), match="x: expected more, got less."):
-        jax.block_until_ready(first(array(-2.0)))
 
 
 def test_errors_of_ours_are_told_from_others_by_their_words():

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from benchmarks.validation.intervals import rank_correlation
 from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import require
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.attribution import ablations
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets

@@ -21,7 +21,7 @@ from benchmarks.validation.retrievers import (
     asked,
     draw,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.density.adjoints import adjoint_energies
 from lim_jax.density.statistics import Influence

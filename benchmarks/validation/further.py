@@ -28,7 +28,7 @@ from benchmarks.validation.retrievers import (
 )
 from benchmarks.validation.seeds import step_of_seeds
 from lim_jax._checks import AnyPath, as_path
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import Progress, resumable

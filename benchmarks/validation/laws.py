@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 
 Law = Float[Array, " records"]
 

@@ -30,7 +30,7 @@ from benchmarks.validation.judged_faithfulness import Run
 from benchmarks.validation.scored_parts import Asked
 from lim_jax._checks import require
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.adjoint.sites import attention_of
 from lim_jax.grid.cells import token_grid

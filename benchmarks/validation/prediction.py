@@ -23,7 +23,7 @@ from benchmarks.validation.retrievers import (
     by_place,
     scores_by_place,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.attribution.gradients import (
     attention_rollout,
     gradient_times_input,

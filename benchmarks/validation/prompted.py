@@ -18,7 +18,7 @@ from benchmarks.validation.prediction import AT_GOLD, PROFILE, SCORES, Predictio
 from benchmarks.validation.texts import PromptSetting, drawn_prompt, text_batch
 from lim_jax._checks import AnyPath, require
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss

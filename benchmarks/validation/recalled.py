@@ -26,7 +26,7 @@ from lim_jax._checks import (
     AnyPath,
     as_path,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language import gaussian_model

@@ -32,7 +32,7 @@ from lim_jax._checks import (
     AnyPath,
     as_path,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import fan_in
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.gradients import attention_rollout, integrated_gradients
 from lim_jax.grid.cells import token_grid

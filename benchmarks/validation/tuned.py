@@ -31,7 +31,7 @@ from lim_jax._checks import (
     as_path,
 )
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._resuming import Run, each_once
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example

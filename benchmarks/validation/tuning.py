@@ -20,7 +20,7 @@ from benchmarks.validation.texts import TextBatch
 from lim_jax._checks import (
     require,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets

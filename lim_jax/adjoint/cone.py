@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import error_if, require, require_callable, require_floats, require_name
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.adjoint.block_norms import column_mass, squared_frobenius_norms
 from lim_jax.adjoint.sites import AttentionSites, map_sites, require_sites, require_softmax

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, error_if
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.sites import AttentionSites, attention_kinds, map_sites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages, with_rows
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward

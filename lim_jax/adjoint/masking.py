@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import ARRAYS, as_int, described, require
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.sites import attention_of, most_heads, require_attention
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction

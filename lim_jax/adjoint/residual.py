@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import as_int, require_floats, require_key, require_kind
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward

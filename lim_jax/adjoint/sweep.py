@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable, require_example
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.network.flow import ResidualFlow, Trajectory, require_flow
 from lim_jax.network.slots import State

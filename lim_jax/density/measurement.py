@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._checks import AnyPath, in_a_line
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._refusal import Refusal
 from lim_jax._resuming import reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair

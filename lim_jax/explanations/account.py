@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_kind
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import most_heads, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages

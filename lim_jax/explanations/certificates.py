@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.certificate import Certificate, compare
 from lim_jax.adjoint.cone import JointCone, joint_cone
 from lim_jax.adjoint.criteria import (

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import require_key, require_name
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.criteria import right_biased_queries

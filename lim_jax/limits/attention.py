@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid

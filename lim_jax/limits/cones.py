@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import AnyPath, as_int, require
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
 from lim_jax.grid.integrals import inner

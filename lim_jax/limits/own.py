@@ -23,7 +23,7 @@ from lim_jax._checks import (
     require_callable,
     require_kind,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention import SMOOTH, PositionField
 from lim_jax.limits.references import polynomial_twins, reliability_warning

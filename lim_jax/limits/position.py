@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
 from lim_jax.grid.cells import token_grid

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import require
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 
 FieldOfOne = Callable[[Float[Array, " points"]], Float[Array, "points features"]]
 INTERVALS = 100  # each is compared with itself: roughness in one hides nothing in another

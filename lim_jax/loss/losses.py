@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import described, error_if, require, require_floating, require_floats
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.loss.readouts import Logits
 

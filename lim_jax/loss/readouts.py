@@ -21,7 +21,7 @@ from lim_jax._checks import (
     require_name,
     require_positive,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 

@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_size

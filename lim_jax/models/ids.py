@@ -22,7 +22,7 @@ from lim_jax._checks import (
     require_kind,
 )
 from lim_jax._digest import digest
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._resuming import checkpoint_folder, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies, check_finite
 from lim_jax.density.statistics import Influence

@@ -19,7 +19,7 @@ from lim_jax._checks import (
     require_kind,
     require_positive,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout

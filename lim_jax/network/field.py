@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from lim_jax._checks import require_key
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.recurrent import RecurrentMixer

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import as_int, require, require_key, require_optional
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid

@@ -25,7 +25,7 @@ from lim_jax._checks import (
     require_indices,
     require_name,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State

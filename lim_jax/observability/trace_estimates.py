@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_indices
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import (

@@ -11,7 +11,7 @@ import optax
 import scipy.optimize
 from jaxtyping import Array, Float
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.paper.simulation import (
     GRID,
     LENGTH,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.observability.gramian import condition_numbers, gramian_traces

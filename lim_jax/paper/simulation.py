@@ -11,7 +11,7 @@ from jax.core import eval_context
 from jaxtyping import Array, Float
 
 from lim_jax._checks import error_if_not_finite
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid

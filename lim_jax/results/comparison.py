@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import described, require, require_kind
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
 from lim_jax.grid.partition import Regions
 from lim_jax.probes import Estimate

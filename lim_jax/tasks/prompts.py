@@ -17,7 +17,7 @@ from lim_jax._checks import (
     require_kind,
     require_text,
 )
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.models import texts_of_ids
 
 T = TypeVar("T")

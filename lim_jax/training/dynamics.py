@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import AnyPath, as_numbers, described, require, require_optional
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded, embedded_on
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._checks import ARRAYS, as_int, described, require, require_key
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (

@@ -15,7 +15,7 @@ from reference.as_users import run_python
 
 from lim_jax import __main__
 from lim_jax._checks import error_if
-from lim_jax._errors import filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.cli import compiled
 from lim_jax.cli.compiled import keep_programs
 
