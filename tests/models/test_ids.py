@@ -250,6 +250,25 @@ def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_queries_are_filled_up_but_where_each_context_has_one(model, monkeypatch):
+    """So that a head that is read for one query is multiplied by a vector."""
+    queries = []
+
+    def energy(loss, model, ids, y, scale):
+        queries.append((y.targets.shape, y.weights.tolist(), y.places.tolist()))
+        return np.zeros(ids.shape)
+
+    monkeypatch.setattr(models.ids, "_energy", energy)
+    monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
+    at_the_end, everywhere = (np.arange(5) == 4) / 1.0, np.full(5, 0.2)
+    for last in (at_the_end, everywhere):
+        asked = [at_the_end, at_the_end, last]
+        models.energies_of_ids(model, 3 * [np.arange(6)], ask=asked)
+    single, (shape, weights, places) = queries
+    assert single == ((3, 1), 3 * [[1.0]], 3 * [[4]])
+    assert shape == (3, 16) and weights[2][:6] == [*everywhere, 0] and places[0][:2] == [4, 0]
+
+
 def test_a_context_alone_is_measured_alone(model, calls):
     """Few of each length take the program that one takes; none is filled up for nothing."""
     few = [window_of(length) for length in (20, 5)]
