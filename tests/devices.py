@@ -229,6 +229,9 @@ def ring(folder):
             gap = largest_difference(found[mode], jax.tree.leaves(apart[mode]))
             assert gap < 1e-12, (mode, grid, gap)
             print(mode, gap)
+    gap = gap_of_rounding(attend)
+    assert 1e-4 < gap < 2e-2, gap
+    print("bfloat16", gap)
     try:
         query, key, value = (array[0] for array in heads(0, 1, 10))
         attend(query, key, value, lim.token_grid(10))
@@ -247,6 +250,23 @@ def ring(folder):
     by_two, by_eight = map(ring_bytes, (2, 8))
     assert by_eight < 1.25 * by_two / 4, (by_two, by_eight)
     print("memory", by_two, by_eight)
+
+
+def gap_of_rounding(attend):
+    """Of a gradient in float32 with products in bfloat16, beside NumPy's in float64."""
+
+    def gradient(attend, grid):
+        def total(*at):
+            return jnp.sum(jnp.sin(jax.vmap(lambda *at: attend(*at, grid))(*at)))
+
+        return jax.grad(total, argnums=(0, 1, 2))
+
+    at = heads(0, 2, 28)
+    expected = by_numpy.run(gradient(dense, lim.graded_grid(28)), *at)
+    single = [array.astype(jnp.float32) for array in at]
+    with jax.default_matmul_precision("bfloat16"):
+        found = jax.jit(gradient(attend, lim.graded_grid(28, dtype=jnp.float32)))(*single)
+    return largest_difference(found, jax.tree.leaves(expected))
 
 
 def ring_bytes(devices):
