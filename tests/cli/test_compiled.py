@@ -1,7 +1,9 @@
 """Where compiled programs are kept, and that they are."""
 
+import json
 import os
 import sys
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -11,12 +13,15 @@ import platformdirs
 import pytest
 from jax._src import checkify, compiler
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from matplotlib.figure import Figure
 from reference.as_users import run_python
+from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import __main__
 from lim_jax._checks import error_if
 from lim_jax._jit import filter_jit
 from lim_jax.cli import compiled
+from lim_jax.cli.commands import main
 from lim_jax.cli.compiled import keep_programs
 
 FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
@@ -109,26 +114,57 @@ def kept(tmp_path):
     configure(*before)
 
 
-def test_a_program_with_a_check_is_compiled_once(kept, monkeypatch):
-    """Checks of a command's programs are values (`conftest.py`), and JAX keeps such a program."""
+@pytest.fixture
+def anew(kept, monkeypatch):
+    """Call a function as a process of its own would, and count what it compiles."""
     compiled, compile_program = [], compiler.backend_compile_and_load
 
     def counted(*arguments):
         compiled.append(arguments)
         return compile_program(*arguments)
 
-    monkeypatch.setattr(compiler, "backend_compile_and_load", counted)
-
-    def run():
+    def run(function):
         # Checks are numbered as they are traced: a second process begins anew.
         monkeypatch.setattr(checkify, "next_code", count(1).__next__)
         jax.clear_caches()
         compiled.clear()
-        return filter_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(())), compiled
+        return function(), len(compiled)
+
+    monkeypatch.setattr(compiler, "backend_compile_and_load", counted)
+    return run
+
+
+def test_a_program_with_a_check_is_compiled_once(anew):
+    """Checks of a command's programs are values (`conftest.py`), and JAX keeps such a program."""
+
+    def double():
+        return filter_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(()))
 
     for compiles in (True, False):
-        doubled, programs = run()
+        doubled, programs = anew(double)
         assert doubled == 2 and bool(programs) is compiles
+
+
+@pytest.mark.parametrize("command", ["ask", "profile"])
+def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, monkeypatch):
+    """`explain` neither, by hand: it takes longer to trace."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+    model, documents = tmp_path / "weights", tmp_path / "documents"
+    for folder in (model, documents):
+        folder.mkdir()
+    write_with_letters(model, CONFIGS["llama"])
+    (documents / "first.txt").write_text("abcabd")
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": "abcabdfg", "answer": "hj", "spans": [[0, 2, "first"]]}))
+    arguments = {
+        "ask": ["bc", "--documents", str(documents)],
+        "profile": ["--data", str(data)],
+    }
+    for number, compiles in enumerate((True, False)):
+        out = str(tmp_path / f"out{number}")
+        run = partial(main, [command, str(model), *arguments[command], "--out", out])
+        found, programs = anew(run)
+        assert found == 0 and bool(programs) is compiles, programs
 
 
 def test_another_process_finds_what_was_compiled(tmp_path):
