@@ -7,7 +7,7 @@ transpose, and their derivatives in the point :math:`x` are JAX's own.
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -47,6 +47,7 @@ def primitive_of(
     primitive.multiple_results = many_results
     RUNS[primitive] = run = in_its_precision(run)
 
+    @cache  # tracing asks for the same types again and again
     def types_of(*types: Any, **settings: Any) -> Any:
         results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
         return results if many_results else results[0]
