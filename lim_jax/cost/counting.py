@@ -53,7 +53,7 @@ def _count_equation(
     if name == "dot_general":
         return iterations * _product_operations(equation), unknown
     if name == "scan":
-        return _count_scan(params, inputs, iterations)
+        return _count_scan(equation, inputs, iterations)
     if name == "cond":
         return _count_branches(params["branches"], inputs, iterations), unknown
     if name == "custom_linear_solve":  # of its four programs this one is called
@@ -90,9 +90,16 @@ def _product_operations(equation: JaxprEqn) -> int:
     return 2 * out.size * math.prod(left.shape[axis] for axis in contracted)
 
 
-def _count_scan(params: dict, inputs: list[Known], iterations: int) -> tuple[int, list[Known]]:
-    body, length, carried = params["jaxpr"], params["length"], params["num_carry"]
-    constants, scanned = inputs[: params["num_consts"]], inputs[params["num_consts"] + carried :]
+def _count_scan(
+    equation: JaxprEqn, inputs: list[Known], iterations: int
+) -> tuple[int, list[Known]]:
+    body, length = equation.params["jaxpr"], equation.params["length"]
+    # JAX's versions name differently how many inputs are of which kind: constants, then what is
+    # carried, then what is scanned, of which alone a step takes slices.
+    program = _open(body)
+    carried = len(equation.outvars) - _sliced(equation.outvars, program.outvars)
+    kept = len(inputs) - _sliced(equation.invars, program.invars) - carried
+    constants, scanned = inputs[:kept], inputs[kept + carried :]
     carry: list[Known] = [None] * carried
     if all(value is None for value in scanned):  # all steps are alike
         steps, results = _count(body, [*constants, *carry, *scanned], iterations)
@@ -102,6 +109,11 @@ def _count_scan(params: dict, inputs: list[Known], iterations: int) -> tuple[int
     total, results = _count(body, [*repeated, *carry, *slices], length * iterations)
     stacked = [v if v is None else v.reshape(-1, length, *v.shape[1:]) for v in results[carried:]]
     return total, [*carry, *stacked]
+
+
+def _sliced(stacked: Sequence[Any], slices: Sequence[Any]) -> int:
+    pairs = zip(_shapes(stacked), _shapes(slices), strict=True)
+    return sum(len(whole) > len(part) for whole, part in pairs)
 
 
 def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterations: int) -> int:

@@ -42,6 +42,8 @@ def _results(equation, *operands):
         return [RESULT[name](*operands, **params)]
     if name in RESULTS:
         return RESULTS[name](*operands, **params)
+    if name == "scan":
+        return _scan(equation, *operands)
     if name in INNER:
         return _run(params[INNER[name]], operands)
     if primitive in RUNS:
@@ -58,14 +60,22 @@ def _own(equation, known={}):  # noqa: B006
     return known[key]
 
 
-def _scan(*operands, jaxpr, length, reverse, num_consts, num_carry, **_):
-    cut = num_consts + num_carry
-    consts, carry, rows = operands[:num_consts], operands[num_consts:cut], operands[cut:]
+def _scan(equation, *operands):
+    body, length, reverse = (equation.params[name] for name in ("jaxpr", "length", "reverse"))
+    program = getattr(body, "jaxpr", body)
+
+    def sliced(stacked, slices):  # whose numbers JAX's versions name differently
+        pairs = zip(stacked, slices, strict=True)
+        return sum(len(whole.aval.shape) > len(part.aval.shape) for whole, part in pairs)
+
+    carried = len(equation.outvars) - sliced(equation.outvars, program.outvars)
+    cut = len(operands) - sliced(equation.invars, program.invars)
+    consts, carry, rows = operands[: cut - carried], operands[cut - carried : cut], operands[cut:]
     stacked = []
     for i in reversed(range(length)) if reverse else range(length):
-        found = _run(jaxpr, [*consts, *carry, *(row[i] for row in rows)])
-        carry = found[:num_carry]
-        stacked.append(found[num_carry:])
+        found = _run(body, [*consts, *carry, *(row[i] for row in rows)])
+        carry = found[:carried]
+        stacked.append(found[carried:])
     stacked = stacked[::-1] if reverse else stacked
     return [*carry, *map(np.stack, zip(*stacked, strict=True))]
 
@@ -116,7 +126,6 @@ INNER = {
     "remat2": "jaxpr",
 }  # fmt: skip
 RESULTS = {
-    "scan": _scan,
     "cond": lambda index, *operands, branches: _run(branches[int(index)], operands),
     "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "while": _while,
