@@ -301,12 +301,12 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
     assert left.value.code == 0
     printed = capsys.readouterr().out
     function = commands._command(command, loaded=True)
-    words = re.findall(r"\w+", printed)
-    for name, meaning in re.findall(r"^        (\w+): ([^.\n]*)", function.__doc__ or "", re.M):
+    words, documented = re.findall(r"\w+", printed), inspect.getdoc(function) or ""
+    for name, meaning in re.findall(r"^    (\w+): ([^.\n]*)", documented, re.MULTILINE):
         positional = name in ("model", "question", "first", "second")
         assert positional or f"--{name.replace('_', '-')}" in printed
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
-    described = set(re.findall(r"^        (\w+): ", function.__doc__ or "", re.MULTILINE))
+    described = set(re.findall(r"^    (\w+): ", documented, re.MULTILINE))
     arguments = inspect.signature(function).parameters
     shared = {name: helped(of.annotation) for name, of in arguments.items()}
     assert described == {name for name, meaning in shared.items() if meaning is None}
@@ -350,7 +350,7 @@ def test_rates_refuses_what_it_cannot_choose(arguments, message, tmp_path):
 
 
 def test_every_group_of_studies_is_named_in_the_help():
-    named = re.search(r"only: (.*?)\n        sizes", rates.__doc__ or "", re.DOTALL)
+    named = re.search(r"only: (.*?)\n    sizes", inspect.getdoc(rates) or "", re.DOTALL)
     assert named is not None
     words = set(re.findall(r"[\w-]+", named.group(1)))
     assert set(convergence.groups()) <= words
