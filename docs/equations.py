@@ -8,8 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLE, BREAKS, PAGE = HERE / "labels.toml", HERE / "breaks.toml", HERE / "equations.md"
-WENT_RED = HERE / "went_red.toml"
+TABLE, PAGE = HERE / "labels.toml", HERE / "equations.md"
 
 Definition = ast.FunctionDef | ast.ClassDef
 KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
@@ -18,10 +17,8 @@ HEAD = """\
 # From the paper's labels to the code
 
 What computes each label of the paper, and the tests that name it, in the paper's order. A label
-without either states nothing to compute, for the reason given. Each was made false on purpose, in
-two ways (`docs/breaks.toml`: a factor, a sign, or what else it has); behind a test stand the breaks
-at which it went red, as `docs/breaks.py` saw them. Written by `docs/equations.py` from the
-docstrings of `lim_jax`, the tests and that record; `tests/test_labels.py` holds it to them.
+without either states nothing to compute, for the reason given. Written by `docs/equations.py` from
+the docstrings of `lim_jax` and the tests; `tests/test_labels.py` holds it to them.
 
 | label | computed by | held by |
 |---|---|---|
@@ -77,36 +74,15 @@ def held() -> dict[str, list[tuple[Path, str]]]:
     return found
 
 
-def breaks() -> dict[str, dict[str, list[str]]]:
-    """What is broken on purpose for each label: a file, a text in it, and its replacement."""
-    return tomllib.loads(BREAKS.read_text())
-
-
-def went_red() -> dict[str, dict[str, list[str]]]:
-    """The tests of each label that failed at each of its breaks, as docs/breaks.py saw them."""
-    return tomllib.loads(WENT_RED.read_text()) if WENT_RED.is_file() else {}
-
-
 def written() -> str:
     """The page: a row for each label."""
-    functions, tests, record = computed(), held(), went_red()
+    functions, tests = computed(), held()
     rows = []
     for label, reason in labels().items():
         left = _links(functions.get(label, [])) or f"*{reason}*"
-        red = record.get(label, {})
-        right = "<br>".join(_link(*test) + _seen(*test, red) for test in tests.get(label, []))
+        right = _links(tests.get(label, []))
         rows.append(f"| `{label}` | {left} | {right} |\n")
     return HEAD + "".join(rows)
-
-
-def name_of(file: Path, test: str) -> str:
-    """A test as the record names it."""
-    return f"{file.relative_to(ROOT / 'tests').as_posix()}::{test}"
-
-
-def _seen(file: Path, test: str, red: dict[str, list[str]]) -> str:
-    kinds = [kind for kind, names in red.items() if name_of(file, test) in names]
-    return f" ({', '.join(kinds)})" if kinds else ""
 
 
 def _links(places: list[tuple[Path, str]]) -> str:
