@@ -10,10 +10,8 @@ of the ratio, by linearisation, from what examples deviate from the common profi
 are alike, these are small differences, which a difference of sums of squares would lose.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -30,7 +28,7 @@ from lim_jax._checks import (
     require,
     require_floats,
 )
-from lim_jax._jit import Inputs, Output, filter_jit
+from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,
@@ -41,8 +39,6 @@ from lim_jax.grid.partition import (
     require_regions,
 )
 
-RESULTS = ("density", "density_error", "energy_error", "regional_averages", "alike", "total",
-           "total_error")  # fmt: skip
 SHOWN = 6  # positions left out that a summary names
 ROUNDING = 8  # so many times the precision what is computed in it may differ
 ALIKE = "all examples have one profile: their errors say nothing of other examples"
@@ -88,19 +84,6 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     gap = boundary - middle
     lim = gap / (boundary + epsilon)
     return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
-
-
-def _with_the_others(result: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """Of known energies a result comes from one program for all of them, and else from its own."""
-    alone: Any = filter_jit(result)
-
-    @wraps(result)
-    def read(influence: Any, *epsilon: Any, **named: Any) -> Any:
-        if epsilon or named or influence.energy.ndim > 1 or not all_known(influence):
-            return alone(influence, *epsilon, **named)
-        return influence._without_examples._results()[result.__name__]
-
-    return cast(Any, read)
 
 
 class Influence(eqx.Module):
@@ -209,7 +192,7 @@ class Influence(eqx.Module):
         return self.regions.grid
 
     @property
-    @_with_the_others
+    @filter_jit
     def total(self) -> Scalar:
         r""":math:`Z = \int I`. Grows like L for a last-token loss: report L with it."""
         return self.regions.kept_weights @ self.energy
@@ -220,7 +203,7 @@ class Influence(eqx.Module):
         return self.total == 0
 
     @property
-    @_with_the_others
+    @filter_jit
     def density(self) -> Float[Array, " length"]:
         """The influence density m (`eq:influence-density`); zero where degenerate or left out."""
         return jnp.where(self._kept, self.energy / _or_one(self.total), 0)
@@ -248,44 +231,44 @@ class Influence(eqx.Module):
         return jnp.where(self._kept, weights, 0) @ self.energy
 
     @property
-    @_with_the_others
+    @filter_jit
     def regional_averages(self) -> Float[Array, "3"]:
         """The density's averages over what is kept of E_L, E_M and E_R."""
         return regional_averages(self.density, self.regions)
 
     @property
-    @_with_the_others
+    @filter_jit
     def energy_error(self) -> Float[Array, " length"]:
         """The standard error of `energy`."""
         return self.unit * self._standard_error(self.energy_scatter)
 
     @property
-    @_with_the_others
+    @filter_jit
     def total_error(self) -> Scalar:
         """The standard error of `total`."""
         return self.unit * self._standard_error(self.total_scatter)
 
     @property
-    @_with_the_others
+    @filter_jit
     def density_error(self) -> Float[Array, " length"]:
         r"""The standard error of `density`, from the deviations :math:`E_b - m\,Z_b`."""
         error = self._standard_error(self.density_scatter) / (_or_one(self.total) / self.unit)
         return jnp.where(self._kept, error, 0)
 
     @property
-    @_with_the_others
+    @filter_jit
     def alike(self) -> Bool[Array, ""]:
         """True where several examples have one profile, as finely as their numbers tell."""
         spread = self.unit * jnp.sqrt(self.density_scatter / self.count)
         close = spread <= ROUNDING * jnp.finfo(spread.dtype).eps * self.energy
         return (self.count > 1) & jnp.all(close | ~self._kept)
 
-    @_with_the_others
+    @filter_jit
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The regional averages, gap, LIM and symmetric contrast of the density."""
         return indices(self.regional_averages, epsilon)
 
-    @_with_the_others
+    @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
         """The standard errors of `indices`, linearised: one factor of all moves none."""
         slopes = self._slopes(epsilon)
@@ -362,8 +345,7 @@ class Influence(eqx.Module):
         if not all_known(self) or self.energy.ndim > 1:
             return repr(self)
         with eval_context():  # inside another's trace too
-            numbers = self.indices(), self.index_errors(), self.total, self.total_error
-            alike = self.alike
+            numbers, alike = self._numbers()
         count, left_out = int(self.count), self.regions.left_out
         shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
         head = (
@@ -383,26 +365,27 @@ class Influence(eqx.Module):
 
     def record(self) -> dict[str, Any]:
         """All results as plain numbers and strings."""
+        (indices, index_errors, total, total_error), alike = self._numbers()
         return {
             "length": self.grid.size,
             "delta": float(self.regions.delta),
             "examples": int(self.count),
-            "alike": bool(self.alike),
+            "alike": bool(alike),
             "left_out": list(self.regions.left_out),
-            "total": float(self.total),
-            "total_error": float(self.total_error),
-            "indices": numbers_by_name(self.indices()),
-            "index_errors": numbers_by_name(self.index_errors()),
+            "total": float(total),
+            "total_error": float(total_error),
+            "indices": numbers_by_name(indices),
+            "index_errors": numbers_by_name(index_errors),
             "positions": self.grid.nodes.tolist(),
             "density": self.density.tolist(),
             "density_error": self.density_error.tolist(),
         }
 
     @filter_jit
-    def _results(self) -> dict[str, Any]:
-        """All of them, by name: one takes little beside the compiling of a program."""
-        densities = {name: getattr(self, name) for name in RESULTS}
-        return {**densities, "indices": self.indices(), "index_errors": self.index_errors()}
+    def _numbers(self) -> tuple[tuple[Indices, Indices, Scalar, Scalar], Bool[Array, ""]]:
+        """What is printed, compiled as one program: indices and total with errors; and `alike`."""
+        numbers = self.indices(), self.index_errors(), self.total, self.total_error
+        return numbers, self.alike
 
     @property
     def _without_examples(self) -> "Influence":
