@@ -1,34 +1,25 @@
 """A question asked of a model and of documents: which of them its answer comes from."""
 
-import html
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
-from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
-from lim_jax._tables import text_table
-from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
-from lim_jax.attribution.matrix import PartScores, part_scores
+from lim_jax._checks import AnyPath, as_int, require, require_kind, require_text
+from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
-from lim_jax.attribution.methods import (
-    METHODS,
-    MethodName,
-    Scored,
-    given_by_parts,
-    scored_by_tokens,
-    scores_of_parts,
-)
-from lim_jax.attribution.parts import IN_NO_PART, REST, parts_of
+from lim_jax.attribution.methods.table import MethodName, method_named
+from lim_jax.attribution.parts import REST, parts_of
+from lim_jax.attribution.scores import Cost, Run, Scores
 from lim_jax.attribution.segments import (
     AnswerParts,
     DocumentParts,
     Segment,
     answer_segments,
-    document_segments,
+    context_segments,
+    whole_answer,
 )
 from lim_jax.attribution.tokens import held_by_text, most_in_words
 from lim_jax.models.language_model import LanguageModel
@@ -38,97 +29,46 @@ from lim_jax.prompts.answering import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
 from lim_jax.prompts.reading import Line, context_of_line, read_documents, spaced
-from lim_jax.results.measured import percent
-from lim_jax.results.tables import FILES
+
+SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
 
 
-class AnswerPart(NamedTuple):
-    """A part of a question's context, its score, and its share of all documents' scores."""
+class Asked(NamedTuple):
+    """A question that was read: what the model will read, and how its answer is to be scored.
 
-    name: str
-    kind: str  # document, question, message or rest
-    score: float
-    of_documents: float | None
-    tokens: int
-    of_tokens: float
-    most: str
-
-
-class Answer(NamedTuple):
-    """An answer, and what each part of the context gave it; a notebook shows it as a table."""
+    Attributes
+    ----------
+    question, line
+        The question, and the line of a file that would ask it.
+    read
+        The context, or the prompt whose answer the model is to give.
+    loss, method
+        Their names.
+    answer_parts, document_parts
+        How the answer and the documents are cut.
+    answer_tokens
+        The most tokens of the model's own answer.
+    """
 
     question: str
-    text: str  # as the model, or you, answered
-    foil: str  # empty where none was asked
-    cut: bool  # whether the model's own answer did not end within its tokens
-    method: str  # one of `METHODS`
-    parts: tuple[AnswerPart, ...]  # documents by their scores, then other parts, and the rest
-    context: Context  # what the model read
-    tokens: Float[np.ndarray, " length"] | None  # the scores; None of methods of parts alone
-    # The log odds with all documents less those with next to nothing of them; None of methods that
-    # do not say. And scores of parts of the answer by parts of documents, where there are such.
-    given: float | None = None
-    by_part: PartScores | None = None
+    line: Line
+    read: Context | PromptOnly
+    loss: LossName
+    method: str
+    answer_parts: AnswerParts
+    document_parts: DocumentParts
+    answer_tokens: int
 
-    @property
-    def shown(self) -> str:
-        """The answer in one line, with dots where it was cut."""
-        return shown_answer(self.text, self.cut)
-
-    @property
-    def finding(self) -> str:
-        """Which document gave most, in a sentence."""
-        signed = METHODS[self.method].signed
-        finding = finding_of(self.parts, self.shown, self.foil, signed=signed)
-        if self.given is None:
-            return finding
-        finding += f" All documents together give {self.given:+.2f} of log odds"
-        if METHODS[self.method].adds_up:
-            # They differ by the quadrature's error alone.
-            whole = sum(part.score for part in self.parts)
-            finding += f"; their scores add up to {whole:+.2f}"
-        return f"{finding}."
-
-    def record(self) -> dict[str, Any]:
-        """Plain numbers and words, as answer.json has them."""
-        parts = [
-            {name: getattr(part, name) for name in FILES["answer.json, parts"]}
-            for part in self.parts
-        ]
-        return {
-            "question": self.question, "answer": self.text, "cut": self.cut, "foil": self.foil,
-            "method": self.method, "finding": self.finding, "given": self.given, "parts": parts,
-        }  # fmt: skip
-
-    def compare(self, second: "Answer") -> ComparedAnswers:
-        """The scores of each part in this answer and in a second, such as one without a document.
-
-        Raise ValueError where methods differ, one alone has a foil, or no document is in both.
-        """
-        return compare_answers(self.record(), second.record())
-
-    @property
-    def _rows(self) -> list[tuple[str, ...]]:
-        signed = METHODS[self.method].signed
-        score = "  score" if signed else "  share"
-        head = ("part", score, " of documents", " tokens", "most in")
-        return [head, *(_row(part, signed) for part in self.parts)]
-
-    @property
-    def table(self) -> str:
-        """The parts, a line each: whole names in quotation marks, which the rest has not."""
-        return text_table(self._rows, left=(0, 4))
-
-    def __str__(self) -> str:
-        """What a terminal shows."""
-        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
-
-    def _repr_html_(self) -> str:
-        lines = (self.question, self.shown, self.finding)
-        question, shown, finding = map(html.escape, lines)
-        rows = ("</td><td>".join(map(html.escape, row)) for row in self._rows)
-        table = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
-        return f"<p><b>{question}</b><br>{shown}</p><p>{finding}</p><table>{table}</table>"
+    def cost(self, model: LanguageModel) -> Cost:
+        """Return what scoring takes: of an answer that is not known yet, about so much."""
+        if isinstance(self.read, Context):
+            answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
+            parts = len(context_segments(self.read, self.document_parts))
+        else:
+            own = {"answer": 1, "token": self.answer_tokens}
+            answer = own.get(self.answer_parts, max(1, self.answer_tokens // SENTENCE))
+            parts = len(self.line.documents) + 2  # the question and the rest too
+        return method_named(self.method).cost(parts, answer)
 
 
 def ask(
@@ -138,29 +78,35 @@ def ask(
     *,
     method: MethodName = "mask-gradient",
     parts: AnswerParts | None = None,
-    document_parts: DocumentParts = "sentences",
+    document_parts: DocumentParts | None = None,
     answer: str | None = None,
     foil: str = "",
     chat: bool = True,
     answer_tokens: int = 32,
     max_length: int = 4096,
+    checkpoint: Path | None = None,
     progress: Bar = no_bar,
 ) -> Answer:
     """Ask a model a question about documents, and say which of them its answer comes from.
 
-    Raises ValueError where the question or all documents are empty, the model ends at once, or the
-    method or its parts do not go together with the foil.
-
     Parameters
     ----------
+    model
+        A network, its tokenizer and its chat template, of `LanguageModel.from_pretrained`.
+    question
+        As the model is asked.
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored: one of `attribution.methods.METHODS`.
-    parts, document_parts
-        Of the mask gradient and path: the answer's, each by a backward pass for each gradient,
-        ``"answer"``, ``"sentence"`` (the default without a foil) or ``"token"``; and those of
-        documents, ``"documents"``, ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
+        How parts are scored: a name of `attribution.methods`.
+    parts
+        The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
+        method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each
+        takes a backward pass for each gradient.
+    document_parts
+        The parts of documents: ``"documents"``, ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
+        Methods that leave parts out read a text for each. By default sentences where the method
+        scores tokens, which costs nothing, else documents.
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
@@ -168,10 +114,25 @@ def ask(
         log odds of the answer's tokens, on average.
     chat
         Whether the model's chat template lays question and documents out, where it has one.
+    answer_tokens
+        The most tokens of an answer that the model gives itself.
     max_length
         The most tokens of question and documents; more are refused.
+    checkpoint
+        A folder that keeps what is finished, so that an interrupted call goes on; None for none.
     progress
         Such as ``tqdm.tqdm``.
+
+    Returns
+    -------
+    Answer
+        The answer, and the scores of all parts.
+
+    Raises
+    ------
+    ValueError
+        Where the question or all documents are empty, the model ends at once, or the method does
+        not score such parts.
 
     Examples
     --------
@@ -183,57 +144,99 @@ def ask(
     (['document', 'document', 'question', 'rest'], 'She')
     """
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
+    asked = read_question(
+        model,
+        question,
+        documents,
+        method=method,
+        parts=parts,
+        document_parts=document_parts,
+        answer=answer,
+        foil=foil,
+        chat=chat,
+        answer_tokens=answer_tokens,
+        max_length=max_length,
+    )
+    return answer_question(model, asked, Run(checkpoint, progress))
+
+
+def read_question(
+    model: LanguageModel,
+    question: str,
+    documents: AnyPath | Sequence[str | Document],
+    *,
+    method: str,
+    parts: AnswerParts | None,
+    document_parts: DocumentParts | None,
+    answer: str | None,
+    foil: str,
+    chat: bool,
+    answer_tokens: int,
+    max_length: int,
+) -> Asked:
+    """Read a question and documents as the model will, before anything is computed.
+
+    Arguments and errors are those of `ask`; the model's weights are not read.
+    """
     as_int(max_length, "max_length")
     as_int(answer_tokens, "answer_tokens")
-    require_name(method, METHODS, "method", "lim-jax ask --help says what each is.")
+    answer_parts = parts_of_answer(method, foil, parts)
+    document_parts = document_parts or method_named(method).document_parts
     line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
     loss: LossName = "contrast" if foil else "margin"
-    parts = parts_of_answer(method, foil, parts)
     read = context_of_line(line, model.tokenizer, loss, max_length)
-    context = answered_context(model, read, loss, answer_tokens, progress)
-    cuts = parts, document_parts
-    scored, by_part = scores_of_answer(model, context, loss, method, cuts, bar=progress)
-    return answer_of(line, context, scored, model, method, question)._replace(by_part=by_part)
+    return Asked(question, line, read, loss, method, answer_parts, document_parts, answer_tokens)
 
 
-def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts | None:
-    """Which parts of the answer are scored; None where the method has no such scores."""
-    has_parts = METHODS[method].by_log_weights
-    require(has_parts or parts is None, "parts", got=f"{parts!r} with the method {method!r}",
-            expected="mask-gradient or mask-path",
-            cure="Leave the parts out, or take one of these methods.")  # fmt: skip
-    require(not foil or parts in (None, "answer"), "parts", got=f"{parts!r} with a foil",
-            expected="the whole answer",
-            cure="A foil is another whole answer: no part of it stands against a part of the "
-            "answer. Leave one of the two out.")  # fmt: skip
-    return (parts or ("answer" if foil else "sentence")) if has_parts else None
+def answer_question(model: LanguageModel, asked: Asked, run: Run) -> Answer:
+    """Let the model answer, where the answer is not given, and score the parts of the context."""
+    context = answered_context(model, asked.read, asked.loss, asked.answer_tokens, run.bar)
+    scores = method_named(asked.method).scores(
+        model.network,
+        context,
+        segments_of_answer(context, model.tokenizer, asked.answer_parts),
+        context_segments(context, asked.document_parts),
+        loss_kind(asked.loss).loss,
+        run,
+    )
+    return Answer(
+        question=asked.question,
+        text=answer_text(context, model.tokenizer),
+        foil=asked.line.foil.strip(),
+        cut=context.cut,
+        method=asked.method,
+        parts=part_rows(asked.line, context, scores),
+        context=context,
+        scores=scores,
+    )
 
 
-def scores_of_answer(
-    model: LanguageModel,
-    context: Context,
-    loss: LossName,
-    method: str,
-    cuts: tuple[AnswerParts | None, DocumentParts],
-    bar: Bar = no_bar,
-    checkpoint: Path | None = None,
-) -> tuple[Scored, PartScores | None]:
-    """The scores of an answer; and where it is cut into parts theirs, which sum to the answer's."""
-    parts, document_parts = cuts
-    if parts is None or context.contrast is not None:
-        asked, run = loss_kind(loss).loss, {"checkpoint": checkpoint, "bar": bar}
-        (scored,) = scores_of_parts(model.network, [context], asked, method, **run)
-        if parts is None or scored.tokens is None:
-            return scored, None
-        whole = Segment("answer", answer_text(context, model.tokenizer), np.zeros(0, int))
-        segments = document_segments(context, document_parts)
-        return scored, PartScores([whole], segments, scored.tokens[None])
-    by_part = part_scores(
-        model.network, context, answer_segments(context, model.tokenizer, parts),
-        document_segments(context, document_parts), method=method, checkpoint=checkpoint,
-        progress=partial(bar, desc=method, unit="context"),
-    )  # fmt: skip
-    return scored_by_tokens(context, by_part.by_position.sum(axis=0)), by_part
+def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts:
+    """Return how the answer is cut, where the method can score such parts."""
+    known = method_named(method).answer_parts
+    require(
+        parts is None or parts in known,
+        "parts",
+        got=f"{parts!r} with the method {method!r}",
+        expected=" or ".join(map(repr, known)),
+        cure="Take one of these parts, or the method mask-gradient.",
+    )
+    require(
+        not foil or parts in (None, "answer"),
+        "parts",
+        got=f"{parts!r} with a foil",
+        expected="the whole answer, since a foil is another whole answer",
+        cure="Leave one of the two out.",
+    )
+    whole = bool(foil) or "sentence" not in known
+    return parts or ("answer" if whole else "sentence")
+
+
+def segments_of_answer(context: Context, tokenizer: Any, parts: AnswerParts) -> list[Segment]:
+    """Return the parts of an answer, of one that is compared with a foil the whole."""
+    if context.contrast is None:
+        return answer_segments(context, tokenizer, parts)
+    return [whole_answer(context, answer_text(context, tokenizer))]
 
 
 def question_line(
@@ -273,19 +276,18 @@ def answered_context(
     return context
 
 
-def answer_of(
-    line: Line, context: Context, scored: Scored, model: LanguageModel, method: str, question: str
-) -> Answer:
-    """An answer with its parts, of their scores, and what all documents gave."""
+def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart, ...]:
+    """Return a row for each named part of the context, documents by their scores first."""
     names = {document.name for document in line.documents}
     kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
-    whole = sum(abs(score) for (name, _), score in scored.parts.items() if name in names) or 1
+    by_name = scores.by_name()
+    whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
     def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
-        score, most = scored.parts[name, kind], ""
+        score, most = by_name.get((name, kind), 0.0), ""
         kind = kind if kind == REST else kinds.get(name, "message")
-        if scored.tokens is not None:
-            speaking_for = np.maximum(scored.tokens, 0)
+        if scores.tokens is not None:
+            speaking_for = np.maximum(scores.tokens, 0)
             by_text = held_by_text(context.tokens, speaking_for, places.tolist())
             most = most_in_words(by_text) if any(by_text.values()) else ""
         of_documents = score / whole if kind == "document" else None
@@ -294,12 +296,7 @@ def answer_of(
 
     parts = [part(*named, places) for named, places in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
-    answer = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
-    given = None
-    if METHODS[method].by_log_weights:
-        loss = loss_kind("contrast" if line.foil else "margin").loss
-        given = float(given_by_parts(model.network, [context], loss)[0])
-    return Answer(question, *answer, method, tuple(parts), context, scored.tokens, given)
+    return tuple(parts)
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:
@@ -307,36 +304,3 @@ def answer_text(context: Context, tokenizer: Any) -> str:
     asked = np.flatnonzero(context.weights) + 1
     ids = context.window[asked] if context.contrast is None else context.contrast.answer
     return "".join(texts_of_ids(ids, tokenizer)).strip()
-
-
-def finding_of(
-    parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
-) -> str:
-    """Which document gave most, in a sentence."""
-    documents = [part for part in parts if part.kind == "document"]
-    top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
-    tokens = sum(part.tokens for part in documents)
-    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
-    if foil:
-        asked = f"“{top.name}” decides most between “{answer}” and “{foil}”"
-    if not signed:
-        all_hold = f"the {len(documents)} documents hold"
-        all_hold = all_hold if len(documents) > 1 else "the document holds"
-        return (
-            f"{asked}: it holds {percent(top.of_documents)} of what {all_hold}, with "
-            f"{top.tokens} of their {tokens} tokens. They hold "
-            f"{percent(sum(part.score for part in documents))} of the whole influence."
-        )
-    if top.score <= 0:
-        asked = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
-    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * (
-        least.score < 0 < top.score
-    )
-    return f"{asked}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
-
-
-def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
-    score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
-    share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
-    name = IN_NO_PART if part.kind == REST else f"“{part.name}”"
-    return name, score, share, f"{part.tokens}", part.most

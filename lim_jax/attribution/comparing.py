@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import require
 from lim_jax._tables import text_table
-from lim_jax.attribution.methods import METHODS
+from lim_jax.attribution.methods.table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, REST
 
 ANSWER = "answer.json"

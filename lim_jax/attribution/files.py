@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from lim_jax._checks import require
-from lim_jax.attribution.asking import Answer
+from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.comparing import ANSWER, ComparedAnswers
-from lim_jax.attribution.matrix import write_matrix
 from lim_jax.attribution.measuring import Measured
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
+from lim_jax.attribution.scores import Scores
 from lim_jax.attribution.scoring import ScoredContexts
 from lim_jax.attribution.signed import SignedProfile
 from lim_jax.attribution.tokens import joined_tokens
@@ -76,21 +76,23 @@ def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
     write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
     names = FILES["profile --method, records_by_context.csv"]
     write_table(folder / "records_by_context.csv", names, _scores_by_context(scored))
-    if scored.scored[0].tokens is not None:
+    if scored.scores[0].tokens is not None:
         names = FILES["profile --method, scores.csv"]
         write_table(folder / "scores.csv", names, _scores_by_token(scored))
 
 
 def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
     ids = context_ids(scored.contexts)
-    columns = ids, scored.contexts, scored.scored
+    columns = ids, scored.contexts, scored.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
+        by_name = scores.by_name()
         for part, places in parts_of(context):
-            yield number, id, *part, scores.parts[part], places.size, places.size / context.length
+            share = places.size / context.length
+            yield number, id, *part, by_name.get(part, 0.0), places.size, share
 
 
 def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
-    for number, (context, scores) in enumerate(zip(scored.contexts, scored.scored, strict=True)):
+    for number, (context, scores) in enumerate(zip(scored.contexts, scored.scores, strict=True)):
         for row in _by_token(context.tokens, context.weights, scores.tokens):
             yield number, *row
 
@@ -163,14 +165,21 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
 
 
 def write_answer(answered: Answer, folder: Path) -> None:
-    """Write answer.json, scores.csv where tokens have scores, and matrix.csv where parts have."""
+    """Write answer.json, matrix.csv, and scores.csv where tokens have scores."""
     write_json(folder / ANSWER, answered.record())
+    write_table(folder / "matrix.csv", FILES["matrix.csv"], _matrix(answered.scores))
     if answered.tokens is not None:
         context = answered.context
         rows = _by_token(context.tokens, context.weights, answered.tokens)
         write_table(folder / "scores.csv", FILES["scores.csv"], rows)
-    if answered.by_part is not None:
-        write_matrix(answered.by_part, folder / "matrix.csv")
+
+
+def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each part of the answer and each part of the documents."""
+    for row, answer in enumerate(scores.answer):
+        for number, column in enumerate(scores.documents.tolist()):
+            part, score = scores.parts[column], float(scores.by_part[row, column])
+            yield row, answer.text, number, part.within, part.text, part.places.size, score
 
 
 def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:

@@ -14,7 +14,7 @@ from lim_jax._tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.measuring import Bar, no_bar
-from lim_jax.attribution.methods import WEIGHT
+from lim_jax.attribution.methods.mask_gradient import WEIGHT
 from lim_jax.attribution.parts import REST, parts_of
 from lim_jax.attribution.segments import FIRST, document_numbers
 from lim_jax.attribution.time_budget import HEADS, Case

@@ -50,7 +50,8 @@ def part_scores(
         for part, places in parts_of(context):
             without = np.full((len(contexts), 3), np.nan)
             of_all = parts.setdefault(part, PartShares(*part, without))
-            of_all.held[number] = of_context[part], places.size, places.size / context.length
+            score = of_context.get(part, 0.0)
+            of_all.held[number] = score, places.size, places.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == REST)
 
 

@@ -1,24 +1,17 @@
 """Named parts of contexts scored by any method: means over the contexts that have them."""
 
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require
-from lim_jax.attribution.measuring import Bar, no_bar
-from lim_jax.attribution.methods import (
-    METHODS,
-    Cost,
-    MethodName,
-    Scored,
-    given_by_parts,
-    scores_of_parts,
-)
-from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores, parts_of
+from lim_jax.attribution.measuring import no_bar
+from lim_jax.attribution.methods.table import MethodName, method_named
+from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores
+from lim_jax.attribution.scores import Cost, Run, Scores
+from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.models import CausalLM
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
@@ -43,55 +36,63 @@ class ScoredPart(NamedTuple):
 
 
 class ScoredContexts(NamedTuple):
-    """Contexts with their scores, the parts of each name on average, and what all parts gave."""
+    """Contexts with their scores, and the parts of each name on average."""
 
     method: str
     contexts: Sequence[Context]
-    scored: Sequence[Scored]
+    scores: Sequence[Scores]
     records: Sequence[ScoredPart]
-    given: Float[np.ndarray, " contexts"] | None = None
+
+    @property
+    def given(self) -> Float[np.ndarray, " contexts"] | None:
+        """What all documents give in each context, of methods that say it."""
+        effects = [scores.total_effect for scores in self.scores]
+        known = [effect for effect in effects if effect is not None]
+        return np.array(known) if len(known) == len(effects) else None
 
 
 def score_contexts(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossName,
+    loss: LossName,
     method: MethodName,
-    *,
-    checkpoint: Path | None = None,
-    bar: Bar = no_bar,
+    run: Run,
 ) -> ScoredContexts:
-    """Score the parts of contexts by a method; with a checkpoint a run goes on where it stopped."""
+    """Score the named parts of contexts by a method; each context is kept when it is finished."""
     require(
-        any(context.spans for context in contexts), "data", got="lines without named parts",
+        any(context.spans for context in contexts),
+        "data",
+        got="lines without named parts",
         expected=f"documents or spans, which --method {method} scores",
-        cure="Give lines of documents or with spans; of a text --method influence says by token.",
-    )  # fmt: skip
-    loss = loss_kind(asked).loss
-    scored = scores_of_parts(network, contexts, loss, method, checkpoint=checkpoint, bar=bar)
-    given = None
-    if METHODS[method].adds_up:
-        ends = checkpoint and checkpoint / "given"
-        run = {"checkpoint": ends, "progress": partial(bar, desc="all documents", unit="context")}
-        given = given_by_parts(network, contexts, loss, **run)
-    return ScoredContexts(method, contexts, scored, scored_records(contexts, scored), given)
+        cure="Give lines of documents or with spans; without --method a text is told by token.",
+    )
+    score = method_named(method).scores
+    rows = []
+    for number in run.bar(range(len(contexts)), desc=method, unit="context"):
+        context = contexts[number]
+        of_context = run.within(f"{number}")._replace(bar=no_bar)
+        cut = [whole_answer(context)], context_segments(context)
+        rows.append(score(network, context, *cut, loss_kind(loss).loss, of_context))
+    return ScoredContexts(method, contexts, rows, scored_records(contexts, rows))
 
 
 def cost_of_contexts(contexts: Sequence[Context], method: MethodName) -> Cost:
-    """What a method takes for the context of the most parts."""
-    return METHODS[method].cost(max(len(list(parts_of(context))) for context in contexts))
+    """Return what a method takes for the context of the most parts."""
+    parts = max(len(context_segments(context)) for context in contexts)
+    return method_named(method).cost(parts, 1)
 
 
-def scored_records(contexts: Sequence[Context], scored: Sequence[Scored]) -> list[ScoredPart]:
-    """The parts of each name, in the order in which they are met; the rest stands last."""
-    parts = part_scores(contexts, [scores.parts for scores in scored])
+def scored_records(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[ScoredPart]:
+    """Return the parts of each name, in the order in which they are met; the rest stands last."""
+    by_name = [scores.by_name() for scores in scored]
+    parts = part_scores(contexts, by_name)
     speaking_for = [
         np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
         for context, scores in zip(contexts, scored, strict=True)
     ]
     sizes = [
-        sum(abs(score) for part, score in scores.parts.items() if is_document(*part)) or 1
-        for scores in scored
+        sum(abs(score) for part, score in of_context.items() if is_document(*part)) or 1
+        for of_context in by_name
     ]
     records = []
     for part, mean in zip(parts, averaged_records(parts, contexts, speaking_for), strict=True):
@@ -110,8 +111,7 @@ def scores_finding(scored: ScoredContexts) -> str:
         finding += f" “{least.name}” has the least, {_with_error(least)}."
     if scored.given is None:
         return finding
-    # They differ by the quadrature's error alone.
-    sums = np.array([sum(scores.parts.values()) for scores in scored.scored])
+    sums = np.array([scores.by_part[:, scores.documents].sum() for scores in scored.scores])
     most = abs(scored.given - sums).max()
     return (
         f"{finding} All documents together give {scored.given.mean():+.3f} on average; their "

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
-from lim_jax.attribution.parts import is_document
+from lim_jax.attribution.parts import REST, is_document, parts_of
 from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.models.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, places_by_name
@@ -22,14 +22,20 @@ FIRST = -2
 
 
 class Segment(NamedTuple):
-    """A part of an answer or of a document: in what it is, what it says, and its tokens' places.
+    """A part of an answer or of a context: in what it is, what it says, and its tokens' places.
 
-    The answer's places are of the tokens before its own, where the loss asks.
+    The answer's places are of the tokens before its own, where the loss asks. What is in no named
+    part of a context is within "".
     """
 
     within: str
     text: str
     places: Int[np.ndarray, " tokens"]
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """The name and the kind of what it is in, as `parts.parts_of` has them."""
+        return self.within, "part" if self.within else REST
 
 
 def _whole(texts: Texts) -> list[list[int]]:
@@ -53,7 +59,6 @@ def _cut(by: Callable[[str], list[tuple[int, int]]]) -> Callable[[Texts], list[l
 
 CUTS: dict[str, Callable[[Texts], list[list[int]]]] = {
     "answer": _whole,
-    "documents": _whole,
     "paragraphs": _cut(paragraphs),
     "sentence": _cut(sentences),
     "sentences": _cut(sentences),
@@ -74,15 +79,38 @@ def answer_segments(
     return _segments("answer", asked, texts, parts)
 
 
+def whole_answer(context: Context, text: str = "") -> Segment:
+    """Return an answer as one part: its text, where it is known, and the places that ask."""
+    places = np.flatnonzero(context.weights)
+    return Segment("answer", text, places)
+
+
 def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
     """The parts of a context's documents: of every span but the question and messages."""
     require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
+    if parts == "documents":
+        return [_segment(context, *document) for document in document_places(context).items()]
     return [
         segment
         for name, places in document_places(context).items()
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
         for segment in _segments(name, run, [context.tokens[at] for at in run.tolist()], parts)
     ]
+
+
+def context_segments(context: Context, parts: str = "documents") -> list[Segment]:
+    """Return all parts of a context: those of documents, other named ones, and the rest."""
+    others = [
+        _segment(context, name, places)
+        for (name, kind), places in parts_of(context)
+        if not is_document(name, kind) and places.size
+    ]
+    return [*document_segments(context, parts), *others]
+
+
+def _segment(context: Context, within: str, places: Int[np.ndarray, " tokens"]) -> Segment:
+    text = "".join(context.tokens[place] for place in places.tolist())
+    return Segment(within, text, places)
 
 
 def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:

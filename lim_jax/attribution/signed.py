@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.mask_gradients import mask_gradient_at
 from lim_jax.attribution.measuring import Bar, no_bar
-from lim_jax.attribution.methods import mask_gradient_at
 from lim_jax.attribution.orders import averages_of_lines
 from lim_jax.attribution.parts import windows_and_asked
 from lim_jax.density.adjoints import LossOfIds

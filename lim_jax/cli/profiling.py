@@ -11,8 +11,9 @@ from lim_jax import models, plots, report
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
 from lim_jax.attribution.measuring import SHOWN, Measured, measure, require_fitting
-from lim_jax.attribution.methods import MethodName
+from lim_jax.attribution.methods.table import MethodName
 from lim_jax.attribution.parts import context_names
+from lim_jax.attribution.scores import Cost, Run
 from lim_jax.attribution.scoring import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.signed import SignedProfile, signed_profile
 from lim_jax.attribution.time_budget import described_contexts
@@ -43,14 +44,15 @@ from lim_jax.results.measured import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.two_way import two_way_cells
 
-NO_DENSITY = "Densities, indices, figures, orders and pages are of influence alone."
+NO_DENSITY = "Densities, indices, figures, orders and pages come without --method."
+GRADIENT = Cost(1, 1)  # of a context's influence
 
 
 def profile(
     model: tyro.conf.Positional[Model],
     data: Named,
     loss: Asked = "next-token",
-    method: Method = "influence",
+    method: Method | None = None,
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
@@ -69,9 +71,9 @@ def profile(
     Prints what was found in a sentence, the share of each named record, then the density over the
     left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
     density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
-    for lim-jax compare, and figures as PNG and SVG. By another method than influence it scores
-    named parts: profile.json, records.csv, records_by_context.csv and scores.csv. Interrupted and
-    run again it goes on after the last context that was measured.
+    for lim-jax compare, and figures as PNG and SVG. With a method it scores named parts instead:
+    profile.json, records.csv, records_by_context.csv and scores.csv. Interrupted and run again it
+    goes on after the last context that was measured.
 
     Args:
         data: A text, PDF or .docx; or JSON lines (a file named .jsonl), each with "text"; "prompt";
@@ -115,7 +117,7 @@ def profile(
         run = {"checkpoint": unfinished, "bar": placed_bar(network, unfinished)}
         said = [f"== {model} on {data}: {described}, loss {loss} =="]
         said += own_answers(read, contexts, opened)
-        if method == "influence":
+        if method is None:
             about = {"delta": delta, "orders": lines, **run}
             result = measure(network, contexts, loss, shown=shown, **about)
             by_sign = signed_profile(network, contexts, loss, **about) if signed else None
@@ -126,7 +128,7 @@ def profile(
                 write_profile_page(result, opened, loss, asked, folder)
             print(f"Wrote profile.json, tables and figures to {folder}.")
         else:
-            scored = score_contexts(network, contexts, loss, method, **run)
+            scored = score_contexts(network, contexts, loss, method, Run(**run))
             print(*said, scores_finding(scored), *score_lines(scored.records), sep="\n")
             write_scores(scored, loss, folder)
             print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
@@ -134,14 +136,20 @@ def profile(
 
 
 def _announce(
-    network: CausalLM, contexts: Sequence[Context], method: MethodName, shown: int, words: str,
+    network: CausalLM,
+    contexts: Sequence[Context],
+    method: MethodName | None,
+    shown: int,
+    words: str,
     more: int,
-) -> None:  # fmt: skip
-    cost, lengths = cost_of_contexts(contexts, method), [context.length for context in contexts]
-    page = ", and signed" * (more > 0) + f", with a page of the first {shown}" * bool(shown)
+) -> None:
+    cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
+    signed = ", and signed" if more else ""
+    page = f", with a page of the first {shown}" if shown else ""
+    lengths = [context.length for context in contexts]
     takes = foretold(network, lengths, shown, cost=cost.total + more)
     tqdm.write(
-        f"Measuring {words} by {method}, {cost} each{page}: {takes} "
+        f"Measuring {words} by {method or 'influence'}, {cost} each{signed}{page}: {takes} "
         "The bar shows the time that is left."
     )
 
@@ -159,8 +167,9 @@ def _require_options(arguments: dict[str, Any]) -> None:
         require(kind.one_pass, "html", got=f"a page of --loss {loss}",
                 expected="a loss of one pass", cure=cure)  # fmt: skip
     for name in ("html", "shuffle", "signed"):
-        given, got = arguments[name] and method != "influence", f"--{name} with --method {method}"
-        require(not given, name, got=got, expected="--method influence", cure=NO_DENSITY)
+        given = arguments[name] and method is not None
+        got, expected = f"--{name} with --method {method}", "one of the two"
+        require(not given, name, got=got, expected=expected, cure=NO_DENSITY)
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
     require(not foil or kind.needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
             expected=takes, cure="No other loss reads a foil.")  # fmt: skip

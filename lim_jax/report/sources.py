@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require_extra
-from lim_jax._refusal import Refusal
-from lim_jax.attribution.asking import Answer
-from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.answer import Answer
+from lim_jax.attribution.methods.table import METHODS
+from lim_jax.attribution.scores import Scores, scores_by_token
 from lim_jax.attribution.segments import CUTS, Segment, document_segments
 from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, visible
 from lim_jax.prompts.contexts import Context
@@ -20,13 +20,9 @@ from lim_jax.report.showing import Page
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
 DIGITS = 4
-UNIT = "on average over the answer's tokens"
-HOW = {
-    "mask-gradient": "the derivative of the answer's log odds in an additive attention mask, where "
-    "every part weighs a fifth",
-    "mask-path": "the integral of the derivative of the answer's log odds in an additive attention "
-    "mask, as all documents come in from next to nothing",
-}
+UNIT = "in log odds, on average over the answer's tokens"
+OVER_FOIL = "in log odds, of the answer over the foil"
+SHARE = "shares of what the whole context gives"
 
 
 class _Shown(NamedTuple):
@@ -37,40 +33,47 @@ class _Shown(NamedTuple):
 
 
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
-    """The page of an answer whose parts have scores, by the method mask-gradient or mask-path.
+    """Make the page of an answer, which shades documents by their scores.
 
-    A notebook shows it, and ``.save("answer.html")`` writes it. `about` are facts by name. Needs
-    the extra ``report``; an answer by another method has no such scores (ValueError).
+    A notebook shows it, and ``.save("answer.html")`` writes it. Needs the extra ``report``.
+
+    Parameters
+    ----------
+    answered
+        What `attribution.ask` returns.
+    about
+        Facts that the page shows, by name, such as the model's.
     """
-    scores = answered.by_part
-    if scores is None:
-        raise Refusal(
-            f"answered: got scores by {answered.method} without parts of the answer, expected "
-            "those of a mask gradient or path. Ask with method='mask-gradient'."
+    method = METHODS[answered.method]
+    unit = OVER_FOIL if answered.foil else UNIT
+    return Page(
+        sources_page(
+            answered.scores,
+            answered.context,
+            question=answered.question,
+            how=method.how,
+            unit=unit if method.signed else SHARE,
+            findings=[answered.finding],
+            about=about,
         )
-    return Page(sources_page(
-        scores, answered.context, question=answered.question, findings=[answered.finding],
-        about=about, how=HOW[answered.method],
-        unit="of the answer over the foil" if answered.foil else UNIT,
-    ))  # fmt: skip
+    )
 
 
 def sources_page(
-    scores: PartScores,
+    scores: Scores,
     context: Context,
     *,
     question: str,
+    how: str,
+    unit: str = UNIT,
     findings: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
-    how: str = HOW["mask-gradient"],
-    unit: str = UNIT,
 ) -> str:
-    """The text of the page of scores, whatever parts of documents they are of: of sentences."""
+    """Return the text of the page of scores: by token and sentence, where tokens have scores."""
     require_extra("jinja2", "report")
-    sentences = document_segments(context)
-    scores = PartScores(scores.answer, sentences, scores.by_position)
-    documents = _documents(context, sentences, scores.scores)
-    rest = _tokens(context, np.setdiff1d(np.arange(context.length), _places(sentences)))
+    scores = _shown_scores(scores, context)
+    documents = _documents(context, scores.parts, scores.by_part)
+    rest = _tokens(context, np.setdiff1d(np.arange(context.length), _places(scores.parts)))
     shown = [part for _, parts in documents for part in parts]
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
     order = [part.number for part in shown]
@@ -85,10 +88,22 @@ def sources_page(
         documents=documents,
         rest=rest,
         data=_quantised(scores, [places for _, places in tokens])
-        | {"parts": _rounded(scores.scores[:, order])},
+        | {"parts": _rounded(scores.by_part[:, order])},
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
     )
+
+
+def _shown_scores(scores: Scores, context: Context) -> Scores:
+    """Return scores of sentences by token; else of the parts that have some, spread evenly."""
+    if scores.by_token is not None:
+        return scores_by_token(scores.answer, document_segments(context), scores.by_token)
+    parts = [scores.parts[column] for column in scores.documents.tolist()]
+    by_part = scores.by_part[:, scores.documents]
+    by_token = np.zeros((len(scores.answer), context.length))
+    for part, column in zip(parts, by_part.T, strict=True):
+        by_token[:, part.places] += column[:, None] / part.places.size
+    return Scores(scores.answer, parts, by_part, by_token)
 
 
 def _places(segments: Sequence[Segment]) -> np.ndarray:
@@ -129,10 +144,11 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     return [[(row, shown[row]) for row in rows] for rows in sentences]
 
 
-def _quantised(scores: PartScores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Scores of the shown tokens as bytes, a row for each part of the answer, with its scale."""
-    columns = [scores.by_position[:, places].sum(axis=1) for places in tokens]
-    by_token = np.stack(columns, axis=1) if columns else scores.by_position[:, :0]
+    assert scores.by_token is not None
+    columns = [scores.by_token[:, places].sum(axis=1) for places in tokens]
+    by_token = np.stack(columns, axis=1) if columns else scores.by_token[:, :0]
     scales = np.abs(by_token).max(axis=1, initial=0) / STEPS
     steps = by_token / np.where(scales > 0, scales, 1)[:, None]
     written = base64.b64encode(np.round(steps).astype(np.int8).tobytes()).decode()

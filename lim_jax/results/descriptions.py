@@ -124,13 +124,14 @@ def _explanation(result: Any) -> Description:
     return Description(variables, of_all.grid, labels, attributes)
 
 
-def _part_scores(result: Any) -> Description:
+def _scores(result: Any) -> Description:
     variables = {
-        "score": ("answer_part part", result.scores, LOSS),
-        "score_of_position": ("answer_part position", result.by_position, LOSS),
-        "document": ("part", _texts(part.within for part in result.documents), NONE),
+        "score": ("answer_part part", result.by_part, LOSS),
+        "within": ("part", _texts(part.within for part in result.parts), NONE),
     }
-    parts = {"answer_part": result.answer, "part": result.documents}
+    if result.by_token is not None:
+        variables["score_of_position"] = ("answer_part position", result.by_token, LOSS)
+    parts = {"answer_part": result.answer, "part": result.parts}
     labels = {axis: _texts(part.text for part in along) for axis, along in parts.items()}
     return Description(variables, labels=labels)
 
@@ -230,7 +231,7 @@ def _texts(words: Any) -> np.ndarray:
 
 ONE: Mapping[str, Callable[[Any], Description]] = {
     "adjoint.Channels": _channels,
-    "attribution.PartScores": _part_scores,
+    "attribution.Scores": _scores,
     "density.Influence": _influence,
     "explanations.Explanation": _explanation,
     "results.Comparison": _comparison,

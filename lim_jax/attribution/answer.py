@@ -1,0 +1,163 @@
+"""An answer, and what each part of its context gave it: in a sentence, a table and a record."""
+
+import html
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._tables import text_table
+from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
+from lim_jax.attribution.methods.table import METHODS
+from lim_jax.attribution.parts import IN_NO_PART, REST
+from lim_jax.attribution.scores import Scores
+from lim_jax.prompts.contexts import Context
+from lim_jax.results.measured import percent
+from lim_jax.results.tables import FILES
+
+
+class AnswerPart(NamedTuple):
+    """A part of a question's context, its score, and its share of all documents' scores."""
+
+    name: str
+    kind: str  # document, question, message or rest
+    score: float
+    of_documents: float | None
+    tokens: int
+    of_tokens: float
+    most: str
+
+
+class Answer(NamedTuple):
+    """An answer, and what each part of the context gave it; a notebook shows it as a table.
+
+    Attributes
+    ----------
+    question, text, foil
+        The question; the answer, the model's own or the user's; and what might have been answered
+        instead, empty where that was not asked.
+    cut
+        Whether the model's own answer did not end within its tokens.
+    method
+        One of `attribution.methods`.
+    parts
+        The documents by their scores, then other parts, and what is in none.
+    context
+        What the model read.
+    scores
+        Scores of parts of the answer by parts of the context.
+    """
+
+    question: str
+    text: str
+    foil: str
+    cut: bool
+    method: str
+    parts: tuple[AnswerPart, ...]
+    context: Context
+    scores: Scores
+
+    @property
+    def tokens(self) -> Float[np.ndarray, " length"] | None:
+        """The scores of every token; None of methods of parts alone."""
+        return self.scores.tokens
+
+    @property
+    def given(self) -> float | None:
+        """The log odds with all documents less those with next to nothing of them, where known."""
+        return self.scores.total_effect
+
+    @property
+    def shown(self) -> str:
+        """The answer in one line, with dots where it was cut."""
+        return shown_answer(self.text, self.cut)
+
+    @property
+    def finding(self) -> str:
+        """Which document gave most, in a sentence, and what all of them give."""
+        finding = finding_of(self.parts, self.shown, self.foil, signed=METHODS[self.method].signed)
+        if self.given is None:
+            return finding
+        whole = sum(part.score for part in self.parts if part.kind == "document")
+        return (
+            f"{finding} All documents together give {self.given:+.2f} of log odds; their scores "
+            f"add up to {whole:+.2f}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Plain numbers and words, as answer.json has them."""
+        names = FILES["answer.json, parts"]
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "cut": self.cut,
+            "foil": self.foil,
+            "method": self.method,
+            "finding": self.finding,
+            "given": self.given,
+            "parts": [{name: getattr(part, name) for name in names} for part in self.parts],
+        }
+
+    def compare(self, second: "Answer") -> ComparedAnswers:
+        """The scores of each part in this answer and in a second, such as one without a document.
+
+        Raise ValueError where methods differ, one alone has a foil, or no document is in both.
+        """
+        return compare_answers(self.record(), second.record())
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        signed = METHODS[self.method].signed
+        score = "  score" if signed else "  share"
+        head = ("part", score, " of documents", " tokens", "most in")
+        return [head, *(_row(part, signed) for part in self.parts)]
+
+    @property
+    def table(self) -> str:
+        """The parts, a line each: whole names in quotation marks, which the rest has not."""
+        return text_table(self._rows, left=(0, 4))
+
+    def __str__(self) -> str:
+        """What a terminal shows."""
+        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
+
+    def _repr_html_(self) -> str:
+        lines = (self.question, self.shown, self.finding)
+        question, shown, finding = map(html.escape, lines)
+        rows = ("</td><td>".join(map(html.escape, row)) for row in self._rows)
+        table = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
+        return f"<p><b>{question}</b><br>{shown}</p><p>{finding}</p><table>{table}</table>"
+
+
+def finding_of(
+    parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
+) -> str:
+    """Which document gave most, in a sentence."""
+    documents = [part for part in parts if part.kind == "document"]
+    top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
+    tokens = sum(part.tokens for part in documents)
+    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
+    if foil:
+        asked = f"“{top.name}” decides most between “{answer}” and “{foil}”"
+    if not signed:
+        all_hold = f"the {len(documents)} documents hold"
+        all_hold = all_hold if len(documents) > 1 else "the document holds"
+        return (
+            f"{asked}: it holds {percent(top.of_documents)} of what {all_hold}, with "
+            f"{top.tokens} of their {tokens} tokens. They hold "
+            f"{percent(sum(part.score for part in documents))} of the whole influence."
+        )
+    if top.score <= 0:
+        asked = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
+    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * (
+        least.score < 0 < top.score
+    )
+    return f"{asked}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
+
+
+def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
+    score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
+    share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
+    name = IN_NO_PART if part.kind == REST else f"“{part.name}”"
+    return name, score, share, f"{part.tokens}", part.most

@@ -1,0 +1,29 @@
+"""Methods whose scores are of tokens, by a program of one context."""
+
+from collections.abc import Sequence
+
+from lim_jax.attribution.scores import Run, Scores, of_context, require_whole, scores_by_token
+from lim_jax.attribution.segments import Segment, document_numbers
+from lim_jax.density.adjoints import Loss
+from lim_jax.models import ids
+from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import scores_of_ids
+from lim_jax.prompts.contexts import Context
+
+
+def whole_by_token(
+    of_tokens: ids.Scores,
+    model: CausalLM,
+    context: Context,
+    answer: Sequence[Segment],
+    parts: Sequence[Segment],
+    loss: Loss,
+    run: Run,
+) -> Scores:
+    """Return the scores that a program gives every token, of the answer as a whole."""
+    require_whole(answer, "as the method scores no part of it")
+    (row,) = scores_of_ids(
+        of_tokens, model, [context.window], ask=[context.asked], loss=loss,
+        parts=[document_numbers(context)], **of_context("scores", run),
+    )  # fmt: skip
+    return scores_by_token(answer, parts, row[None])

@@ -1,0 +1,56 @@
+"""Integrated gradients: from the average word at the documents' places to what stands there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from lim_jax._checks import require
+from lim_jax.attribution import gradients
+from lim_jax.attribution.by_token import whole_by_token
+from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.scores import Cost, Method, Run, Scores
+from lim_jax.attribution.segments import Segment
+from lim_jax.density.adjoints import Loss, LossOfIds
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
+
+STEPS = 8
+
+
+def scores(
+    model: CausalLM,
+    context: Context,
+    answer: Sequence[Segment],
+    parts: Sequence[Segment],
+    loss: Loss,
+    run: Run,
+) -> Scores:
+    """Return minus the integrals, of the whole answer (`gradients.integrated_gradients`)."""
+    require(
+        isinstance(model.embedding, Array),
+        "model",
+        got="weights that are left in their files",
+        expected="an embedding in memory",
+        cure="Take another method, or more memory.",
+    )
+    return whole_by_token(_of_tokens, model, context, answer, parts, loss, run)
+
+
+def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
+    x, words = loss.embed(model, ids, y), model.embedding
+    assert isinstance(words, Array)
+    average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
+    baseline = jnp.where((parts != -1)[:, None], x + average, x)
+    return -gradients.integrated_gradients(loss.loss, model, x, y, baseline, steps=STEPS)
+
+
+METHOD = Method(
+    words="the gradient's integral from average words",
+    how="the integral of the derivative of the answer's log odds, as the documents' words come "
+    "from the average word",
+    scores=scores,
+    cost=lambda parts, answer: Cost(STEPS, STEPS),
+    answer_parts=("answer",),
+)

@@ -1,0 +1,42 @@
+"""Attention rollout: what attention hands on from each token to the places that ask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lim_jax.attribution import gradients
+from lim_jax.attribution.by_token import whole_by_token
+from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.scores import Cost, Method, Run, Scores
+from lim_jax.attribution.segments import Segment
+from lim_jax.density.adjoints import Loss, LossOfIds
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
+
+
+def scores(
+    model: CausalLM,
+    context: Context,
+    answer: Sequence[Segment],
+    parts: Sequence[Segment],
+    loss: Loss,
+    run: Run,
+) -> Scores:
+    """Return the rows of `gradients.attention_rollout` that ask, which know no answer."""
+    return whole_by_token(_of_tokens, model, context, answer, parts, loss, run)
+
+
+def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
+    x = loss.embed(model, ids, y)
+    matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
+    return y.weights @ matrix[y.places]
+
+
+METHOD = Method(
+    words="what attention hands on",
+    how="the share of the word that attention hands on to the answer, through all layers",
+    scores=scores,
+    cost=lambda parts, answer: Cost(1),
+    answer_parts=("answer",),
+    signed=False,
+)

@@ -1,0 +1,102 @@
+"""Parts of a context taken out of its text, and what its answer loses: what is left closes up."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from lim_jax._checks import require
+from lim_jax.attribution.mask_gradients import answer_weights, of_query_weights
+from lim_jax.attribution.parts import windows_and_asked
+from lim_jax.attribution.scores import Run, require_whole
+from lim_jax.attribution.segments import Segment
+from lim_jax.density.adjoints import Loss, LossOfIds
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
+from lim_jax.models.ids import losses_of_ids, scores_of_ids
+from lim_jax.prompts.contexts import Context, Span
+
+Kept = Bool[np.ndarray, "texts parts"]
+
+
+def without_parts(
+    context: Context, parts: Sequence[Segment], kept: Bool[np.ndarray, " parts"]
+) -> Context:
+    """Return a context without the parts that are not kept; what asks stays.
+
+    What is left closes up, and named parts are those of what is left.
+    """
+    first = int(np.flatnonzero(context.weights)[0])
+    stays = np.ones(context.length, bool)
+    for number in np.flatnonzero(~kept).tolist():
+        stays[parts[number].places] = False
+    stays[first:] = True
+    moved = np.cumsum(stays) - 1
+    spans = [Span(span.name, moved[span.places[stays[span.places]]]) for span in context.spans]
+    asked = context.contrast
+    if asked is not None:
+        asked = asked._replace(length=np.array(stays.sum(), np.int32))
+    return context._replace(
+        window=context.window[np.append(stays, True)],
+        weights=context.weights[stays],
+        tokens=tuple(token for token, stay in zip(context.tokens, stays, strict=True) if stay),
+        spans=tuple(span for span in spans if span.places.size),
+        contrast=asked,
+    )
+
+
+def losses_without(
+    model: CausalLM,
+    context: Context,
+    answer: Sequence[Segment],
+    parts: Sequence[Segment],
+    kept: Kept,
+    loss: Loss,
+    run: Run,
+) -> Float[np.ndarray, "texts answer"]:
+    """Return the loss of each part of the answer, on the text of each row of `kept`."""
+    require(
+        int(np.flatnonzero(context.weights)[0]) > 0,
+        "loss",
+        got="one that asks at every place",
+        expected="one of an answer",
+        cure="What is left out may not be asked: take --loss answer or margin.",
+    )
+    windows, asked = windows_and_asked([without_parts(context, parts, row) for row in kept])
+    options = {
+        "ask": asked,
+        "loss": loss,
+        "checkpoint": run.checkpoint,
+        "progress": partial(run.bar, desc="texts", unit="text", leave=False),
+    }
+    if context.contrast is not None or not isinstance(loss, LossOfLogits):
+        require_whole(answer, "as this loss is of all of it")
+        return losses_of_ids(model, windows, **options)[:, None]
+    # Where a text was cut the answer asks as before, so that all texts have one program.
+    weights = jax.device_put(answer_weights(model, context, answer))
+    program = jax.tree_util.Partial(_of_parts, weights)
+    return np.stack(scores_of_ids(program, model, windows, **options))
+
+
+def _of_parts(
+    weights: Float[Array, "answer queries"],
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    _: Int[Array, " length"],
+) -> Float[Array, " answer"]:
+    """Return the losses of parts of an answer, of one pass forward."""
+    of_logits = loss.loss
+    assert isinstance(of_logits, LossOfLogits)
+    state = model.last_state(loss.embed(model, ids, y), y)
+    logits = model.logits_of_queries(state, y)
+    weights = jnp.pad(weights, [(0, 0), (0, y.weights.shape[0] - weights.shape[1])])
+
+    def of_part(row: Float[Array, " queries"]) -> Float[Array, ""]:
+        whole, of_row = of_query_weights(y, row)
+        return whole * of_logits.of_logits(logits, of_row)
+
+    return jax.lax.map(of_part, weights)
