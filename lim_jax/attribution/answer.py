@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     cut
         Whether the model's own answer did not end within its tokens.
     method
-        One of `attribution.methods`.
+        A name of `attribution.METHODS`.
     parts
         The documents by their scores, then other parts, and what is in none.
     context

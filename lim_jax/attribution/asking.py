@@ -10,7 +10,7 @@ import numpy as np
 from lim_jax._checks import AnyPath, as_int, require, require_kind, require_text
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
-from lim_jax.attribution.methods.table import MethodName, method_named
+from lim_jax.attribution.methods.table import method_named
 from lim_jax.attribution.parts import REST, parts_of
 from lim_jax.attribution.scores import Cost, Run, Scores
 from lim_jax.attribution.segments import (
@@ -76,7 +76,7 @@ def ask(
     question: str,
     documents: AnyPath | Sequence[str | Document],
     *,
-    method: MethodName = "mask-gradient",
+    method: str = "mask-gradient",
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
     answer: str | None = None,
@@ -98,7 +98,7 @@ def ask(
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored: a name of `attribution.methods`.
+        How parts are scored: a name of `attribution.METHODS`.
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each

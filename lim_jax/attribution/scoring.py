@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from lim_jax._checks import require
 from lim_jax.attribution.measuring import no_bar
-from lim_jax.attribution.methods.table import MethodName, method_named
+from lim_jax.attribution.methods.table import method_named
 from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores
 from lim_jax.attribution.scores import Cost, Run, Scores
 from lim_jax.attribution.segments import context_segments, whole_answer
@@ -48,14 +48,14 @@ class ScoredContexts(NamedTuple):
         """What all documents give in each context, of methods that say it."""
         effects = [scores.total_effect for scores in self.scores]
         known = [effect for effect in effects if effect is not None]
-        return np.array(known) if len(known) == len(effects) else None
+        return np.array(known) if known and len(known) == len(effects) else None
 
 
 def score_contexts(
     network: CausalLM,
     contexts: Sequence[Context],
     loss: LossName,
-    method: MethodName,
+    method: str,
     run: Run,
 ) -> ScoredContexts:
     """Score the named parts of contexts by a method; each context is kept when it is finished."""
@@ -76,7 +76,7 @@ def score_contexts(
     return ScoredContexts(method, contexts, rows, scored_records(contexts, rows))
 
 
-def cost_of_contexts(contexts: Sequence[Context], method: MethodName) -> Cost:
+def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
     """Return what a method takes for the context of the most parts."""
     parts = max(len(context_segments(context)) for context in contexts)
     return method_named(method).cost(parts, 1)

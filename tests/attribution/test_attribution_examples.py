@@ -2,25 +2,31 @@
 
 import numpy as np
 
-from lim_jax.attribution.ablations import without_parts
-from lim_jax.attribution.asking import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, finding_of
 from lim_jax.attribution.comparing import compare_answers
 from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
-from lim_jax.attribution.segments import document_numbers, document_segments
+from lim_jax.attribution.segments import Segment, document_numbers, document_segments
 from lim_jax.attribution.time_budget import described_contexts, duration
 from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.without_parts import without_parts
 from lim_jax.prompts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 
+SPANS = ((0, 4, "first"), (4, 8, "second"), (8, 12, "third"))
 
-def test_without_parts():
-    context = context_of(RenderedPrompt("a=1 b=2 a="), "1")
-    parts = [np.arange(0, 4), np.arange(4, 8)]
-    assert (
-        bytes(without_parts(context, parts, np.array([True, False])).window.tolist())
-    ) == b"a=1 a=1"
+
+def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
+    context = context_of(RenderedPrompt("a=1 b=2 c=3 a=", SPANS), "1")
+    parts = [Segment(name, "", np.arange(start, end)) for start, end, name in SPANS]
+    left = without_parts(context, parts, np.array([True, False, True]))
+    assert bytes(left.window.tolist()) == b"a=1 c=3 a=1" and "".join(left.tokens) == "a=1 c=3 a="
+    assert left.weights.nonzero()[0].tolist() == [9]
+    assert {span.name: span.places.tolist() for span in left.spans} == {
+        "first": [0, 1, 2, 3],
+        "third": [4, 5, 6, 7],
+    }
 
 
 def test_finding_of():

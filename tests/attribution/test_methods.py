@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import byte_network
 
 from lim_jax import models
-from lim_jax.attribution import ablations, methods, scoring
+from lim_jax.attribution import scoring
 from lim_jax.attribution.files import write_scores
 from lim_jax.attribution.gradients import attention_rollout
+from lim_jax.attribution.methods import ablations, integrated_gradients
+from lim_jax.attribution.methods.table import METHODS, MethodName
+from lim_jax.attribution.scores import Method, Run, Scores, scores_by_token
+from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
@@ -69,7 +72,7 @@ def by_formula(model, context, method):
     if method == "gradient-times-input":
         return -np.sum(np.asarray(x) * gradient(x, y), axis=1)
     if method == "rollout":
-        matrix = by_numpy.run(rollout, model, x)
+        matrix = np.asarray(eqx.filter_jit(rollout)(model, x))
         return np.asarray(y.weights) @ matrix[np.asarray(y.places)]
     inside = np.zeros(len(x), bool)
     for span in context.spans:
@@ -78,147 +81,185 @@ def by_formula(model, context, method):
     step = np.where(inside[:, None], words[context.window[:-1]] - words.mean(axis=0), 0)
     slopes = [
         gradient(x - jnp.asarray((1 - s) * step), y)
-        for s in (np.arange(methods.STEPS) + 0.5) / methods.STEPS
+        for s in (np.arange(integrated_gradients.STEPS) + 0.5) / integrated_gradients.STEPS
     ]
     return -np.sum(step * np.mean(slopes, axis=0), axis=1)
+
+
+def scored(model, context, method, loss=LOSS):
+    """The scores of a context's named parts for its whole answer."""
+    parts = context_segments(context)
+    return METHODS[method].scores(model, context, [whole_answer(context)], parts, loss, Run())
 
 
 @pytest.mark.parametrize(
     "method", ["influence", "gradient-times-input", "integrated-gradients", "rollout"]
 )
 def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, method):
-    found = methods.scores_of_parts(model, CONTEXTS, LOSS, method)
-    for scored, context in zip(found, CONTEXTS, strict=True):
-        expected = by_formula(model, context, method)
-        assert scored.tokens is not None
-        np.testing.assert_allclose(scored.tokens, expected, rtol=1e-9, atol=1e-13)
-        assert [*scored.parts] == [name for name in NAMES if name in scored.parts]
+    for context in CONTEXTS:
+        found, expected = scored(model, context, method), by_formula(model, context, method)
+        assert found.tokens is not None
+        np.testing.assert_allclose(found.tokens, expected, rtol=1e-9, atol=1e-13)
+        by_name = found.by_name()
+        assert [*by_name] == [name for name in NAMES if name in by_name]
         for span in context.spans:
-            part = scored.parts[span.name, "part"]
+            part = by_name[span.name, "part"]
             np.testing.assert_allclose(part, expected[span.places].sum(), rtol=1e-9, atol=1e-13)
-        np.testing.assert_allclose(sum(scored.parts.values()), expected.sum(), atol=1e-12)
+        np.testing.assert_allclose(sum(by_name.values()), expected.sum(), atol=1e-12)
 
 
-def loss_of_text(model, text, answer):
-    """The loss of a text that was written without a part."""
-    return by_numpy.run(LOSS, model, *example(model, context_of(RenderedPrompt(text), answer)))
+@pytest.mark.parametrize("method", ["influence", "gradient-times-input", "rollout"])
+def test_a_method_of_the_whole_answer_refuses_parts_of_it(model, method):
+    answer = answer_segments(CONTEXTS[0], None, "token")
+    with pytest.raises(ValueError, match="parts: got 2 parts of the answer, expected the whole"):
+        METHODS[method].scores(model, CONTEXTS[0], answer, [], LOSS, Run())
+
+
+def losses_of_text(model, text, answer):
+    """The losses of an answer's tokens, of a text that was written without a part."""
+    context = context_of(RenderedPrompt(text), answer)
+    x, y = example(model, context)
+    rows = jnp.eye(y.weights.shape[0])
+
+    @eqx.filter_jit
+    def losses(model, x):
+        return jax.vmap(lambda row: LOSS(model, x, y._replace(weights=row)))(rows)
+
+    return np.asarray(losses(model, x)) * np.asarray(y.weights)
 
 
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
-    (scored, _) = methods.scores_of_parts(model, CONTEXTS, LOSS, "leave-one-out")
-    whole = loss_of_text(model, "a=1 b=22 c=3 a=", "17")
+    found = scored(model, CONTEXTS[0], "leave-one-out").by_name()
+    whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17").sum()
     without = {"first": " b=22 c=3 a=", "second": "a=1  c=3 a=", "third": "a=1 b=22  a="}
     for name, text in without.items():
-        gained = loss_of_text(model, text, "17") - whole
-        np.testing.assert_allclose(scored.parts[name, "part"], gained, rtol=1e-9, atol=1e-12)
+        gained = losses_of_text(model, text, "17").sum() - whole
+        np.testing.assert_allclose(found[name, "part"], gained, rtol=1e-9, atol=1e-12)
     # The rest has the place that asks, which stays.
-    rest = loss_of_text(model, "a=1b=22c=3=", "17") - whole
-    np.testing.assert_allclose(scored.parts["", "rest"], rest, rtol=1e-9, atol=1e-12)
-    assert scored.tokens is None
+    rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
+    np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
     everywhere = context_of(PROMPTS[0][0], asked="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every place"):
-        methods.scores_of_parts(model, [everywhere], CausalLM.loss, "leave-one-out")
+        scored(model, everywhere, "leave-one-out", CausalLM.loss)
+
+
+def test_what_each_token_of_the_answer_loses_without_a_part(model):
+    """Of two tokens, which lose differently, and whose losses sum to the answer's."""
+    (context, *_), parts = CONTEXTS, context_segments(CONTEXTS[0])
+    answer = answer_segments(context, None, "token")
+    leave_one_out = METHODS["leave-one-out"].scores
+    found = leave_one_out(model, context, answer, parts, LOSS, Run())
+    whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17")
+    without = losses_of_text(model, "a=1  c=3 a=", "17")
+    np.testing.assert_allclose(found.by_part[:, 1], without - whole, rtol=1e-9, atol=1e-12)
+    assert abs(np.diff(without - whole)[0]) > 1e-3 and found.by_token is None
+    (of_all,) = leave_one_out(model, context, [whole_answer(context)], parts, LOSS, Run()).by_part
+    np.testing.assert_allclose(found.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
 
 
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
     context = context_of(laid, "17", asked="contrast", foil="2")
-    (scored,) = methods.scores_of_parts(model, [context], contrast_loss, "leave-one-out")
+    found = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
+    @eqx.filter_jit
     def loss(model, ids, y):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
         one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
         assert one.contrast is not None
-        return by_numpy.run(loss, model, *jax.device_put((one.window[:-1], one.contrast)))
+        return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
     gained = odds("a=1  c=3 a=") - odds(laid.text)
-    np.testing.assert_allclose(scored.parts["second", "part"], gained, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["second", "part"], gained, rtol=1e-9, atol=1e-12)
 
 
 def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
-    """Minus a loss that is a sum over kept parts: all terms but for the small ones' shrinkage."""
-    terms, seen = np.array([2.0, 0.0, -1.0, 0.003]), []
+    """Minus losses that are sums over kept parts: all terms but for the small ones' shrinkage."""
+    terms, seen = np.array([[2.0, 0.0, -1.0, 0.003], [0.0, 0.0, 0.0, 3.0]]), []
 
-    def losses(model, context, places, kept, loss):
+    def losses(model, context, answer, parts, kept, loss, run):
         seen.append(kept)
-        return 5 - kept @ terms
+        return 5 - kept @ terms.T
 
     monkeypatch.setattr(ablations, "losses_without", losses)
-    found = ablations.ablations(model, CONTEXTS[0], [np.arange(1)] * 4, LOSS)
+    answer = answer_segments(CONTEXTS[0], None, "token")
+    parts = context_segments(CONTEXTS[0])
+    found = ablations.scores(model, CONTEXTS[0], answer, parts, LOSS, Run()).by_part
     # The Lasso takes its strength, over a feature's deviation, from every term.
     strength = 0.01 / seen[0].std(axis=0)
     shrunk = np.sign(terms) * np.maximum(np.abs(terms) - strength, 0)
     np.testing.assert_allclose(found, shrunk, atol=8e-3)
-    assert found[1] == found[3] == 0 and seen[0].shape == (64, 4)
+    assert found[0, 1] == found[0, 3] == found[1, 0] == 0 and seen[0].shape == (64, 4)
     assert abs(seen[0].mean() - 0.5) < 0.15
 
 
 def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
-    method, run = "gradient-times-input", partial(methods.scores_of_parts, model)
-    first = run(CONTEXTS[:1], LOSS, method, checkpoint=tmp_path)
+    method, run = "gradient-times-input", Run(tmp_path)
+    score = partial(scoring.score_contexts, model, loss="margin", run=run)
+    first = score(CONTEXTS[:1], method=method)
     calls, scores = [], models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: calls.append(of) or scores(*of))
-    found = run(CONTEXTS, LOSS, method, checkpoint=tmp_path)
+    found = score(CONTEXTS, method=method)
     assert len(calls) == 1
-    np.testing.assert_array_equal(found[0].tokens, first[0].tokens)
+    np.testing.assert_array_equal(found.scores[0].tokens, first.scores[0].tokens)
     with pytest.raises(ValueError, match="another"):
-        run(CONTEXTS[1:], LOSS, method, checkpoint=tmp_path)
+        score(CONTEXTS[1:], method=method)
     other = CONTEXTS[1]._replace(spans=CONTEXTS[1].spans[:1])  # the same ids, fewer parts
     with pytest.raises(ValueError, match="of context"):
-        run([CONTEXTS[0], other], LOSS, method, checkpoint=tmp_path)
+        score([CONTEXTS[0], other], method=method)
     with pytest.raises(ValueError):
-        run(CONTEXTS, LOSS, "rollout", checkpoint=tmp_path)
+        score(CONTEXTS, method="rollout")
 
 
 def test_a_method_is_one_entry(model, monkeypatch):
-    def position(loss, model, ids, y, parts):
-        return jnp.where(parts >= 0, jnp.arange(ids.shape[0], dtype=float), 0)
+    def positions(model, context, answer, parts, loss, run):
+        return scores_by_token(answer, parts, np.arange(context.length, dtype=float)[None])
 
-    entry = methods.Method("its positions", methods.METHODS["rollout"].cost, position)
-    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "position": entry})
-    found = methods.scores_of_parts(model, CONTEXTS, LOSS, "position")
-    assert found[0].parts == {
-        ("first", "part"): 3.0, ("second", "part"): 22.0, ("third", "part"): 30.0, ("", "rest"): 0.0
-    }  # fmt: skip
+    entry = Method("its position", "the position", positions, METHODS["rollout"].cost)
+    monkeypatch.setitem(METHODS, "position", entry)
+    (first, _) = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
+    rest = sum(range(CONTEXTS[0].length)) - (3 + 22 + 30)
+    assert list(first.by_name().items()) == list(zip(NAMES, (3, 22, 30, rest), strict=True))
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
-        methods.scores_of_parts(model, CONTEXTS, LOSS, "guess")
+        scoring.score_contexts(model, CONTEXTS, "margin", "guess", Run())
 
 
-def test_what_a_paths_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
-    """Of the second context half a unit is missing; of a method that need not add up nothing."""
-    of_part = [dict(zip(NAMES, row, strict=True)) for row in ([1.0, 1, 1, 0], [0.5, 0.5, 0, 0])]
-    scored = [methods.Scored(of, None) for of in of_part]
-    monkeypatch.setattr(scoring, "scores_of_parts", lambda *_, **run: scored)
-    asked: list = []
-    given = lambda *of, **run: asked.append((of, run)) or np.array([3.0, 1.5])  # noqa: E731
-    monkeypatch.setattr(scoring, "given_by_parts", given)
-    found = {
-        method: scoring.score_contexts(model, CONTEXTS, "margin", method, checkpoint=tmp_path)
-        for method in ("mask-path", "leave-one-out")
-    }
-    ((of, run),) = asked
-    assert of == (model, CONTEXTS, LOSS) and run["checkpoint"] == tmp_path / "given"
-    said = [scoring.scores_finding(one) for one in found.values()]
-    assert said[0] == said[1].replace("leave-one-out", "mask-path") + (
+def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
+    """Of the second context half a unit is missing; of unknown totals nothing is said."""
+    of_part = iter([[1.0, 1, 1, 7], [0.5, 0.5, 9]] * 2)
+    totals = iter([3.0, 1.5, None, None])
+
+    def scores(model, context, answer, parts, loss, run):
+        return Scores(answer, parts, np.array([next(of_part)]), None, next(totals))
+
+    entry = METHODS["mask-path"]._replace(scores=scores)
+    monkeypatch.setitem(METHODS, "mask-path", entry)
+    known, unknown = (
+        scoring.score_contexts(model, CONTEXTS, "margin", "mask-path", Run()) for _ in range(2)
+    )
+    assert known.given is not None and known.given.tolist() == [3.0, 1.5]
+    assert unknown.given is None
+    assert scoring.scores_finding(known) == scoring.scores_finding(unknown) + (
         " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
         "from it by at most 0.500 in a context."
     )
-    for one in found.values():
+    for one in (known, unknown):
         write_scores(one, "margin", tmp_path)
         read = json.loads((tmp_path / "profile.json").read_text())
         assert read.get("given") == (None if one.given is None else [3.0, 1.5])
 
 
 def test_methods_say_their_cost():
-    assert set(get_args(methods.MethodName)) == methods.METHODS.keys()
-    assert [str(methods.METHODS[name].cost(10)) for name in ("rollout", "leave-one-out")] == [
+    assert set(get_args(MethodName)) == METHODS.keys()
+    assert [str(METHODS[name].cost(10, 1)) for name in ("rollout", "leave-one-out")] == [
         "1 pass", "11 passes"
     ]  # fmt: skip
-    assert str(methods.METHODS["mask-path"].cost(10).times(3)) == "24 gradients"
-    totals = {name: method.cost(10).total for name, method in methods.METHODS.items()}
+    assert str(METHODS["mask-path"].cost(10, 3)) == "24 gradients"
+    # Of an answer in two parts the path back is taken twice, and the ends of the path once.
+    totals = {name: method.cost(10, 2).total for name, method in METHODS.items()}
     assert totals == {
-        "influence": 3, "mask-gradient": 3, "mask-path": 24, "gradient-times-input": 3,
+        "influence": 3, "mask-gradient": 7, "mask-path": 42, "gradient-times-input": 3,
         "integrated-gradients": 24, "rollout": 1, "leave-one-out": 11, "ablations": 64,
     }  # fmt: skip

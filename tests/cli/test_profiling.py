@@ -14,7 +14,8 @@ from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import explanations, models, report, results
-from lim_jax.attribution import ablations, measuring
+from lim_jax.attribution import measuring
+from lim_jax.attribution.methods import leave_one_out
 from lim_jax.cli import profiling
 from lim_jax.cli.commands import main
 from lim_jax.results.tables import FILES
@@ -229,7 +230,7 @@ def margin_of(ids):
 def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     folder, data, tmp_path, monkeypatch, capsys
 ):
-    without, calls = ablations.losses_without, []
+    without, calls = leave_one_out.losses_without, []
 
     def stopping(*arguments, **options):
         if len(calls) == 2:
@@ -238,7 +239,7 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
         calls.append(arguments[1])
         return without(*arguments, **options)
 
-    monkeypatch.setattr(ablations, "losses_without", stopping)
+    monkeypatch.setattr(leave_one_out, "losses_without", stopping)
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
     arguments += ["--method", "leave-one-out", "--out", str(out)]
@@ -275,7 +276,7 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
     assert "by leave-one-out, 4 passes each: about" in printed
-    assert "pages are of influence alone" in printed
+    assert "pages come without --method" in printed
     assert {path.name for path in out.iterdir()} == {
         "profile.json", "records.csv", "records_by_context.csv", "run.json"
     }  # fmt: skip

@@ -16,9 +16,14 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import models
-from lim_jax.attribution import methods
-from lim_jax.attribution.asking import AnswerPart, ask, finding_of
-from lim_jax.cli import answers, questions
+from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.asking import ask
+from lim_jax.attribution.methods import mask_path
+from lim_jax.attribution.methods.table import METHODS
+from lim_jax.attribution.scores import Cost, Method, Scores
+from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.attribution.without_parts import without_parts
+from lim_jax.cli import answers, profiling, questions
 from lim_jax.cli.commands import main
 from lim_jax.prompts import answering, context_of, self_answered, unanswered
 from lim_jax.prompts.documents import RenderedPrompt
@@ -109,7 +114,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     )
     top = max(("first", "second"), key=lambda name: expected[name])
     assert f"comes from “{top}” most of all" in printed
-    assert (out / "tokens.csv").exists() and not (out / "profile.html").exists()
+    assert (out / "scores.csv").exists() and not (out / "answer.html").exists()
 
 
 def jax_grid(x):
@@ -140,7 +145,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     held = {part["name"]: part["score"] for part in found["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
-    assert not (out / "profile.html").exists()
+    assert "Numbers are shares of" in (out / "answer.html").read_text("utf-8")
 
 
 def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, capsys):
@@ -190,10 +195,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     page = Read((out / "answer.html").read_text("utf-8"))
     assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
     np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
-    assert answer.by_part is not None
-    np.testing.assert_allclose(answer.by_part.scores[0].sum(), part.score + other.score)
-    with pytest.raises(ValueError, match="answered: got scores by mask-gradient without parts"):
-        answer_page(answer._replace(by_part=None))
+    documents = answer.scores.documents
+    gave = answer.scores.by_part[0, documents].sum()
+    np.testing.assert_allclose(gave, part.score + other.score)
+    assert f"their scores add up to {gave:+.2f}." in answer.finding
     assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
 
 
@@ -202,7 +207,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
 
     So do parts of documents, for all parts of the answer together.
     """
-    monkeypatch.setattr(methods, "NODES", 16)
+    monkeypatch.setattr(mask_path, "NODES", 16)
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
     given = sum(part.score for part in answer.parts)
@@ -227,9 +232,9 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
     assert f"All documents together {both}" in str(answer)
     assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
-    assert answer.by_part is not None and len(answer.by_part.documents) > 2
-    np.testing.assert_allclose(answer.by_part.scores.sum(), given, rtol=1e-12)
-    assert [part.text.strip() for part in answer.by_part.answer] == [answer.text]
+    assert len(answer.scores.documents) > 2
+    np.testing.assert_allclose(answer.scores.by_part.sum(), given, rtol=1e-12)
+    assert [part.text.strip() for part in answer.scores.answer] == [answer.text]
     plain = answer._replace(foil="")
     for one, unit in ((answer, "of the answer over the foil"), (plain, "on average")):
         page = answer_page(one).html
@@ -238,6 +243,67 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     assert {part.difference for part in alike.parts} == {0.0} and len(alike.parts) == 4
     with pytest.raises(ValueError, match="second: got scores by mask-path, against a foil"):
         plain.compare(answer)
+
+
+def test_parts_that_are_left_out_have_a_table_and_a_page(folder, documents):
+    """By document as a whole, since each is a text to read; and by sentence where one asks so."""
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, method="leave-one-out", answer="ab", parts="token")
+    assert [part.text for part in answer.scores.answer] == [" ", "a", " ", "b"]
+    assert [part.within for part in answer.scores.parts] == ["first", "second", "question", ""]
+    rows = {part.name: part.score for part in answer.parts}
+    whole = answer.scores.by_part.sum(axis=0)
+    np.testing.assert_allclose([rows["first"], rows["second"]], whole[:2])
+    page = Read(answer_page(answer).html)
+    np.testing.assert_allclose(page.json("data")["parts"], answer.scores.by_part[:, :2], rtol=1e-3)
+    assert "taken out of the text" in page.all("footer")[0]["text"]
+    cut = ask(model, "bc", documents, method="leave-one-out", answer="ab", document_parts="tokens")
+    assert len(cut.scores.documents) == sum(end - start for start, end in list(PARTS.values())[:2])
+
+
+def gradient_without_others(model, context, answer, parts, loss, run):
+    """A method of a user's: gradients in the words, on the text without the parts that come later.
+
+    It needs texts without some parts, and the places of what is left in them.
+    """
+    rows = np.zeros((len(answer), len(parts)))
+    for number, part in enumerate(parts):
+        kept = np.arange(len(parts)) <= number
+        left = without_parts(context, parts, kept)
+        (there,) = [one for one in context_segments(left) if one.label == part.label]
+        found = METHODS["gradient-times-input"].scores(
+            model, left, [whole_answer(left)], [there], loss, run
+        )
+        rows[:, number] = found.by_part[0, 0] / len(answer)
+    return Scores(answer, parts, rows)
+
+
+def test_a_method_of_a_users_goes_down_to_the_page(folder, documents, tmp_path, monkeypatch):
+    """By `ask` in Python, by the commands `ask` and `profile`: the same numbers, its own words."""
+    entry = Method("its own", "a score of mine", gradient_without_others, lambda *_: Cost(4, 4))
+    monkeypatch.setitem(METHODS, "mine", entry)
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answered = ask(model, "bc", documents, method="mine", answer="ab", document_parts="documents")
+    expected = {part.name: part.score for part in answered.parts}
+    assert len(set(expected.values())) == 4 and min(map(abs, expected.values())) > 1e-9
+    out = tmp_path / "asked"
+    options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
+    assert questions.ask(folder, "bc", documents, **options, out=out) == 0
+    parts = json.loads((out / "answer.json").read_text())["parts"]
+    found = {part["name"]: part["score"] for part in parts}
+    assert found == pytest.approx(expected, rel=1e-3)
+    page = Read((out / "answer.html").read_text("utf-8"))
+    assert "a score is a score of mine" in page.all("footer")[0]["text"]
+    np.testing.assert_allclose(page.json("data")["parts"][0][0], expected["first"], rtol=2e-3)
+    texts = {"first": "abcabd", "second": "hgjh"}
+    read = [{"title": title, "text": text} for title, text in texts.items()]
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"documents": read, "question": "bc", "answer": "ab"}))
+    profiled = tmp_path / "profiled"
+    assert profiling.profile(folder, data, loss="margin", method="mine", out=profiled) == 0
+    with (profiled / "records.csv").open(newline="", encoding="utf-8") as file:
+        scores = {row["name"]: float(row["score"]) for row in csv.DictReader(file)}
+    assert scores == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
@@ -252,7 +318,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
         "parts: got 'token' with the method 'influence'": [
             "bc", "--documents", str(documents), "--parts", "token", "--method", "influence",
         ],
-        "parts: got 'sentence' with a foil, expected .*: no part of it stands against": [
+        "parts: got 'sentence' with a foil, expected the whole answer, since a foil is": [
             "bc", "--documents", str(documents), "--parts", "sentence", "--foil", "f",
         ],
     }  # fmt: skip

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from lim_jax.attribution.matrix import PartScores
-from lim_jax.attribution.segments import answer_segments, document_segments
+from lim_jax.attribution.methods import mask_gradient
+from lim_jax.attribution.scores import scores_by_token
+from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
@@ -38,12 +39,17 @@ def made_scores(parts, seed=0):
     drawn = (
         rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]
     )
-    return PartScores(answer, document_segments(CONTEXT), drawn)
+    return scores_by_token(answer, context_segments(CONTEXT, "sentences"), drawn)
 
 
 def written(path, parts):
     page = sources_page(
-        made_scores(parts), CONTEXT, question=QUESTION, findings=[SCRIPT], about={"model": "<b>"}
+        made_scores(parts),
+        CONTEXT,
+        question=QUESTION,
+        how=mask_gradient.METHOD.how,
+        findings=[SCRIPT],
+        about={"model": "<b>"},
     )
     path.write_text(page, encoding="utf-8")
     return page

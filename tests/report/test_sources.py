@@ -6,7 +6,7 @@ import numpy as np
 from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
-from lim_jax.attribution.matrix import PartScores
+from lim_jax.attribution.scores import scores_by_token
 from lim_jax.attribution.segments import answer_segments
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
@@ -15,16 +15,17 @@ from lim_jax.report.sources import sources_page
 
 def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path):
     scores, page = made_scores("sentence"), Read(written(tmp_path / "page.html", "sentence"))
+    by_token = scores.by_token
+    assert by_token is not None
     data = page.json("data")
     names = [one["text"].strip() for one in page.all("h3")]
     gave = {
-        f"<i>{number}</i>": scores.by_position[:, CONTEXT.spans[number].places].sum()
-        for number in range(6)
+        f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].places].sum() for number in range(6)
     }
     assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
     sentences = [one["inner"] for one in page.all("span", "part")]
     texts = {
-        part.text: column for part, column in zip(scores.documents, scores.scores.T, strict=True)
+        scores.parts[column].text: scores.by_part[:, column] for column in scores.documents.tolist()
     }
     assert len(sentences) == 8
     for sentence, column in zip(sentences, np.transpose(data["parts"]), strict=True):
@@ -33,11 +34,11 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     tokens = [one["inner"] for one in page.all("span", "t")]
     assert steps.shape[1] == len(tokens) == CONTEXT.length - 1, "é is one, of two bytes"
     shown = steps * np.transpose([data["scales"]])
-    whole = scores.by_position.sum(axis=1)
+    whole = by_token.sum(axis=1)
     np.testing.assert_allclose(shown.sum(axis=1), whole, atol=CONTEXT.length * max(data["scales"]))
     first = tokens.index("A")
     place = CONTEXT.spans[1].places[0]
-    error = np.abs(shown[:, first] - scores.by_position[:, place])
+    error = np.abs(shown[:, first] - by_token[:, place])
     assert (error <= 0.51 * np.array(data["scales"])).all()
     assert len(page.all("script")) == 2 and SCRIPT in page.all("p")[-3]["text"]
 
@@ -50,5 +51,5 @@ def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))
-    page = sources_page(PartScores(answer, [], drawn), context, question="?")
+    page = sources_page(scores_by_token(answer, [], drawn), context, question="?", how="drawn")
     assert len(page.encode()) < 1_000_000

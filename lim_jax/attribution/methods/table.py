@@ -1,6 +1,5 @@
-"""The methods by name."""
+"""The methods by name; one of your own is an entry more."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 from lim_jax._checks import require_name
@@ -20,7 +19,7 @@ MethodName = Literal[
     "influence", "mask-gradient", "mask-path", "gradient-times-input", "integrated-gradients",
     "rollout", "leave-one-out", "ablations",
 ]  # fmt: skip
-METHODS: Mapping[str, Method] = {
+METHODS: dict[str, Method] = {
     "influence": influence.METHOD,
     "mask-gradient": mask_gradient.METHOD,
     "mask-path": mask_path.METHOD,

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import byte_network
 
 from lim_jax._refusal import Refusal
-from lim_jax.attribution import matrix
-from lim_jax.attribution.matrix import part_scores
+from lim_jax.attribution import files, mask_gradients
+from lim_jax.attribution.methods import mask_gradient
+from lim_jax.attribution.scores import Run, scores_by_token
 from lim_jax.attribution.segments import (
     answer_segments,
+    context_segments,
     document_numbers,
     document_segments,
 )
@@ -22,6 +23,7 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.results import to_xarray
+from lim_jax.results.tables import FILES, write_table
 from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
@@ -90,7 +92,8 @@ def derivatives(model):
     numbers = jax.device_put(document_numbers(CONTEXT))
     assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
     at = jnp.where(inside, jnp.log(0.2), 0)
-    found = by_numpy.run(jax.vmap(jax.grad(of_row, 1), (0, None)), jax.device_put(weights), at)
+    gradients = eqx.filter_jit(jax.vmap(jax.grad(of_row, 1), (0, None)))
+    found = gradients(jax.device_put(weights), at)
     return np.where(np.arange(CONTEXT.length) > 0, found, 0)
 
 
@@ -98,28 +101,32 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     model, derivatives, monkeypatch
 ):
     """Fourteen rows in two batches, of which two are filled up."""
-    monkeypatch.setattr(matrix, "ROWS", 9)
-    scores = part_scores(model, CONTEXT, PARTS, DOCUMENTS, LOSS)
+    monkeypatch.setattr(mask_gradients, "ROWS", 9)
+    scores = mask_gradient.scores(model, CONTEXT, PARTS, DOCUMENTS, LOSS, Run())
+    assert scores.by_token is not None
     assert np.abs(derivatives).max(axis=1).min() > 1e-6
-    np.testing.assert_allclose(scores.by_position, derivatives, rtol=1e-9, atol=1e-14)
-    *tokens, whole = scores.by_position
+    np.testing.assert_allclose(scores.by_token, derivatives, rtol=1e-9, atol=1e-14)
+    *tokens, whole = scores.by_token
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
-    for column, part in zip(scores.scores.T, DOCUMENTS, strict=True):
+    for column, part in zip(scores.by_part.T, DOCUMENTS, strict=True):
         np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
     answer, rng = PARTS[:2], np.random.default_rng(0)
-    scores = matrix.PartScores(answer, DOCUMENTS, rng.normal(size=(2, CONTEXT.length)))
-    matrix.write_matrix(scores, tmp_path / "matrix.csv")
+    by_token = rng.normal(size=(2, CONTEXT.length))
+    scores = scores_by_token(answer, context_segments(CONTEXT, "sentences"), by_token)
+    write_table(tmp_path / "matrix.csv", FILES["matrix.csv"], files._matrix(scores))
     with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     data = to_xarray(scores, tokens=CONTEXT.tokens)
     assert data.text.values[:4].tolist() == list("Wren")
     assert data.answer_part.values.tolist() == [" ", "I"]
-    assert data.part.values[1] == "Mr. X sang.\n\n" and data.document.values[1] == "birds"
-    expected = [scores.by_position[1, a:b].sum() for a, b in ((0, 9), (9, 22), (22, 32))]
-    np.testing.assert_allclose(data.score.values[1], expected)
+    assert data.part.values[1] == "Mr. X sang.\n\n"
+    assert data.within.values.tolist() == [*["birds"] * 3, "user 1", "question", ""]
+    expected = [by_token[1, a:b].sum() for a, b in ((0, 9), (9, 22), (22, 32))]
+    np.testing.assert_allclose(data.score.values[1, :3], expected)
+    np.testing.assert_array_equal(data.score_of_position, by_token)
     np.testing.assert_allclose([float(row["score"]) for row in rows[3:]], expected)
     assert rows[4]["said"] == "I" and rows[4]["name"] == "birds" and rows[4]["tokens"] == "13"
     assert rows[4]["text"] == data.part.values[1] and rows[4]["part"] == "1"
@@ -137,22 +144,29 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     layers = FetchedLayers(jnp.zeros(1), LayerSource(read, model.flow.depth))
     away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
     reads.clear()
+    gradients, rule = mask_gradients.mask_gradients, np.array([[np.log(0.2)], [1.0]])
     for _ in range(2):
-        scores = part_scores(away, CONTEXT, PARTS[-1:], DOCUMENTS, LOSS, checkpoint=tmp_path)
+        found = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
         jax.effects_barrier()
-        np.testing.assert_allclose(scores.by_position, derivatives[-1:], rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(found, derivatives[-1:], rtol=1e-9, atol=1e-14)
     with pytest.raises(Refusal, match="checkpoint: got .*, of function"):
-        part_scores(away, CONTEXT, PARTS[:1], DOCUMENTS, LOSS, checkpoint=tmp_path)
+        gradients(away, CONTEXT, PARTS[:1], LOSS, rule, Run(tmp_path))
     assert len(reads) <= 4
 
 
-def test_parts_that_are_not_there_are_refused(model):
+def test_parts_that_are_not_there_are_refused():
     with pytest.raises(Refusal, match="parts: got 'word'"):
         answer_segments(CONTEXT, None, "word")
     with pytest.raises(Refusal, match="document_parts: got 'pages'"):
         document_segments(CONTEXT, "pages")
-    with pytest.raises(Refusal, match="answer: got no parts"):
-        part_scores(model, CONTEXT, [], DOCUMENTS)
     foil = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="contrast", foil=" No")
     with pytest.raises(Refusal, match="parts: got an answer with a foil"):
         answer_segments(foil)
+
+
+def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest():
+    found = [(part.within, part.text) for part in context_segments(CONTEXT)]
+    others = [("user 1", " | "), ("question", "Who?"), ("", " It is é. So"[:0])]
+    assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
+    rest = context_segments(CONTEXT)[-1]
+    assert rest.label == ("", "rest") and rest.places.tolist() == [*range(39, CONTEXT.length)]
