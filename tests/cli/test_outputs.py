@@ -48,8 +48,9 @@ class Run:
 
     def __init__(self, out, printed):
         self.out, self.printed = out, printed.splitlines()
-        if (out / "profile.html").exists():
-            self.page = Read((out / "profile.html").read_text("utf-8"))
+        for page in ("profile.html", "answer.html"):
+            if (out / page).exists():
+                self.page = Read((out / page).read_text("utf-8"))
 
     def table(self, name):
         with (self.out / name).open(newline="", encoding="utf-8") as file:

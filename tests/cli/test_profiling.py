@@ -243,7 +243,14 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
     arguments += ["--method", "leave-one-out", "--out", str(out)]
-    assert [main(arguments), main(arguments)] == [130, 0] and len(calls) == 5
+    programs, scores = [], models.ids._scores
+    monkeypatch.setattr(models.ids, "_scores", lambda *of: programs.append(of) or scores(*of))
+    assert main(arguments) == 130
+    first = len(programs)
+    assert main(arguments) == 0 and first > 0
+    in_two_runs = len(programs)
+    assert main([*arguments[:-1], str(tmp_path / "anew")]) == 0
+    assert len(programs) == 2 * in_two_runs, "nothing is measured twice"
     gains = {"first": [], "second": []}
     of_context = []
     for number, pair in enumerate(zip(PROMPTS, ANSWERS, strict=True)):

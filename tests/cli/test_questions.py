@@ -16,6 +16,7 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import models
+from lim_jax.attribution import asking
 from lim_jax.attribution.answer import AnswerPart, finding_of
 from lim_jax.attribution.asking import ask
 from lim_jax.attribution.methods import mask_path
@@ -249,7 +250,7 @@ def test_parts_that_are_left_out_have_a_table_and_a_page(folder, documents):
     """By document as a whole, since each is a text to read; and by sentence where one asks so."""
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="leave-one-out", answer="ab", parts="token")
-    assert [part.text for part in answer.scores.answer] == [" ", "a", " ", "b"]
+    assert [part.text for part in answer.scores.answer] == ["k", " a", " b"]
     assert [part.within for part in answer.scores.parts] == ["first", "second", "question", ""]
     rows = {part.name: part.score for part in answer.parts}
     whole = answer.scores.by_part.sum(axis=0)
@@ -278,7 +279,9 @@ def gradient_without_others(model, context, answer, parts, loss, run):
     return Scores(answer, parts, rows)
 
 
-def test_a_method_of_a_users_goes_down_to_the_page(folder, documents, tmp_path, monkeypatch):
+def test_a_method_of_a_users_goes_down_to_the_page(
+    folder, documents, tmp_path, monkeypatch, as_users_run
+):
     """By `ask` in Python, by the commands `ask` and `profile`: the same numbers, its own words."""
     entry = Method("its own", "a score of mine", gradient_without_others, lambda *_: Cost(4, 4))
     monkeypatch.setitem(METHODS, "mine", entry)
@@ -348,7 +351,7 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
         lines.append(line)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(questions, "context_of_line", stopping)
+    monkeypatch.setattr(asking, "context_of_line", stopping)
     arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html"]
     arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
     assert main(arguments) == main([*arguments, "--no-chat"]) == 130
