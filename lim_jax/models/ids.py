@@ -276,7 +276,10 @@ def _stacked(
 def _run(loss: LossOfIds, model: CausalLM, scores: Scores | None) -> dict[str, str]:
     """What tells one run's energies from another's, except for their contexts."""
     function = "energies_of_ids" if scores is None else digest(scores)
-    name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
+    if isinstance(loss.loss, LossOfLogits):
+        name = loss.loss.name
+    else:
+        name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
     parameters = digest((loss, model))
     return {"function": function, "loss": name, "parameters": parameters}
 
