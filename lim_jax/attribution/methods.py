@@ -212,19 +212,20 @@ def scores_of_parts(
     of_tokens, of_parts = METHODS[method].of_tokens, METHODS[method].of_parts
     progress = partial(bar, desc=method, unit="context")
     if of_parts is not None:
-        return _scores_of_parts(of_parts, model, contexts, loss, checkpoint, progress)
+        return _scores_of_parts(of_parts, method, model, contexts, loss, checkpoint, progress)
     run = {"checkpoint": checkpoint, "progress": progress}
     if of_tokens is None:
         windows, asked = windows_and_asked(contexts)
         energies = energies_of_ids(model, windows, ask=asked, loss=loss, **run)
         rows = [energy / (energy.sum() or 1) for energy in energies]
     else:
-        rows = _rows(of_tokens, model, contexts, loss, **run)
+        rows = _rows(of_tokens, model, contexts, loss, scores_name=method, **run)
     return [scored_by_tokens(*pair) for pair in zip(contexts, rows, strict=True)]
 
 
 def _scores_of_parts(
     score: Callable[..., Float[np.ndarray, " parts"]],
+    method: str,
     model: CausalLM,
     contexts: Sequence[Context],
     loss: Loss,
@@ -232,7 +233,9 @@ def _scores_of_parts(
     bar: Callable[..., Any],
 ) -> list[Scored]:
     scored = []
-    run = {} if checkpoint is None else {"scores": digest((score, model, loss))}
+    run = {}
+    if checkpoint is not None:
+        run = {"method": method, "parameters": digest((model, loss))}
     for number in bar(list(range(len(contexts)))):
         context, named = contexts[number], list(parts_of(contexts[number]))
         places = [of_part for _, of_part in named]

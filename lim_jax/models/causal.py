@@ -97,6 +97,10 @@ class LossOfLogits:
     name: str
     of_logits: Callable[[Logits | Slices, Targets], Scalar]
 
+    def _identity(self) -> tuple[str]:
+        """What a digest reads in place of this object."""
+        return (self.name,)
+
     def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
         """The loss of the network's last state; places that are not asked are not read."""
         return self.of_logits(model.logits_of_queries(state, y), y)
