@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -136,9 +137,14 @@ def test_a_checkpoint_is_named_by_a_string_too(tmp_path, monkeypatch):
     pieces = batches(2)
     whole = streamed(pieces, "stream")
     assert (tmp_path / "stream").exists() and equal(streamed(pieces, tmp_path / "stream"), whole)
-    options = {"run": "the same", "checkpoint": "run"}
-    _, records = resumable(lambda state, index: (state, state), jnp.array(1), 2, **options)
-    again = resumable(lambda state, index: (state, state), jnp.array(1), 2, **options)[1]
+
+    def stepped():
+        return resumable(
+            lambda state, index: (state, state), jnp.array(1), 2, run="same", checkpoint="run"
+        )
+
+    _, records = stepped()
+    _, again = stepped()
     assert (tmp_path / "run").exists() and np.array_equal(records, again)
     assert each_once({"one": lambda: 1}, "groups", {}) == {"one": 1}
     assert each_once({"one": lambda: 2}, "groups", {}) == {"one": 1}
@@ -209,7 +215,8 @@ def test_a_stream_of_a_loss_of_ones_own_needs_a_name(tmp_path):
         with pytest.raises(ValueError, match="run: got no name for the function .*squares, exp"):
             streamed(batches(2), checkpoint, run="")
     with pytest.raises(ValueError, match="run: got int, expected .*str"):
-        streamed(batches(2), tmp_path / "stream", run=3)
+        number: Any = 3
+        streamed(batches(2), tmp_path / "stream", run=number)
     assert not list(tmp_path.iterdir()) and streamed(batches(2), run="").count == 7
 
 
