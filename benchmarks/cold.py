@@ -4,7 +4,7 @@
 clock: importing JAX and the package, a first profile (docs/start.md), an influence and Algorithm
 1's gradient at the size (a) of docs/speed.md. Then commands, each twice with one cache of compiled
 programs: CPU and wall clock, how many programs were compiled, and the CPU of each phase
-(`phases.py`). ``ask`` and ``profile`` are of the model that ``--model`` names.
+(`phases.py`). ``ask``, ``profile`` and ``explain`` are of the model that ``--model`` names.
 """
 
 import argparse
@@ -43,7 +43,6 @@ PHASES = ROOT / "benchmarks" / "phases.py"
 QUESTION = "Who founded the observatory?"
 DOCUMENTS = ROOT / "docs" / "town"
 COMMANDS = {
-    "explain": ("--contexts", "8"),
     "reproduce": (),
     "rates": ("--quick",),
 }
@@ -80,13 +79,15 @@ def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, st
 
 
 def of_model(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
-    """Arguments of a question of five documents, and of a profile of it with its answer."""
+    """Arguments of a question of five documents; of its profile with an answer, and why."""
     documents = [{"text": file.read_text("utf-8")} for file in sorted(DOCUMENTS.iterdir())]
     line = {"documents": documents, "question": QUESTION, "answer": "Mira Castellan"}
     (folder / "line.jsonl").write_text(json.dumps(line), "utf-8")
+    data = ("--data", str(folder / "line.jsonl"), "--loss", "answer")
     return {
         "ask": (model, QUESTION, "--documents", str(DOCUMENTS)),
-        "profile": (model, "--data", str(folder / "line.jsonl"), "--loss", "answer", "--html"),
+        "profile": (model, *data, "--html"),
+        "explain": (model, *data),
     }
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     """Print a row for each job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each job")
-    parser.add_argument("--model", help="a GGUF file or a folder, for ask and profile")
+    parser.add_argument("--model", help="a GGUF file or a folder, for ask, profile and explain")
     arguments = parser.parse_args()
     repeats = arguments.repeats
     print(f"{'job':30s} {'CPU':>8s} {'wall':>8s}   medians of {repeats}")

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from lim_jax._errors import in_our_words
 from lim_jax._jit import CHECKS_ARE_VALUES
-from lim_jax._refusal import MissingPackage, Refusal
+from lim_jax._refusal import MARK, MissingPackage, Refusal
 from lim_jax._varying import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
@@ -84,13 +84,17 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
         size > 0 and size == known.setdefault(axis, size)
         for axis, size in zip(names, array.shape, strict=False)
     ]
-    spelt = [str(sizes.get(axis, axis)) for axis in names] + ["..."] * ("*" in axes)
+    spelt = [str(sizes.get(axis, axis)) for axis in names]
+    if "*" in axes:
+        spelt.append("...")
+    expected = f"({spelt[0]},)" if len(spelt) == 1 else f"({', '.join(spelt)})"
+    if 0 in array.shape:
+        expected += " with no axis empty"
     require(
         len(agree) == len(names) and all(agree) and ("*" in axes or array.ndim == len(names)),
         name,
         got=f"shape {array.shape}",
-        expected=f"({', '.join(spelt)}{',' * (len(spelt) == 1)})"
-        + " with no axis empty" * (0 in array.shape),
+        expected=expected,
         cure=cure or "Pass one row for each position.",
     )
 
@@ -261,8 +265,8 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
             with in_our_words():
-                return eqx.error_if(tree, True, message)
-    traced = [(jnp.any(fails), said) for fails, said in checks if isinstance(fails, Tracer)]
+                return eqx.error_if(tree, True, MARK + message)
+    traced = [(jnp.any(fails), MARK + said) for fails, said in checks if isinstance(fails, Tracer)]
     if not traced:
         return tree  # known by now: nothing need be compiled
     if CHECKS_ARE_VALUES.value:

@@ -15,6 +15,20 @@ UNDIFFERENTIABLE = re.compile(
 )
 
 
+class RefusedValue(Refusal, eqx.EquinoxRuntimeError):
+    """A value that a check of a compiled program refuses, in our words alone."""
+
+    def __reduce__(self) -> tuple:
+        return _refuse_value, self.args
+
+
+def _refuse_value(words: str) -> RefusedValue:
+    return RefusedValue(words)
+
+
+RefusedValue.__module__ = "builtins"  # as of Refusal
+
+
 @contextmanager
 def in_our_words() -> Iterator[None]:
     """Raise refusals without what wraps them, and say the cure where JAX has no derivative."""
@@ -24,7 +38,7 @@ def in_our_words() -> Iterator[None]:
         words = refusal(error)
         if words is None:
             raise
-        raise eqx.EquinoxRuntimeError(words) from None
+        raise RefusedValue(words) from None
     except (TypeError, ValueError, RuntimeError) as error:
         if refusal(error) or not UNDIFFERENTIABLE.search(str(error)):
             raise

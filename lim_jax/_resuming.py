@@ -154,8 +154,13 @@ def reduced(
     checkpoint: AnyPath,
     run: Run,
     of_leaves: Callable[[list[Array]], Result],
+    *,
+    named: bool = False,
 ) -> Result:
-    """Measure items, at least one, and merge the results, which are stored after each of them."""
+    """Measure items, at least one, and merge the results, which are stored after each of them.
+
+    With `named` the run has a name of the user's, by which code in the items is told (`digest`).
+    """
     checkpoint = checkpoint_file(checkpoint)
     counted, last_seen, result = 0, "", None
     if checkpoint.exists():
@@ -164,7 +169,7 @@ def reduced(
         result = of_leaves(jax.device_put(leaves))
     number, seen = 0, ""
     for number, item in enumerate(items, start=1):
-        seen = digest(item, after=seen)
+        seen = digest(item, after=seen, named=named)
         if number > counted:
             result = measure(item) if result is None else merge(result, measure(item))
             store(checkpoint, run, {"items": number, "seen": seen}, result)

@@ -20,6 +20,7 @@ from reference.as_users import ROOT, run_python
 
 from lim_jax import __main__, paper, plots
 from lim_jax._checks import error_if
+from lim_jax._errors import RefusedValue
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.cli import commands, reproduction
 from lim_jax.cli import rates as rates_command
@@ -431,7 +432,7 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
     refusals = {
         Refusal("delta: got 0.6, expected less than one half. Take 0.2."): 2,
         MissingPackage("altair: got no such package, expected it installed. It is"): 2,
-        eqx.EquinoxRuntimeError("batch: got NaN, expected numbers. Drop them."): 2,
+        RefusedValue("batch: got NaN, expected numbers. Drop them."): 2,
     }
     for error, status in refusals.items():
         monkeypatch.setattr(__main__, "run", raising(error))
@@ -445,6 +446,7 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
         ValueError("zip() argument 2 is longer than argument 1"),
         ValueError("delta: got 0.6, expected less than one half. Take 0.2."),
         RuntimeError("INTERNAL: no memory"),
+        eqx.EquinoxRuntimeError("x: got 1, expected 2."),
         KeyError("delta: got 0.6, expected less than one half."),
         ModuleNotFoundError("No module named 'altair'"),
     ):

@@ -29,6 +29,7 @@ from lim_jax import (
     training,
 )
 from lim_jax._checks import error_if, warn_of_miscompiling_jaxlib
+from lim_jax._errors import RefusedValue
 from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -553,7 +554,11 @@ def test_a_readout_that_closes_over_arrays_goes_through_the_jit_of_modules():
 
 def test_an_error_of_ours_comes_back_from_another_process():
     """Its class hides the module that holds it, by which pickle would look for it."""
-    for error in (Refusal("x: got 1, expected 2."), MissingPackage("a: got none", name="altair")):
+    for error in (
+        Refusal("x: got 1, expected 2."),
+        RefusedValue("x: got NaN, expected numbers."),
+        MissingPackage("a: got none", name="altair"),
+    ):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error)
         assert getattr(again, "name", None) == getattr(error, "name", None)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -61,7 +62,9 @@ def streamed(checkpoint, pause=0.0):
     regions = lim.boundary_regions(lim.graded_grid(7), 0.3).without([3])
     grid = lim.graded_grid(7)
     loss, params = made(1, WORDS), (1.3, jax.nn.gelu, optax.adam(0.1), batches)
-    return lim.influence_stream(loss, params, batches(pause), grid, regions, checkpoint=checkpoint)
+    return lim.influence_stream(
+        loss, params, batches(pause), grid, regions, run="squares", checkpoint=checkpoint
+    )
 
 
 if __name__ == "__main__":
@@ -90,9 +93,9 @@ def batches(count, seed=0):
     return [(jax.device_put(normal(shape)), jax.device_put(normal(shape))) for shape in shapes]
 
 
-def streamed(pieces, checkpoint=None, regions=REGIONS, params=1.5, **options):
+def streamed(pieces, checkpoint=None, regions=REGIONS, params=1.5, run="squares", **options):
     return lim.influence_stream(
-        squares, params, pieces, GRID, regions, checkpoint=checkpoint, **options
+        squares, params, pieces, GRID, regions, run=run, checkpoint=checkpoint, **options
     )
 
 
@@ -134,8 +137,14 @@ def test_a_checkpoint_is_named_by_a_string_too(tmp_path, monkeypatch):
     pieces = batches(2)
     whole = streamed(pieces, "stream")
     assert (tmp_path / "stream").exists() and equal(streamed(pieces, tmp_path / "stream"), whole)
-    _, records = resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint="run")
-    again = resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint="run")[1]
+
+    def stepped():
+        return resumable(
+            lambda state, index: (state, state), jnp.array(1), 2, run="same", checkpoint="run"
+        )
+
+    _, records = stepped()
+    _, again = stepped()
     assert (tmp_path / "run").exists() and np.array_equal(records, again)
     assert each_once({"one": lambda: 1}, "groups", {}) == {"one": 1}
     assert each_once({"one": lambda: 2}, "groups", {}) == {"one": 1}
@@ -185,6 +194,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
             pieces, {"regions": lim.boundary_regions(GRID, 0.3)},
         ),
         "checkpoint: got .*of parameters .*Remove it": (pieces, {"params": 1.25}),
+        "checkpoint: got .*of run squares, expected one of run cubes": (pieces, {"run": "cubes"}),
         "batches: got 2, expected first the 3 that": (pieces[:2], {}),
         "batches: got others, expected first the 3": ([pieces[1], *pieces[1:]], {}),
         "batches: got others.*one seed": (batches(3, seed=1), {}),
@@ -193,12 +203,39 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"(?s){message}"):
             streamed(given, checkpoint, **options)
     with pytest.raises(ValueError, match="influence_stream, expected one of function resumable"):
-        resumable(lambda state, index: (state, state), jnp.array(1), 2, checkpoint=checkpoint)
+        resumable(
+            lambda state, index: (state, state), jnp.array(1), 2, run="ours", checkpoint=checkpoint
+        )
     assert checkpoint.read_bytes() == kept
 
 
+def test_a_stream_of_a_loss_of_ones_own_needs_a_name(tmp_path):
+    """Else another loss would go on from its file; without a file nothing is asked."""
+    for checkpoint in (tmp_path / "stream", "stream"):
+        with pytest.raises(ValueError, match="run: got no name for the function .*squares, exp"):
+            streamed(batches(2), checkpoint, run="")
+    with pytest.raises(ValueError, match="run: got int, expected .*str"):
+        number: Any = 3
+        streamed(batches(2), tmp_path / "stream", run=number)
+    assert not list(tmp_path.iterdir()) and streamed(batches(2), run="").count == 7
+
+
+def test_a_loop_with_a_checkpoint_needs_a_name(tmp_path):
+    """It does not compare its step; and in what it compares no function of one's own may stand."""
+    start = jnp.array(1)
+    for run, message in (
+        (None, "run: got none beside a checkpoint, expected a name of your own"),
+        ((0.1, squares), "run: got no name for the function .*squares"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resumable(
+                lambda state, index: (state, state), start, 2, run=run, checkpoint=tmp_path / "run"
+            )
+    assert not list(tmp_path.iterdir())
+
+
 def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
-    """Random keys too, static fields, and what the loss's functions compute with."""
+    """Random keys too, and static fields; and the name, where the loss computes otherwise."""
     checkpoint = tmp_path / "stream"
     x = np.ones((2, 7, 3))
     keys = jax.random.split(jax.random.key(0), 4)
@@ -209,17 +246,18 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
         loss = lim.density.LossOfIds(embed, lambda params, x, y: jnp.sum(x**power))
         ids = jax.device_put(np.arange(14).reshape(2, 7) % 3)
         pieces = [(ids, y) for _, y in pieces]
-        return lim.influence_stream(loss, None, pieces, GRID, checkpoint=checkpoint)
+        run = f"the power {power}"
+        return lim.influence_stream(loss, None, pieces, GRID, run=run, checkpoint=checkpoint)
 
     table = jax.device_put(np.arange(6.0).reshape(3, 2))
     found = stream(table, given)
     assert equal(stream(table, given), found)
-    for other in (
-        lambda: stream(table + 1, given),
-        lambda: stream(table, given, scale=2.0),
-        lambda: stream(table, given, power=3),
+    for other, of in (
+        (lambda: stream(table + 1, given), "parameters"),
+        (lambda: stream(table, given, scale=2.0), "parameters"),
+        (lambda: stream(table, given, power=3), "run the power 2"),
     ):
-        with pytest.raises(ValueError, match="of parameters .*To go on, give what .*Remove it, or"):
+        with pytest.raises(ValueError, match=f"of {of}.*To go on, give what .*Remove it, or"):
             other()
     with pytest.raises(ValueError, match="batches: got others"):
         stream(table, [(x, {"key": keys[2:]})])

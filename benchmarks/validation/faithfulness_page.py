@@ -161,7 +161,9 @@ def _targets(found: Record) -> str:
         sure = one["low"] >= -one["allowed"] or one["high"] < -one["allowed"]
         verdict = ("holds" if holds else "**fails**") + ("" if sure else ", not surely")
         difference = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**one)
-        aim = f"at least {one['other']}" + f" less {one['allowed']}" * (one["allowed"] > 0)
+        aim = f"at least {one['other']}"
+        if one["allowed"] > 0:
+            aim += f" less {one['allowed']}"
         rows.append((one["kind"], f"{one['method']} {aim}", difference, verdict))
     head = ("prompts", "the score of", "difference of the scores", "")
     return markdown_table(head, rows)

@@ -107,10 +107,11 @@ def train_further(
         jax.block_until_ready(states)
         return states, judge(states[0], jnp.asarray(process_time() - begun))
 
+    told = arm.name or arm.gradient  # which a checkpoint refuses without a name
+    run = told, arm.memory, arm.every, setting, key, test, every
     (models, _, _), found = resumable(
-        stage, states, stages, run=(arm, setting, key, test, every), checkpoint=file,
-        progress=progress,
-    )  # fmt: skip
+        stage, states, stages, run=run, checkpoint=file, progress=progress
+    )
     return models, found
 
 

@@ -95,11 +95,14 @@ class Arm(NamedTuple):
         What the arm carries from step to step, at the first.
     every
         Steps from one look at influence to the next; those between are plain ones.
+    name
+        By which a checkpoint tells the arm from others.
     """
 
     gradient: Gradient
     memory: PyTree = ()
     every: int = 1
+    name: str = ""
 
 
 def plain(setting: Setting) -> Arm:

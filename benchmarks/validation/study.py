@@ -307,7 +307,7 @@ class _Study(NamedTuple):
 @cache
 def _arm(remedy: str, setting: Setting, **options: Any) -> Arm:
     """One, however often it is asked for, so that its step is compiled once."""
-    return ARMS[remedy](setting, **options)
+    return ARMS[remedy](setting, **options)._replace(name=f"{remedy} {options}")
 
 
 def _with_plain(variants: Mapping[str, Variant]) -> dict[str, Variant]:

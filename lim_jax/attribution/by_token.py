@@ -12,6 +12,7 @@ from lim_jax.prompts.contexts import Context
 
 
 def whole_by_token(
+    name: str,
     of_tokens: ids.Scores,
     model: CausalLM,
     context: Context,
@@ -20,10 +21,13 @@ def whole_by_token(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the scores that a program gives every token, of the answer as a whole."""
+    """Return the scores that a program gives every token, of the answer as a whole.
+
+    `name` is the method's, by which a checkpoint tells its scores from others.
+    """
     require_whole(answer, "as the method scores no part of it")
     (row,) = scores_of_ids(
         of_tokens, model, [context.window], ask=[context.asked], loss=loss,
-        parts=[document_numbers(context)], **of_context("scores", run),
+        parts=[document_numbers(context)], scores_name=name, **of_context(name, run),
     )  # fmt: skip
     return scores_by_token(answer, parts, row[None])

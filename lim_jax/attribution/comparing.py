@@ -46,8 +46,9 @@ class ComparedAnswers(NamedTuple):
         lines.append(f"Of the documents of both “{most.name}” changed most, from {scores}.")
         for name, column in zip(self.names, ("second", "first"), strict=True):
             alone = [part for part in documents if isnan(getattr(part, column))]
-            held = (f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone)
-            lines += [f"Only in {name}: {', '.join(held)}."] * bool(alone)
+            held = [f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone]
+            if held:
+                lines.append(f"Only in {name}: {', '.join(held)}.")
         given = [one["given"] for one in self.answers]
         if None not in given:
             both_give = "All documents together give {:+.2f} and {:+.2f} of log odds."
@@ -75,7 +76,7 @@ def compare_answers(
     first: Record, second: Record, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
     """Put the scores of each part beside each other, of two answers by one method."""
-    kinds = [f"by {of['method']}" + ", against a foil" * bool(of["foil"]) for of in (first, second)]
+    kinds = [_kind_of_scores(answer) for answer in (first, second)]
     require(kinds[0] == kinds[1], "second", got=f"scores {kinds[1]}",
             expected=f"{kinds[0]}, as the first's",
             cure="Ask both by one method, and with a foil or without.")  # fmt: skip
@@ -94,7 +95,13 @@ def compare_answers(
 
 def shown_answer(text: str, cut: bool) -> str:
     """An answer in one line, with dots where it was cut."""
-    return " ".join(text.split()) + DOTS * cut
+    words = " ".join(text.split())
+    return words + DOTS if cut else words
+
+
+def _kind_of_scores(answer: Record) -> str:
+    by = f"by {answer['method']}"
+    return f"{by}, against a foil" if answer["foil"] else by
 
 
 def read_answers(first: Path, second: Path) -> list[Record]:

@@ -1,6 +1,6 @@
-"""Networks explained, each under each loss: what is finished is read from its file."""
+"""A network explained on contexts: what is finished is read from its file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from lim_jax import explanations
 from lim_jax.adjoint.sites import reads_by_softmax
 from lim_jax.attribution.measuring import Bar, no_bar
-from lim_jax.attribution.time_budget import MASSES, Case
+from lim_jax.attribution.time_budget import MASSES, NetworkAndLoss
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
@@ -22,14 +22,11 @@ from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.results import load, save
 
-
-def stem(name: str) -> str:
-    """What a case is called in the names of files."""
-    return name.replace(", ", "_").replace(" ", "_")
+EXPLANATION, CONE_MASS = "explanation.npz", "cone_mass.npz"  # in the folder of unfinished results
 
 
 class ReadContexts(NamedTuple):
-    """Windows, one array where they have one length, and what is asked; no contexts in the demo."""
+    """Contexts, and their windows: one array where they have one length."""
 
     windows: Windows
     contexts: list[Context]
@@ -37,7 +34,7 @@ class ReadContexts(NamedTuple):
     @property
     def lengths(self) -> list[int]:
         """How many tokens each context has."""
-        return [len(window) - 1 for window in self.windows]
+        return [context.length for context in self.contexts]
 
     @property
     def named(self) -> list[bool]:
@@ -45,10 +42,15 @@ class ReadContexts(NamedTuple):
         return [bool(context.spans) for context in self.contexts]
 
 
+def read_contexts(contexts: list[Context]) -> ReadContexts:
+    """Put the windows of contexts beside them."""
+    return ReadContexts(stacked_rows([context.window for context in contexts]), contexts)
+
+
 def recorded_contexts(unfinished: Path) -> int | None:
-    """How many contexts an interrupted run explained."""
-    files = sorted(unfinished.glob("*.npz"))
-    return load(files[0])["contexts"] if files else None
+    """How many contexts an interrupted run explained; None where it explained none."""
+    file = unfinished / EXPLANATION
+    return load(file)["contexts"] if file.exists() else None
 
 
 def stacked_rows(rows: list[np.ndarray]) -> Any:
@@ -56,26 +58,14 @@ def stacked_rows(rows: list[np.ndarray]) -> Any:
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
-def cases_of(
-    networks: Mapping[str, CausalLM], read: ReadContexts, loss: LossName
-) -> dict[str, Case]:
-    """Each network under what is asked of it, by name."""
-    asked = {loss: (loss_kind(loss), [context.weights for context in read.contexts])}
-    if not read.contexts:
-        no_answers = [np.zeros(length, bool) for length in read.lengths]
-        kinds = {"teacher forcing": loss_kind("next-token"), "last token": loss_kind("last-token")}
-        asked = {how: (kind, [*map(kind.weights, no_answers)]) for how, kind in kinds.items()}
-    return {
-        f"{name} network, {how}": Case(
-            network, stacked_rows([row.astype(network.embedding.dtype) for row in rows]), kind.loss
-        )
-        for name, network in networks.items()
-        for how, (kind, rows) in asked.items()
-    }
+def network_and_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
+    """Put a network beside what is asked of it, in its own precision."""
+    rows = [context.weights.astype(network.embedding.dtype) for context in contexts]
+    return NetworkAndLoss(network, stacked_rows(rows), loss_kind(loss).loss)
 
 
-def explained_cases(
-    cases: Mapping[str, Case],
+def explain_contexts(
+    asked: NetworkAndLoss,
     windows: Windows,
     regions: Regions,
     key: jax.Array,
@@ -83,29 +73,36 @@ def explained_cases(
     certificates: Judged,
     unfinished: Path,
     bar: Bar = no_bar,
-) -> tuple[dict[str, explanations.Explanation], dict[str, Estimate]]:
-    """Explanations by network and loss, and cone masses by network, each written when computed."""
+) -> tuple[explanations.Explanation, Estimate | None]:
+    """Explain a network on contexts; with all certificates its cone mass too, else None.
 
-    def once(name: str, compute: Callable[[], Any]) -> Any:
-        return _once(unfinished / f"{stem(name)}.npz", len(windows), compute)
+    Each result is written to the folder `unfinished` when it is computed, and read from there in a
+    run that goes on.
+    """
+    network, weights, loss = asked
 
-    def explained(name: str, case: Case) -> Any:
+    def explained() -> explanations.Explanation:
         units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
         return explanations.explain(
-            case.network, windows, case.weights, regions, key=key, depth=depth, loss=case.loss,
+            network,
+            windows,
+            weights,
+            regions,
+            key=key,
+            depth=depth,
+            loss=loss,
             certificates=certificates,
-            progress=lambda numbers: bar(numbers, desc=name, unit=next(units)),
-        )  # fmt: skip
+            progress=lambda numbers: bar(numbers, desc="explaining", unit=next(units)),
+        )
 
-    results = {name: once(name, partial(explained, name, case)) for name, case in cases.items()}
-    masses = {}
-    for name, network in {name.split(",")[0]: case.network for name, case in cases.items()}.items():
-        # Exact masses are of blocks in closed form.
-        if certificates == "all" and reads_by_softmax(network.flow):
-            mass = partial(average_cone_mass, network, windows[:MASSES], regions)
-            for _ in bar([name], desc=f"cone mass of the {name}"):
-                masses[name] = once(f"cone mass, {name}", mass)
-    return results, masses
+    result = _once(unfinished / EXPLANATION, len(windows), explained)
+    mass = None
+    # Exact masses are of blocks in closed form.
+    if certificates == "all" and reads_by_softmax(network.flow):
+        cone_mass = partial(average_cone_mass, network, windows[:MASSES], regions)
+        for _ in bar([None], desc="cone mass"):
+            mass = _once(unfinished / CONE_MASS, len(windows), cone_mass)
+    return result, mass
 
 
 def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:

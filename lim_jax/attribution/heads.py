@@ -1,7 +1,7 @@
 """By which layers and heads the evidence of named parts came: their mask gradients, by head."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
 from lim_jax.attribution.parts import REST, parts_of
 from lim_jax.attribution.segments import FIRST, document_numbers
-from lim_jax.attribution.time_budget import HEADS, Case
+from lim_jax.attribution.time_budget import HEADS, NetworkAndLoss
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, as_loss_of_logits
@@ -39,24 +39,23 @@ class HeadOfPart(NamedTuple):
     contexts: int
 
 
-def heads_of_cases(
-    cases: Mapping[str, Case], read: ReadContexts, bar: Bar = no_bar
-) -> dict[str, list[HeadOfPart]]:
-    """The strongest heads of each named part, by case; one gradient of each of some contexts."""
-    some = np.flatnonzero(read.named)[:HEADS].tolist()
-    return {name: _strongest(name, case, read, some, bar) for name, case in cases.items() if some}
-
-
-def _strongest(
-    name: str, case: Case, read: ReadContexts, chosen: Sequence[int], bar: Bar
+def strongest_heads(
+    asked: NetworkAndLoss, read: ReadContexts, bar: Bar = no_bar
 ) -> list[HeadOfPart]:
+    """Return the strongest heads of each named part, by one gradient of each of some contexts."""
+    chosen = np.flatnonzero(read.named)[:HEADS].tolist()
+    if not chosen:
+        return []
     contexts = [read.contexts[number] for number in chosen]
     gains = scores_of_ids(
-        _by_head, case.network, [context.window for context in contexts],
-        ask=[np.asarray(case.weights[number]) for number in chosen], loss=case.loss,
+        _by_head,
+        asked.network,
+        [context.window for context in contexts],
+        ask=[np.asarray(asked.weights[number]) for number in chosen],
+        loss=asked.loss,
         parts=list(map(document_numbers, contexts)),
-        progress=partial(bar, desc=f"heads, {name}", unit="context"),
-    )  # fmt: skip
+        progress=partial(bar, desc="heads", unit="context"),
+    )
     by_part: dict[str, list[np.ndarray]] = {}
     for context, of_tokens in zip(contexts, gains, strict=True):
         for (part, kind), places in parts_of(context):

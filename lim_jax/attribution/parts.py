@@ -86,9 +86,17 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
     for number, context in enumerate(contexts):
         places = places_by_name(context.spans).get(QUESTION, [])
         question = "".join(context.tokens[place] for place in places).strip()
-        id = f"id {context.id}" if context.id else ""
-        name = f"“{question}”" + f" ({id})" * bool(id) if question else id or f"context {number}"
-        names.append(name + f", order {number % orders}" * (orders > 1))
+        if question and context.id:
+            name = f"“{question}” (id {context.id})"
+        elif question:
+            name = f"“{question}”"
+        elif context.id:
+            name = f"id {context.id}"
+        else:
+            name = f"context {number}"
+        if orders > 1:
+            name += f", order {number % orders}"
+        names.append(name)
     return names
 
 

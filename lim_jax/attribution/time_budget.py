@@ -1,7 +1,7 @@
 """How long measuring takes, and how many contexts can be explained in that time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ ENERGIES, PAGE, PASS_RATE = 4.5, 9.0, 0.65
 MASSES = 4  # contexts of an average cone mass: exact norms of every block settle it
 
 
-class Case(NamedTuple):
+class NetworkAndLoss(NamedTuple):
     """A network, and what is asked of it: a row of weights for each context, of its own length."""
 
     network: CausalLM
@@ -52,15 +52,15 @@ class Case(NamedTuple):
 
 
 class TimeBudget(NamedTuple):
-    """How many contexts are explained, in how many seconds, and how many `more` all would take."""
+    """How many contexts are explained, in how many seconds, and how many more certificates take."""
 
     contexts: int
     seconds: float
-    more: float
+    certificate_seconds: float
 
 
 def choose_contexts(
-    cases: Mapping[str, Case],
+    asked: NetworkAndLoss,
     windows: Windows,
     regions: Regions,
     chosen: int | None,
@@ -71,11 +71,10 @@ def choose_contexts(
     Without `chosen` as many as make two standard errors of LIM less than 10 %, or as take
     `SECONDS`, at least two. `named` are those of which heads are told too.
     """
-    every = list(cases.values())
 
-    def measured(start: int, count: int) -> list[Influence]:
+    def measured(start: int, count: int) -> Influence:
         rows = slice(start, start + count)
-        return jax.block_until_ready([_influence(case, windows, rows, regions) for case in every])
+        return jax.block_until_ready(_influence(asked, windows, rows, regions))
 
     measured(0, 1)  # compiles
     begun = perf_counter()
@@ -85,22 +84,27 @@ def choose_contexts(
     if count is None:
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
         count = min(FIRST, most)
-        pooled = measured(0, count) if most > count else []
-        while count + FIRST <= most and any(map(_too_wide, pooled)):
-            further = measured(count, FIRST)
-            pooled = [old.merge(new) for old, new in zip(pooled, further, strict=True)]
-            count += FIRST
+        if count < most:
+            pooled = measured(0, count)
+            while count + FIRST <= most and _too_wide(pooled):
+                pooled = pooled.merge(measured(count, FIRST))
+                count += FIRST
+    seconds = COMPILING + GRADIENTS * each * count
     heads = min(HEADS, sum(named[:count]))
-    seconds = COMPILING + GRADIENTS * each * count + COMPILING_HEADS * (heads > 0) + each * heads
+    if heads:
+        seconds += COMPILING_HEADS + each * heads
     length = max(len(window) - 1 for window in windows)
-    return TimeBudget(count, seconds, sum(_more(case, length, count, each) for case in every))
+    return TimeBudget(count, seconds, _certificate_seconds(asked.network, length, count, each))
 
 
-def _influence(case: Case, windows: Windows, chosen: slice, regions: Regions) -> Influence:
+def _influence(
+    asked: NetworkAndLoss, windows: Windows, chosen: slice, regions: Regions
+) -> Influence:
     """Of some contexts, without the queries, unless they are all of a region."""
-    some, asked = (list(map(np.asarray, rows[chosen])) for rows in (windows, case.weights))
-    energies = models.energies_of_ids(case.network, some, ask=asked, loss=case.loss)
-    kept = regions_without_queries(case.weights, regions) or regions
+    rows = list(map(np.asarray, windows[chosen]))
+    weights = list(map(np.asarray, asked.weights[chosen]))
+    energies = models.energies_of_ids(asked.network, rows, ask=weights, loss=asked.loss)
+    kept = regions_without_queries(asked.weights, regions) or regions
     return influence_of_contexts(energies, kept)
 
 
@@ -194,10 +198,10 @@ def _product_rate(width: int, compute: str | None) -> float:
     return 4 * 2 * tokens.size * len(matrix) / (perf_counter() - begun)
 
 
-def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
+def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient: float) -> float:
     """Seconds of norms; and of all pairs and cone masses by operations, at a gradient's rate."""
-    flow = case.network.flow
-    weights, width = _layer_weights(case.network), case.network.embedding.shape[1]
+    flow = network.flow
+    weights, width = _layer_weights(network), network.embedding.shape[1]
     pairs = 2 * contexts * length**3 * flow.depth**2 * width
     masses = 60 * min(contexts, MASSES) * length**2 * flow.depth * width**2
     rate = 6 * weights * length / gradient
@@ -208,13 +212,14 @@ def _more(case: Case, length: int, contexts: int, gradient: float) -> float:
 def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
     """How many contexts there are, and of how many tokens; and in how many orders of a line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
-    said = f"{len(lengths)} context{'s' * (len(lengths) > 1)} of {spread} tokens"
-    return said + f", {orders} orders of each line" * (orders > 0)
+    contexts = "1 context" if len(lengths) == 1 else f"{len(lengths)} contexts"
+    described = f"{contexts} of {spread} tokens"
+    return f"{described}, {orders} orders of each line" if orders > 0 else described
 
 
 def duration(seconds: float) -> str:
     """A time in words."""
     if seconds < 90:
         shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
-        return f"{shown:.0f} second{'s' * (shown > 1)}"
+        return "1 second" if shown == 1 else f"{shown:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

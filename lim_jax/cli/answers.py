@@ -20,12 +20,14 @@ def own_answers(
 ) -> list[str]:
     """A line for each of the first answers that the model gave itself, and notes on answers."""
     own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
-    lines = [
-        f"Of context {number} the model's own answer is asked: "
-        f"“{answer_text(contexts[number], model.tokenizer)}{DOTS * contexts[number].cut}”"
-        for number in own[:SHOWN]
-    ]
-    lines += [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
+    lines = []
+    for number in own[:SHOWN]:
+        answer = answer_text(contexts[number], model.tokenizer)
+        if contexts[number].cut:
+            answer += DOTS
+        lines.append(f"Of context {number} the model's own answer is asked: “{answer}”")
+    if len(own) > SHOWN:
+        lines.append(f"So it is of {len(own) - SHOWN} more.")
     return lines + answer_notes(contexts, model)
 
 

@@ -82,15 +82,18 @@ def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     return bar
 
 
-def foretold(network: CausalLM, *measured: Any, **options: Any) -> str:
+def foretold(
+    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
+) -> str:
     """How long measuring is likely to take; of minutes also what half precision would take."""
-    seconds = measuring_seconds(network, *measured, **options)
+    seconds = measuring_seconds(network, lengths, shown, answered, cost)
     said = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
         return said
-    half = measuring_seconds(network, *measured, **options, compute="bfloat16")
-    saves = f" --compute bfloat16, off by some per cent, would take about {duration(half)}."
-    return said + saves * (half < MUCH * seconds)
+    half = measuring_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
+    if half >= MUCH * seconds:
+        return said
+    return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
 
 
 def free_memory() -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tyro
 from tqdm import tqdm
@@ -101,7 +100,11 @@ def profile(
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
-        _require_options(arguments)
+        as_int(max_length, "max_length")
+        as_int(answer_tokens, "answer_tokens")
+        as_int(shuffle, "shuffle", least=0)
+        boundary_regions(token_grid(CELLS), delta)
+        _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
         opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
         contexts = [context for line in lines for context in line.contexts]
@@ -114,21 +117,41 @@ def profile(
         described = described_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
         _announce(network, contexts, method, shown, described, 3 * signed)
-        run = {"checkpoint": unfinished, "bar": placed_bar(network, unfinished)}
+        bar = placed_bar(network, unfinished)
         said = [f"== {model} on {data}: {described}, loss {loss} =="]
         said += own_answers(read, contexts, opened)
         if method is None:
-            about = {"delta": delta, "orders": lines, **run}
-            result = measure(network, contexts, loss, shown=shown, **about)
-            by_sign = signed_profile(network, contexts, loss, **about) if signed else None
-            print(*said, _words(result), *([by_sign] * signed), sep="\n")
+            result = measure(
+                network,
+                contexts,
+                loss,
+                delta=delta,
+                orders=lines,
+                shown=shown,
+                checkpoint=unfinished,
+                bar=bar,
+            )
+            by_sign = None
+            if signed:
+                by_sign = signed_profile(
+                    network,
+                    contexts,
+                    loss,
+                    delta=delta,
+                    orders=lines,
+                    checkpoint=unfinished,
+                    bar=bar,
+                )
+            print(*said, _words(result), sep="\n")
+            if by_sign is not None:
+                print(by_sign)
             write_profile(result, f"{opened.name}, {loss}, {described}", folder, by_sign)
             if html:
                 asked = f"What does {opened.name} use of {data.name}?"
                 write_profile_page(result, opened, loss, asked, folder)
             print(f"Wrote profile.json, tables and figures to {folder}.")
         else:
-            scored = score_contexts(network, contexts, loss, method, Run(**run))
+            scored = score_contexts(network, contexts, loss, method, Run(unfinished, bar))
             print(*said, scores_finding(scored), *score_lines(scored.records), sep="\n")
             write_scores(scored, loss, folder)
             print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
@@ -154,22 +177,23 @@ def _announce(
     )
 
 
-def _require_options(arguments: dict[str, Any]) -> None:
-    boundary_regions(token_grid(CELLS), arguments["delta"])
-    as_int(arguments["max_length"], "max_length")
-    as_int(arguments["answer_tokens"], "answer_tokens")
-    as_int(arguments["shuffle"], "shuffle", least=0)
-    loss, method, foil = (arguments[name] for name in ("loss", "method", "foil"))
+def _require_options(
+    loss: LossName, method: MethodName, foil: str, *, html: bool, shuffle: bool, signed: bool
+) -> None:
     kind = loss_kind(loss)
-    if arguments["html"]:
+    if html:
         require_page_packages()
         cure = "A page takes one pass apart, and this loss has others: pass --no-html."
         require(kind.one_pass, "html", got=f"a page of --loss {loss}",
                 expected="a loss of one pass", cure=cure)  # fmt: skip
-    for name in ("html", "shuffle", "signed"):
-        given = arguments[name] and method is not None
-        got, expected = f"--{name} with --method {method}", "one of the two"
-        require(not given, name, got=got, expected=expected, cure=NO_DENSITY)
+    for name, given in (("html", html), ("shuffle", shuffle), ("signed", signed)):
+        require(
+            not given or method is None,
+            name,
+            got=f"--{name} with --method {method}",
+            expected="one of the two",
+            cure=NO_DENSITY,
+        )
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
     require(not foil or kind.needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
             expected=takes, cure="No other loss reads a foil.")  # fmt: skip

@@ -51,7 +51,10 @@ def rates(
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
             rows, curves = limits.convergence.measure(
-                **arguments,
+                quick=quick,
+                only=only,
+                sizes=sizes,
+                seed=seed,
                 checkpoint=folder / UNFINISHED / "rates.json",
                 progress=partial(tqdm, desc="rates", unit="group"),
             )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lim_jax._checks import AnyPath, in_a_line
+from lim_jax._checks import AnyPath, in_a_line, require_text
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
 from lim_jax._refusal import Refusal
@@ -77,6 +77,7 @@ def influence_stream(
     *,
     keep_examples: bool = False,
     checkpoint: AnyPath | None = None,
+    run: str = "",
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> Influence:
     """Measure influence over a data set larger than memory: the same result, batch by batch.
@@ -90,9 +91,10 @@ def influence_stream(
     twice. To go on from a checkpoint it must give the same batches again, in the same order: those
     already counted are drawn and compared, and nothing of them is computed. `checkpoint` is a file
     to read, if it exists, and to write after each batch, whole or not at all: some :math:`5L`
-    numbers. All other arguments, those of `influence`, are compared, of a loss its arrays, static
-    fields and code, not the code of what it imports: another run is a ValueError. `progress` wraps
-    the batches, for example ``tqdm.tqdm``.
+    numbers. All other arguments, those of `influence`, are compared by their arrays, static fields
+    and plain values: another run is a ValueError. What functions and classes of your own compute
+    is not compared: a checkpoint with such, as of most losses, needs a name of yours, `run`, and
+    another name when they change. `progress` wraps the batches, for example ``tqdm.tqdm``.
 
     Examples
     --------
@@ -101,6 +103,7 @@ def influence_stream(
     >>> float(influence_stream(loss, None, batches, lim.token_grid(4)).count)
     4.0
     """
+    require_text(run, "run")
     regions = _regions_on(grid, regions)
     remaining = iter(progress(batches))
     try:
@@ -122,14 +125,22 @@ def influence_stream(
     drawn = chain([first], remaining)
     if checkpoint is None:
         return reduce(Influence.merge, map(measured, drawn))
-    run = {
+    named = run != ""
+    about = {
         "function": "influence_stream",
+        "run": run,
         "regions": in_a_line(regions),
         "keep_examples": str(keep_examples),
-        "parameters": digest((loss, params, regions)),
+        "parameters": digest((loss, params, regions), named=named),
     }
     return reduced(
-        measured, Influence.merge, drawn, checkpoint, run, lambda kept: Influence(regions, *kept)
+        measured,
+        Influence.merge,
+        drawn,
+        checkpoint,
+        about,
+        lambda kept: Influence(regions, *kept),
+        named=named,
     )
 
 

@@ -347,12 +347,16 @@ class Influence(eqx.Module):
         with eval_context():  # inside another's trace too
             numbers, alike = self._numbers()
         count, left_out = int(self.count), self.regions.left_out
-        shown = ", ".join(map(str, left_out[:SHOWN])) + ", ..." * (len(left_out) > SHOWN)
+        examples = "1 example" if count == 1 else f"{count} examples"
         head = (
-            f"influence of {count} example{'s' * (count != 1)} on {self.grid.size} positions, "
+            f"influence of {examples} on {self.grid.size} positions, "
             f"delta = {float(self.regions.delta):g}"
-            + (f", {len(left_out)} left out ({shown})" if left_out else "")
         )
+        if left_out:
+            shown = list(map(str, left_out[:SHOWN]))
+            if len(left_out) > SHOWN:
+                shown.append("...")
+            head += f", {len(left_out)} left out ({', '.join(shown)})"
         if float(numbers[2]) == 0:
             head += "\nno position matters: all energies are zero"
         elif bool(alike):

@@ -57,6 +57,7 @@ from lim_jax.probes import Estimate, sample_mean
 Scalar = Float[Array, ""]
 Profile = Float[Array, " length"]
 States = Float[Array, "examples length width"]
+AVERAGED = ("channel_energies", "relative_energies", "hop_energies", "head_energies")
 
 
 class Explanation(NamedTuple):
@@ -184,26 +185,28 @@ def explain(
         measured.append(reduced)
         energies.append(energy)
         # Covectors are large: they are kept for the certificates that need them alone.
-        parts += [(ids, asks, of_context)] * alike
+        if alike:
+            parts.append((ids, asks, of_context))
     averaged = _averaged(_stack(measured), regions, rest)
     regional = averaged["regional"]
-    judges = [
-        lambda: (double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),),
-        lambda: (exact_characterisation(regional),),
-    ]
+    judges: list[Callable[[], tuple[Certificate, ...]]] = []
     if alike:
         ids, asked, adjoints = _stack(parts)
         of_all = adjoints, regions, depth
-        judges = [
+        judges += [
             lambda: _of_queries(model, windows, query_weights, adjoints, regions, loss),
             lambda: (survival_of_recency(model, ids, *of_all, norms_key, certificates),),
-            lambda: (
-                primacy_of_the_cone(model, (ids, asked), *of_all, loss.terminal, certificates),
-            ),
-            *judges,
         ]
-        if not reads_by_softmax(model.flow):  # pairs of positions are no blocks of a state
-            del judges[2]
+        if reads_by_softmax(model.flow):  # pairs of positions are no blocks of a state
+            judges.append(
+                lambda: (
+                    primacy_of_the_cone(model, (ids, asked), *of_all, loss.terminal, certificates),
+                )
+            )
+    judges += [
+        lambda: (double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),),
+        lambda: (exact_characterisation(regional),),
+    ]
     numbers = progress(list(range(len(judges))))
     judged = tuple(one for number in numbers for one in judges[number]())
     return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
@@ -280,7 +283,7 @@ def _stack(trees: Sequence[Any]) -> Any:
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
     energies, products = found["energy"], found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
-    means = {name: of.mean(axis=0) for name, of in found.items() if name.endswith("energies")}
+    means = {name: found[name].mean(axis=0) for name in AVERAGED}
     return means | {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if rest is None else Influence.from_energies(energies, rest),

@@ -61,8 +61,9 @@ def _index_line(influence: Influence) -> str:
     more = "" if enough or needed is None else (
         f": two errors within 10 % would take some {needed - count} more contexts"
     )  # fmt: skip
-    alike = ", of contexts that all have one profile" * bool(influence.alike)
-    error = "" if needed is None else f" ± {float(errors.lim):.3f}{alike}"
+    error = "" if needed is None else f" ± {float(errors.lim):.3f}"
+    if error and bool(influence.alike):
+        error += ", of contexts that all have one profile"
     return (
         f"LIM {float(indices.lim):+.3f}{error}, "
         f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"

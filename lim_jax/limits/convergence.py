@@ -304,7 +304,8 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
             if (name, part) == ("graded", "regional averages"):
                 reason = GRADING
             label = "P_0" if part in ("inside", "global") else "influence"
-            where = f"{label}, {part}, {depth} layer{'s' * (depth > 1)}, {name}"
+            layers = "1 layer" if depth == 1 else f"{depth} layers"
+            where = f"{label}, {part}, {layers}, {name}"
             yield Row(where, studies[part], order, reason)
 
 

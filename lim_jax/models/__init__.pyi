@@ -51,7 +51,6 @@ from .language import byte_model as byte_model
 from .language import gaussian_model as gaussian_model
 from .language import sample_windows as sample_windows
 from .language import standard_library_text as standard_library_text
-from .language import train as train
 from .language_model import LanguageModel as LanguageModel
 from .llama_family import llama_like as llama_like
 from .memory import profile_memory as profile_memory

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import equinox as eqx
@@ -85,17 +86,20 @@ class Targets(NamedTuple):
     parts: Int[Array, " length"] | None = None
 
 
+@dataclass(frozen=True)
 class LossOfLogits:
     """A loss ``of_logits(logits, y)`` of a language model at the places that are asked.
 
-    Logits are `loss.losses.Slices` where they never stand all at once. An attribute is a method.
+    Logits are `loss.losses.Slices` where they never stand all at once. Files of interrupted runs
+    know the loss by its `name`.
     """
 
-    def __init__(self, of_logits: Callable[[Logits | Slices, Targets], Scalar]):
-        self.of_logits = of_logits
+    name: str
+    of_logits: Callable[[Logits | Slices, Targets], Scalar]
 
-    def __set_name__(self, owner: type, name: str):
-        self.__name__, self.__qualname__ = name, f"{owner.__qualname__}.{name}"
+    def _identity(self) -> tuple[str]:
+        """What a digest reads in place of this object."""
+        return (self.name,)
 
     def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
         """The loss of the network's last state; places that are not asked are not read."""
@@ -106,7 +110,7 @@ class LossOfLogits:
         return self.terminal(model, model.last_state(x, y), y)
 
     def __get__(self, model: Any, owner: Any) -> Any:
-        """Bind a model, as the loss of its own."""
+        """Bind a model, as a method does: ``model.loss`` is ``CausalLM.loss`` of this model."""
         return self if model is None else jax.tree_util.Partial(self, model)
 
 
@@ -269,13 +273,13 @@ class CausalLM(eqx.Module):
         x = self.embed(window[:-1])
         return x, Targets(window[1:], query_weights.astype(x.dtype))
 
-    loss = LossOfLogits(_cross_entropy)
+    loss = LossOfLogits("CausalLM.loss", _cross_entropy)
     """The next-word cross-entropy of one embedded context, in nats."""
 
-    margin_loss = LossOfLogits(_margin_loss)
+    margin_loss = LossOfLogits("CausalLM.margin_loss", _margin_loss)
     """Minus the answers' log odds (`loss.margin_loss`), of one embedded context."""
 
-    own_margin_loss = LossOfLogits(_own_margin_loss)
+    own_margin_loss = LossOfLogits("CausalLM.own_margin_loss", _own_margin_loss)
     """`margin_loss` of the network's own likeliest words (`loss.own_margin_loss`), not targets."""
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:

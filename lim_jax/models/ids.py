@@ -20,6 +20,7 @@ from lim_jax._checks import (
     require,
     require_indices,
     require_kind,
+    require_text,
 )
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
@@ -96,6 +97,7 @@ def energies_of_ids(
     ask: Ask = teacher_forcing,
     loss: Loss = CausalLM.loss,
     checkpoint: AnyPath | None = None,
+    run: str = "",
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
@@ -112,14 +114,22 @@ def energies_of_ids(
     time in memory (`CausalLM.loss` and `margin_loss`).
 
     `model`, `windows`, `ask` and `loss` are as in `influence_of_ids`, with its errors; a checkpoint
-    of others of them, or with a damaged file, raises ValueError. `progress` and
-    `progress_of_layers` wrap the list of windows, and that of layers of a batch that goes on at a
-    layer, for example ``tqdm.tqdm``.
+    of others of them, or with a damaged file, raises ValueError. What functions and classes of your
+    own compute, in the loss or the model, is not compared: a checkpoint with such needs a name of
+    yours, `run`, and another name when they change. `progress` and `progress_of_layers` wrap the
+    list of windows, and that of layers of a batch that goes on at a layer, for example
+    ``tqdm.tqdm``.
     """
     rows = _rows_by_context(
-        model, windows, ask, loss, checkpoint=checkpoint, progress=progress,
+        model,
+        windows,
+        ask,
+        loss,
+        checkpoint=checkpoint,
+        run=run,
+        progress=progress,
         progress_of_layers=progress_of_layers,
-    )  # fmt: skip
+    )
     return [np.asarray(energies)[:length] for length, energies in rows]
 
 
@@ -128,7 +138,8 @@ def scores_of_ids(
 ) -> list[Float[np.ndarray, "_ ..."]]:
     """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
 
-    Of each token of a context `parts` has the number of its part, -1 for none.
+    Of each token of a context `parts` has the number of its part, -1 for none. Checkpoints know
+    `scores` by `scores_name`, without which a library must have them.
     """
     rows = _rows_by_context(model, windows, scores=scores, **run)
     return [np.asarray(row)[:length] for length, row in rows]
@@ -189,20 +200,30 @@ def _rows_by_context(
     loss: Loss = CausalLM.loss,
     *,
     scores: Scores | None = None,
+    scores_name: str = "",
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
     checkpoint: AnyPath | None = None,
+    run: str = "",
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, ByToken]]:
     """Each context's length, and its scores; without such its energies, zero at the padding."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
+    require_text(run, "run")
     asked = _asked(ask, windows)
     of_ids = LossOfIds(_embedded, loss)
     labels = parts or [np.full(len(window) - 1, -1, np.int32) for window in windows]
     padded = [_padded(model, *context) for context in zip(windows, asked, labels, strict=True)]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
-    run = {} if folder is None else _run(of_ids, model, scores)
+    about = {}
+    if folder is not None:
+        about = {
+            "function": _function(scores, scores_name),
+            "loss": _loss_name(loss),
+            "run": run,
+            "parameters": digest((of_ids, model), named=run != ""),
+        }
 
     def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length ..."]:
         ids, y, scale, labels = _stacked(padded, numbers)
@@ -212,7 +233,7 @@ def _rows_by_context(
         if folder is None or few or not (isinstance(loss, LossOfLogits) and isinstance(y, Targets)):
             return np.asarray(_energy(of_ids, model, ids, y, scale))
         states = folder / digest((ids, y))
-        energies = energies_by_layers(loss, model, ids, y, states, run, progress_of_layers)
+        energies = energies_by_layers(loss, model, ids, y, states, about, progress_of_layers)
         return energies * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, ByToken]:
@@ -224,7 +245,7 @@ def _rows_by_context(
             if folder is not None:
                 told = (windows[number], asked[number], *([] if parts is None else [parts[number]]))
                 context = {"context": digest(told)}
-                measure = partial(once, folder / f"{number}", {**run, **context}, measure)
+                measure = partial(once, folder / f"{number}", {**about, **context}, measure)
             rows[number] = measure()
         return rows
 
@@ -273,12 +294,17 @@ def _stacked(
     return jax.device_put((ids, y, *others))
 
 
-def _run(loss: LossOfIds, model: CausalLM, scores: Scores | None) -> dict[str, str]:
-    """What tells one run's energies from another's, except for their contexts."""
-    function = "energies_of_ids" if scores is None else digest(scores)
-    name = getattr(loss.loss, "__qualname__", type(loss.loss).__qualname__)
-    parameters = digest((loss, model))
-    return {"function": function, "loss": name, "parameters": parameters}
+def _function(scores: Scores | None, scores_name: str) -> str:
+    """What is measured, as files say it: energies, or scores by their name or by what they are."""
+    if scores is None:
+        return "energies_of_ids"
+    return scores_name or digest(scores)
+
+
+def _loss_name(loss: Loss) -> str:
+    if isinstance(loss, LossOfLogits):
+        return loss.name
+    return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 
 def _require_windows(windows: Windows) -> None:

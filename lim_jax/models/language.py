@@ -7,27 +7,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Int, Key
 
-from lim_jax._checks import (
-    AnyPath,
-    as_int,
-    require,
-    require_indices,
-    require_key,
-    require_kind,
-    require_positive,
-)
+from lim_jax._checks import as_int, require, require_indices, require_key
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
-from lim_jax.loss.queries import teacher_forcing
 from lim_jax.loss.readouts import LinearReadout
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import ResidualFlow, split
 from lim_jax.network.positions import Rotary
-from lim_jax.training.loop import Progress, resumable
 
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]
@@ -134,66 +123,3 @@ def sample_windows(
     require(text.size > length, "text", got=f"{text.size} ids", expected=expected, cure=cure)
     starts = jax.random.randint(key, (count, 1), 0, text.size - length)
     return text[starts + jnp.arange(length + 1)[None, :]]
-
-
-def train(
-    model: CausalLM,
-    text: Int[Array, " ids"],
-    length: int,
-    steps: int,
-    *,
-    key: Key[Array, ""],
-    batch: int = 16,
-    rate: float = 3e-3,
-    checkpoint: AnyPath | None = None,
-    progress: Progress = iter,
-) -> tuple[CausalLM, Float[Array, " steps"]]:
-    """Train by Adam under uniform teacher forcing; returns the model and the loss of every step.
-
-    All parameters move, the embeddings too. A step takes `batch` random contexts of `length` ids of
-    `text`; `rate` is Adam's. `checkpoint` and `progress` are as in `training.resumable`.
-
-    Raises ValueError if an argument is of another kind, or the text no longer than a context.
-    """
-    require_kind(model, CausalLM, "model", "Start from byte_model or load.")
-    require_key(key)
-    length, batch = as_int(length, "length"), as_int(batch, "batch")
-    require_positive(rate, "rate", expected="a positive number", cure="Adam's usual one is 3e-3.")
-
-    def step(state: PyTree, index: int) -> tuple[PyTree, Float[Array, ""]]:
-        return _update(state, text, length, batch, rate, jax.random.fold_in(key, index))
-
-    run = text, length, batch, rate, key
-    (model, _), losses = resumable(
-        step, (model, _moments(model)), steps, run=run, checkpoint=checkpoint, every=50,
-        progress=progress,
-    )  # fmt: skip
-    return model, losses
-
-
-@filter_jit
-def _moments(model: CausalLM) -> PyTree:
-    return optax.adam(0.0).init(eqx.filter(model, eqx.is_array))
-
-
-@filter_jit
-def _update(
-    state: PyTree,
-    text: Int[Array, " ids"],
-    length: int,
-    batch: int,
-    rate: float,
-    key: Key[Array, ""],
-) -> tuple[PyTree, Float[Array, ""]]:
-    """One step; one compiled program for all trainings with these shapes and options."""
-    model, moments = state
-    weights = teacher_forcing(length)
-
-    def risk(model: CausalLM, windows: Tokens) -> Float[Array, ""]:
-        x, y = jax.vmap(model.example, in_axes=(0, None))(windows, weights)
-        return jax.vmap(model.loss)(x, y).mean()
-
-    windows = sample_windows(text, length, batch, key=key)
-    value, gradient = eqx.filter_value_and_grad(risk)(model, windows)
-    change, moments = optax.adam(rate).update(gradient, moments)
-    return (eqx.apply_updates(model, change), moments), value

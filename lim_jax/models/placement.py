@@ -25,6 +25,17 @@ from lim_jax.weights import (
 Layer = Callable[[int], Any]
 ROWS_AT_ONCE = 1024
 HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
+# The fields of layers that hold matrices, which half precision is for. All else stays whole: norms
+# of any class, biases, and taps and rates, which are few and into which multipliers are put.
+# fmt: off
+MATRICES = frozenset((
+    "query", "key", "value", "output",  # of attention, and of what reads a state
+    "query_down", "rope_key",  # of latent attention
+    "inner", "outer", "gate", "up", "down", "inward", "outward",  # of each token
+    "router", "shared_gate",  # of mixtures of experts
+    "gate_down", "rate_down", "read", "write",  # of states
+))
+# fmt: on
 
 
 class WeightPlacement(NamedTuple):
@@ -148,17 +159,11 @@ def in_bits(layer: Any, precision: str | None) -> Any:
 
 
 def halved(layer: Any, precision: str) -> Any:
-    """The matrices in half precision."""
-    # Whatever stands in a field that is named as a norm stays in full, of any class. A head's bias
-    # is a row of two axes, which its name alone tells from a matrix. Taps and rates are few, and a
-    # family's multipliers are put into them.
+    """The `MATRICES` of a layer in half precision, and the rest as it is."""
 
     def half(path: tuple, leaf: Any) -> Any:
-        names = [str(key) for key in path]
-        in_a_norm = any(name.endswith("norm") for name in names)
-        if in_a_norm or names[-1].endswith(("bias", "taps", ".rate")) or leaf.ndim < 2:
-            return leaf
-        return leaf.astype(precision, copy=False)
+        field = getattr(path[-1], "name", "")  # an entry of a tuple has none
+        return leaf.astype(precision, copy=False) if field in MATRICES else leaf
 
     return jax.tree.map_with_path(half, layer)
 

@@ -158,6 +158,7 @@ def _named(certificate: Certificate, inequality: Inequality) -> str:
     """The criterion, the side of which it speaks where it speaks of both, verdict and statement."""
     sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
     name = ", ".join((certificate.name, *sides))
-    infinite = np.isinf([inequality.greater, inequality.lesser]).any()
-    verdict = f"{_verdict(certificate, inequality)}{', of an infinite side' * bool(infinite)}"
+    verdict = _verdict(certificate, inequality)
+    if np.isinf([inequality.greater, inequality.lesser]).any():
+        verdict += ", of an infinite side"
     return f"{name}: {verdict}\n{inequality.statement}"

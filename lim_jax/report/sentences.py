@@ -66,7 +66,9 @@ def part_words(record: Any) -> str:
     """A part by its name, with of how many texts it is where contexts have others under it."""
     if record.kind == REST:
         return IN_NO_PART
-    return f"“{record.name}”" + f" ({record.texts} different texts)" * (record.texts > 1)
+    if record.texts > 1:
+        return f"“{record.name}” ({record.texts} different texts)"
+    return f"“{record.name}”"
 
 
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:

@@ -37,7 +37,7 @@ def describe(result: Any, axes: str = "") -> Description:
     several = kind_of(result) in SEQUENCES and len(result) > 0
     kind = kind_of(result[0] if several else result)
     known = not axes and (kind in SEVERAL or kind in ONE and not several)
-    got = described(result) + f" with axes {axes!r}" * bool(axes)
+    got = f"{described(result)} with axes {axes!r}" if axes else described(result)
     several_of = f"one or a list of {', '.join(SEVERAL)}"
     expected = f"one of {', '.join(ONE)}; {several_of}; or an array with its axes"
     cure = "The axes of an array are named, and of nothing else: axes='depth position'."

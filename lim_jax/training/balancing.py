@@ -107,7 +107,8 @@ class Penalty(eqx.Module):
         if getattr(self.target, "shape", ()) == ():
             require_scalar(self.target, "target")
         else:
-            axes = "examples " * (jnp.ndim(self.target) == 2) + "".join(places)
+            (place,) = places
+            axes = f"examples {place}" if jnp.ndim(self.target) == 2 else place
             cure = "Pass one number for each position or pool, or a row of them for each example."
             require_floats(self.target, "target", axes, cure, **places)
         epsilon = as_finite_nonnegative(self.epsilon, "epsilon")

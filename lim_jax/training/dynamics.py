@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import AnyPath, as_numbers, described, require, require_optional
+from lim_jax._checks import (
+    AnyPath,
+    as_numbers,
+    described,
+    require,
+    require_optional,
+    require_text,
+)
+from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded, embedded_on
 from lim_jax.density.statistics import Indices, indices
@@ -179,6 +187,7 @@ def gradient_flow(
     stepsize_controller: diffrax.AbstractStepSizeController | None = None,
     first_step: float | None = None,
     checkpoint: AnyPath | None = None,
+    run: str = "",
     progress: Progress = iter,
 ) -> TrainingPath:
     r"""Solve :math:`\dot\vartheta = -\nabla R` over training time, and measure influence on it.
@@ -188,7 +197,8 @@ def gradient_flow(
     that rate. Not for use inside `jax.jit`.
 
     The first of the increasing training `times` to save at is where `params` stand. The first
-    arguments are those of `influence`, the last those of `training.resumable`, and between them
+    arguments are those of `influence`, the last those of `training.resumable`; what functions and
+    classes of your own compute a checkpoint knows by the name `run` alone. Between them are
     diffrax's, by default Tsitouras' method with tolerances 1e-6. A solver that does not reach a
     saved time raises EquinoxRuntimeError.
 
@@ -201,6 +211,7 @@ def gradient_flow(
     True
     """
     embedded_on(grid, loss, params, batch)
+    require_text(run, "run")
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
     require(len(jax.tree.leaves(arrays)) > 0, "params", got=described(params),
             expected="some arrays of floats", cure="They are what the flow moves.")  # fmt: skip
@@ -221,10 +232,17 @@ def gradient_flow(
             arrays = flow.advance(arrays, batch, time, saved[index])
         return (arrays, saved[index]), (saved[index], arrays, *flow.observe(arrays, batch, grid))
 
+    about = None
+    if checkpoint is not None:
+        about = (run, digest((flow, batch, grid), named=run != ""))
     _, (stored, *records) = resumable(
-        step, (arrays, saved[0]), len(saved), run=(flow, batch, grid), checkpoint=checkpoint,
+        step,
+        (arrays, saved[0]),
+        len(saved),
+        run=about,
+        checkpoint=checkpoint,
         progress=progress,
-    )  # fmt: skip
+    )
     _require_same_times(stored, saved)
     return TrainingPath(grid, saved, *records)
 

@@ -41,7 +41,9 @@ def resumable(
     all records so far. One of a longer run, of another one or cut short raises ValueError. It is
     compared with `state` and with `run`, what the steps compute with besides, such as a rate and a
     text, static fields included; nothing of `step` is, which may hold what every process has anew.
-    `progress` wraps the range of steps that are left, for example ``tqdm.tqdm``.
+    So a checkpoint needs a `run`: a name of yours for what is trained, or all that must be the same
+    by name or value; give another when a step computes otherwise. `progress` wraps the range of
+    steps that are left, for example ``tqdm.tqdm``.
 
     Examples
     --------
@@ -53,7 +55,17 @@ def resumable(
     require_callable(step, "step", "step(state, index)")
     steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
-    about = {} if file is None else {"function": "resumable", "start": digest((state, run))}
+    about = {}
+    if file is not None:
+        require(
+            run is not None,
+            "run",
+            got="none beside a checkpoint",
+            expected="a name of your own, or all that the steps compute with",
+            cure="A checkpoint does not compare the step: pass another name when it changes.",
+        )
+        start = digest((digest(state, named=True), run))
+        about = {"function": "resumable", "start": start}
     records, done = None, 0
     if file is not None and file.exists():
         _, record = eqx.filter_eval_shape(step, state, 0)

@@ -4,7 +4,6 @@ import numpy as np
 
 from lim_jax.attribution.answer import AnswerPart, finding_of
 from lim_jax.attribution.comparing import compare_answers
-from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
@@ -59,10 +58,6 @@ score   first  second  difference
 “a”    +0.500  -1.000      -1.500
 “b”    +0.500"""
     assert str(compare_answers(first, second)) == said
-
-
-def test_stem():
-    assert (stem("given network, last token")) == "given_network_last_token"
 
 
 def test_context_names():

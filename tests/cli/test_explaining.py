@@ -31,6 +31,7 @@ from lim_jax.network.field import SumOfFields
 from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.probes import Estimate
 from lim_jax.prompts import answering
+from lim_jax.prompts.contexts import Context
 
 
 class Reached(Exception):
@@ -58,7 +59,10 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     draw = Figure.savefig
 
     def save(figure, path, **options):
-        draw(figure, path, **options) if path.name == "cone_mass.png" else path.touch()
+        if path.name == "cone_mass.png":
+            draw(figure, path, **options)
+        else:
+            path.touch()
 
     mass = runs.average_cone_mass
     paged: list = []
@@ -70,60 +74,67 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
 
     monkeypatch.setattr(runs, "average_cone_mass", average_cone_mass)
     monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(explaining, "write_pages", lambda *given: paged.extend(given))
+    monkeypatch.setattr(explaining, "write_explained_page", lambda *given: paged.extend(given))
     text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
     out = tmp_path / "explained"
     arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
     how = ["--loss", "last-token", "--certificates", "all"]
     assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
-    found, cases, windows, contexts, model, written_to = paged
-    assert set(found) == set(cases) and windows.shape == (3, 13)
+    result, asked, read, model, question, written_to = paged
+    assert isinstance(result, explanations.Explanation) and read.windows.shape == (3, 13)
+    assert asked.weights.shape == (3, 12)
+    assert question == "Why does weights use what it uses? (last-token)"
     assert (model.name, written_to) == (folder.name, out)
-    assert [one.window.tolist() for one in contexts] == windows.tolist()
+    assert [one.window.tolist() for one in read.contexts] == read.windows.tolist()
     printed = capsys.readouterr().out
     first, *_ = printed[printed.index("Explaining") :].splitlines()
-    assert first.startswith("Explaining given network, last-token on 3 contexts of 12 tokens: ")
+    assert first.startswith("Explaining weights, last-token, on 3 contexts of 12 tokens: ")
     assert "all certificates and cone masses: about " in first
-    document = json.loads((out / "explanation.json").read_text())
-    assert document["training_losses"] == [] and set(document["cone_mass"]) == {"given network"}
-    assert len(document["explanations"]) == 1
-    for name, found in document["explanations"].items():
-        assert f"== {name}: 3 contexts of 12 tokens ==" in printed
-        np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
-        for region in found["regional_energies"].values():
-            parts = [value for part, value in region.items() if part != "total"]
-            np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
-        assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
-        hops = np.array(list(found["hop_energies"].values()))
-        last = name.endswith("last-token")
-        assert np.count_nonzero(hops[0]) == (1 if last else 12) and hops[2].any()
-        verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
-        assert verdicts["right-biased queries"] is last
-        assert (found["without_queries"] is not None) is last
-        for certificate in found["certificates"]:
-            assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
-            hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
-            assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
-        assert found["records"] == found["heads_of_parts"] == []
-        table = (out / f"{name.replace(', ', '_').replace(' ', '_')}.csv").read_text()
-        names, *rows = csv.reader(table.splitlines())
-        assert names[:4] == ["position", "density", "error", "residual energy"]
-        columns = np.array(rows, float).T
-        np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
-        np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
-        np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
-        np.testing.assert_array_equal(columns[6:], hops)
+    assert f"== {folder} on {text}: 3 contexts of 12 tokens, loss last-token ==" in printed
+    found = json.loads((out / "explanation.json").read_text())
+    np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
+    for region in found["regional_energies"].values():
+        parts = [value for part, value in region.items() if part != "total"]
+        np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
+    assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
+    hops = np.array(list(found["hop_energies"].values()))
+    assert np.count_nonzero(hops[0]) == 1 and hops[2].any()
+    verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
+    assert verdicts["right-biased queries"] is True
+    assert found["without_queries"] is not None
+    for certificate in found["certificates"]:
+        assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
+        hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
+        assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
+    assert found["records"] == found["heads_of_parts"] == []
+    names, *rows = csv.reader((out / "explanation.csv").read_text().splitlines())
+    assert names[:4] == ["position", "density", "error", "residual energy"]
+    columns = np.array(rows, float).T
+    np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
+    np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
+    np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
+    np.testing.assert_array_equal(columns[6:], hops)
     figures = {path.stem for path in out.glob("*.svg")}
-    assert figures == {path.stem for path in out.glob("*.png")} and len(figures) == 6
+    assert (
+        figures
+        == {path.stem for path in out.glob("*.png")}
+        == {
+            "influence",
+            "influence_without_queries",
+            "channels",
+            "hops",
+            "certificates",
+            "cone_mass",
+        }
+    )
     assert (out / "cone_mass.png").stat().st_size > 1000
-    assert "explanation.json, tables and 6 figures" in printed
+    assert "Wrote explanation.json, explanation.csv and 6 figures" in printed
     # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
     ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
-    ((windows, regions, found),) = averaged
+    ((windows, regions, mass),) = averaged
     cuts = [ids[at : at + 13].tolist() for at in (0, 12, 24)]
     assert sorted(np.asarray(windows).tolist()) == sorted(cuts) and regions.delta == Fraction("0.2")
-    of_network = document["cone_mass"]["given network"]
-    np.testing.assert_allclose(of_network["value"], found.value, rtol=1e-4)
+    np.testing.assert_allclose(found["cone_mass"]["value"], mass.value, rtol=1e-4)
 
 
 def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
@@ -175,12 +186,13 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
         parts: Any = dict.fromkeys(explanations.Explanation._fields)
         return explanations.Explanation(**parts | {"influence": found, "token_energies": energies})
 
-    def report_explanations(found, masses, losses, regions, contexts, heads, out):
+    def report_explanation(found, mass, heads, contexts, title, out):
+        assert mass is None  # cone masses are of all certificates
         reached.append(contexts)
-        by_head.extend(heads[f"given network, {loss}"])
+        by_head.extend(heads)
 
     monkeypatch.setattr(explanations, "explain", explain)
-    monkeypatch.setattr(explaining, "report_explanations", report_explanations)
+    monkeypatch.setattr(explaining, "report_explanation", report_explanation)
     arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     assert main([*arguments, "--loss", loss]) == 0
     windows, weights, asked, regions, contexts = reached
@@ -225,41 +237,55 @@ def require_heads(model, contexts, found):
             assert one.contexts == 2
 
 
-def test_a_page_of_each_case_shows_the_first_contexts_as_bytes(monkeypatch, tmp_path):
+def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     """At the explanation's depth, with its certificates."""
-    found, written = {}, {}
+    written: list = []
 
     def account(network, window, query_weights, depth, loss, progress):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, loss
-        return TokenAccount._make((*seen, None, None))
+        return TokenAccount._make((*seen, np.ones((1, 3)), None))
 
-    def write_page(path, *shown, **options):
-        written[path] = shown, options
+    def write_page(path, influence, accounts, texts, **options):
+        written.append((path, influence, accounts, texts, options))
 
     monkeypatch.setattr(explanations, "account_of_context", account)
     monkeypatch.setattr(report, "write_page", write_page)
     network = byte_network(3, depth=3)
+    model = models.LanguageModel(network)
+    text = "a window's é, others".encode()
+    contexts = [context_of_bytes(text[at : at + 4]) for at in range(9, 16)]
+    read = runs.read_contexts(contexts)
+    asked = runs.network_and_loss(network, contexts, "last-token")
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
-    text = b"a window's \xc3\xa9, others"
-    windows = jax.device_put(np.array([list(text[at : at + 4]) for at in range(9, 16)]))
-    read = runs.ReadContexts(windows, [])
-    cases = runs.cases_of({"seeded": network, "trained": network}, read, "next-token")
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
-    for name in cases:
-        parts: Any = dict.fromkeys(explanations.Explanation._fields, name)
-        found[name] = explanations.Explanation(**parts | {"depth": 2, "influence": influence})
-    explain_output.write_pages(found, cases, windows, [], models.LanguageModel(network), tmp_path)
-    for name, case in cases.items():
-        page = tmp_path / f"{name.replace(', ', '_').replace(' ', '_')}.html"
-        (shown, accounts, texts), options = written.pop(page)
-        assert shown is influence and options == {
-            "title": name, "certificates": name, "without_queries": name, "spans": [],
-            "names": [], "records": [],
-        }  # fmt: skip
-        asked = case.weights[0].tolist(), 2, models.CausalLM.loss
-        assert [one[:4] for one in accounts] == [(text[at : at + 4], *asked) for at in range(9, 14)]
-        assert texts[0] == ["s", " ", "", "é"] and len(texts) == 5
-    assert not written and len(cases) == 4
+    parts: Any = dict.fromkeys(explanations.Explanation._fields, "given")
+    found = explanations.Explanation(
+        **parts | {"depth": 2, "influence": influence, "token_energies": [np.ones(3)] * 7}
+    )
+    explain_output.write_explained_page(found, asked, read, model, "Why?", tmp_path)
+    ((path, shown, accounts, texts, options),) = written
+    assert path == tmp_path / "explanation.html" and shown is influence
+    assert options.pop("names") == [f"context {number}" for number in range(5)]
+    assert options == {
+        "title": "Why?",
+        "certificates": "given",
+        "without_queries": "given",
+        "spans": [()] * 5,
+        "records": [],
+    }
+    at_the_end = [0, 0, 1], 2, models.CausalLM.loss
+    assert [one[:4] for one in accounts] == [
+        (text[at : at + 4], *at_the_end) for at in range(9, 14)
+    ]
+    assert texts[0] == ["s", " ", "", "é"] and len(texts) == 5
+
+
+def context_of_bytes(text):
+    """A context of bytes that is asked by its last token."""
+    weights = np.eye(len(text) - 1)[-1]
+    return Context(
+        np.frombuffer(text, np.uint8).astype(np.int32), weights, tuple(map(chr, text[:-1]))
+    )
 
 
 def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, capsys):
@@ -310,52 +336,30 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     assert held == [5]  # one prompt's tokens, not as many as a context may have
 
 
-def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
-    found = {}
-
-    def explain(model, windows, query_weights, regions, **options):
-        found[len(found)] = model, windows
-        if len(found) == 4:
-            raise Reached
-        return None
-
-    monkeypatch.setattr(explanations, "explain", explain)
-    monkeypatch.setattr(explaining, "BYTES", 8)
-    monkeypatch.setattr(explaining, "STEPS", 2)
-    arguments = ["--contexts", "3", "--seed", "5"]
-    with jax.numpy_dtype_promotion("standard"), pytest.raises(Reached):  # optax promotes
-        main(["explain", *arguments, "--out", str(tmp_path / "out")])
-    with jax.numpy_dtype_promotion("standard"):  # as there: it is the same program
-        start = models.byte_model(8, key=jax.random.split(jax.random.key(5), 4)[0])
-    (seeded, windows), (trained, _) = found[0], found[2]
-    np.testing.assert_array_equal(seeded.embedding, start.embedding)
-    assert windows.shape == (3, 9)
-    moved = np.abs(np.asarray(trained.embedding - start.embedding)).max(axis=1)
-    assert (moved > 1e-3).any() and (moved == 0).any()  # the bytes that were read
-
-
 def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
-    """A case that raises keeps nothing; one that is kept is not asked for again."""
+    """What raises keeps nothing; what is kept is not computed again."""
     unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
+    file = unfinished / runs.EXPLANATION
     assert runs.recorded_contexts(unfinished) is None
     with pytest.raises(ZeroDivisionError):
-        runs._once(unfinished / "a.npz", 3, lambda: 1 / 0)
+        runs._once(file, 3, lambda: 1 / 0)
     assert runs.recorded_contexts(unfinished) is None
-    runs._once(unfinished / "a.npz", 3, lambda: measured)
-    found = runs._once(unfinished / "a.npz", 5, lambda: 1 / 0)
+    runs._once(file, 3, lambda: measured)
+    found = runs._once(file, 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
     assert runs.recorded_contexts(unfinished) == 3
 
 
-def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monkeypatch, tmp_path):
+def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monkeypatch, tmp_path):
+    """Of the first contexts; each result in a file of its own."""
+    kept: list = []
+
     def explain(network, windows, weights, regions, *, progress, certificates, **options):
         assert list(progress([0, 1])) == [0, 1]
-        asked = explanations.Explanation._make([None] * len(explanations.Explanation._fields))
-        return asked._replace(influence=network, depth=weights)
-
-    kept: list = []
+        nothing = explanations.Explanation._make([None] * len(explanations.Explanation._fields))
+        return nothing._replace(influence=network, depth=weights)
 
     def mass(network, windows, regions):
         return Estimate(network, jnp.array(len(windows)))
@@ -363,32 +367,22 @@ def test_each_network_is_explained_and_has_its_cone_mass_under_its_own_name(monk
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(runs, "average_cone_mass", mass)
     monkeypatch.setattr(runs, "_once", lambda path, _, find: kept.append(path.name) or find())
-    seeded, trained = byte_network(10), byte_network(10, seed=1)
-    networks = {"seeded": seeded, "trained": trained}
-    regions, windows = lim.boundary_regions(lim.token_grid(10), 0.2), jnp.zeros((6, 11), int)
-    cases = runs.cases_of(networks, runs.ReadContexts(windows, []), "next-token")
+    network, windows = byte_network(10), jnp.zeros((6, 11), int)
+    asked = time_budget.NetworkAndLoss(network, jnp.ones((6, 10)) / 10)
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     rest = regions, jax.random.key(1), 0
-    found, masses = runs.explained_cases(cases, windows, *rest, "all", tmp_path)
-    for name, network in networks.items():
-        assert masses[f"{name} network"] == (network, 4)
-        for loss, first in (("teacher forcing", 0.1), ("last token", 0)):
-            one = found[f"{name} network, {loss}"]
-            rows: Any = one.depth
-            assert one.influence is network and np.asarray(rows)[:, 0].tolist() == [first] * 6
-    assert len(found) == 4 and len(masses) == 2
-    assert sorted(kept) == [
-        "cone_mass_seeded_network.npz", "cone_mass_trained_network.npz",
-        *(f"{name}_network_{loss}.npz" for name in networks
-          for loss in ("last_token", "teacher_forcing")),
-    ]  # fmt: skip
-    _, masses = runs.explained_cases(cases, windows, *rest, "deciding", tmp_path)
-    assert masses == {}
+    found, averaged = runs.explain_contexts(asked, windows, *rest, "all", tmp_path)
+    assert averaged == (network, 4)
+    assert found.influence is network and found.depth is asked.weights
+    assert kept == ["explanation.npz", "cone_mass.npz"]
+    _, averaged = runs.explain_contexts(asked, windows, *rest, "deciding", tmp_path)
+    assert averaged is None
 
 
 def stubbed(scatter):
     """Influence of contexts whose middle is one more or less by `scatter`, by turns."""
 
-    def influence(case, windows, chosen, regions):
+    def influence(asked, windows, chosen, regions):
         signs = np.where(np.asarray(windows[chosen, 0]) % 2 == 0, 1.0, -1.0)
         energies = np.ones((len(signs), 10))
         energies[:, 2:8] += scatter * signs[:, None] / 2
@@ -433,8 +427,8 @@ def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     chunk = 2 * (groups * 2**2 * size + heads * of_head)
     expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
     assert time_budget._pass_operations(network, tokens) == expected
-    case = time_budget.Case(network, jnp.zeros((2, tokens)))  # no blocks in closed form
-    assert time_budget._more(case, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
+    # No blocks in closed form.
+    assert time_budget._certificate_seconds(network, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
 
 
 def test_of_experts_a_token_meets_those_that_are_chosen():
@@ -444,9 +438,9 @@ def test_of_experts_a_token_meets_those_that_are_chosen():
     assert time_budget._weights_met(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
 
 
-def case_of_ten(windows):
+def asked_of_ten(windows):
     weights = jax.device_put(np.full((len(windows), 10), 0.1))
-    return {"given": time_budget.Case(byte_network(10), weights)}
+    return time_budget.NetworkAndLoss(byte_network(10), weights)
 
 
 @pytest.mark.parametrize(
@@ -469,12 +463,12 @@ def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch.setattr(time_budget, "perf_counter", partial(next, count(0, 0.5)))
     windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    cases, named = case_of_ten(windows), [number % 2 == 0 for number in range(100)]
-    found = time_budget.choose_contexts(cases, windows, regions, chosen, named)
-    assert found.contexts == expected and found.more > 0
+    asked, named = asked_of_ten(windows), [number % 2 == 0 for number in range(100)]
+    found = time_budget.choose_contexts(asked, windows, regions, chosen, named)
+    assert found.contexts == expected and found.certificate_seconds > 0
     heads = min(16, (expected + 1) // 2)
     assert found.seconds == 15 + 2 * expected + 4 + heads / 2
-    assert time_budget.choose_contexts(cases, windows, regions, 3).seconds == 15 + 2 * 3
+    assert time_budget.choose_contexts(asked, windows, regions, 3).seconds == 15 + 2 * 3
     if expected == 80:  # sixteen fewer would not do
         assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
 
@@ -483,24 +477,25 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     monkeypatch.setattr(time_budget, "_influence", stubbed(0.1))
     windows = jax.device_put(np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    cases = case_of_ten(windows)
-    found = time_budget.choose_contexts(cases, windows, regions, None)
+    found = time_budget.choose_contexts(asked_of_ten(windows), windows, regions, None)
     assert found.contexts == 1
-    said = explaining.announced(cases, [10], found._replace(seconds=42.0, more=400.0), "deciding")
+    budget = found._replace(seconds=42.0, certificate_seconds=400.0)
+    said = explaining.announced("Wren, answer", [10], budget, "deciding")
     assert said == (
-        "Explaining given on 1 context of 10 tokens: density, channels, hops, heads, certificates "
-        "that can decide: about 40 seconds. --certificates all would take about 7 minutes more."
+        "Explaining Wren, answer, on 1 context of 10 tokens: density, channels, hops, heads, "
+        "certificates that can decide: about 40 seconds. "
+        "--certificates all would take about 7 minutes more."
     )
 
 
 def test_the_dear_numbers_are_foretold_by_their_operations():
     """Twice the tokens: eight times the pairs of the joint cone, at the same rate of a gradient."""
     windows = np.zeros((4, 11), int)
-    (case,) = case_of_ten(windows).values()
-    flow, gradient = case.network.flow, 1e-3
+    network, gradient = asked_of_ten(windows).network, 1e-3
+    flow = network.flow
 
     def more(length, contexts):
-        found = time_budget._more(case, length, contexts, gradient)
+        found = time_budget._certificate_seconds(network, length, contexts, gradient)
         return found - time_budget.NORMS * gradient * contexts
 
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if eqx.is_array(leaf))
@@ -514,21 +509,26 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("nowhere", "--delta", "0.6", "--data", "nowhere"), "delta: got 0.6"),
-        (("nowhere", "--data", "nowhere"), "model: got nowhere, which is not there"),
-        (("--max-length", "0"), "size: got 0"),
-        (("--contexts", "0"), "contexts: got 0"),
-        (("--compute", "bfloat16"), "compute: got bfloat16 without a model, expected a model"),
-        (("--loss", "answer"), "loss: got answer without data, expected next-token"),
-        (("--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
-        (("--depth", "4"), "depth: got 4, expected a layer's depth"),
-        (("--data", "a.txt"), "model and data: got None and a.txt, expected both or neither"),
-        (("weights",), "model and data: got weights and None, expected both or neither"),
+        (("nowhere", "--delta", "0.6"), "delta: got 0.6"),
+        (("nowhere",), "model: got nowhere, which is not there"),
+        (("weights", "--max-length", "0"), "size: got 0"),
+        (("weights", "--contexts", "0"), "contexts: got 0"),
+        (("weights", "--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
+        (("weights", "--depth", "4"), "depth: got 4, expected a layer's depth"),
     ],
 )
-def test_explain_refuses_before_it_trains(monkeypatch, tmp_path, arguments, message):
-    monkeypatch.setattr(models.language, "train", None)
-    monkeypatch.setattr(explaining, "BYTES", 8)  # as above: it is the same program
+def test_explain_refuses_before_it_measures(monkeypatch, folder, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)  # where the model is called weights
+    monkeypatch.setattr(explaining, "choose_contexts", None)
+    text = written(tmp_path / "text", [np.arange(40) % 11])
+    lengths = () if "--max-length" in arguments else ("--max-length", "12")
     with pytest.raises(ValueError, match=message):
-        main(["explain", *arguments, "--out", str(tmp_path / "out")])
+        main(["explain", *arguments, *lengths, "--data", str(text), "--out", "out"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["weights"], ["--data", "lines.jsonl"]])
+def test_explain_takes_a_model_and_data(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", *arguments])
+    assert ended.value.code == 2 and "equired" in capsys.readouterr().err

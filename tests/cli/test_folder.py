@@ -138,7 +138,7 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     [
         (questions, ["ask", "weights", "Who?", "--documents", "notes"]),
         (profiling, ["profile", "weights", "--data", "lines.jsonl"]),
-        (explaining, ["explain"]),
+        (explaining, ["explain", "weights", "--data", "lines.jsonl"]),
     ],
 )
 def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch):

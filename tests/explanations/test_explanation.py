@@ -30,7 +30,7 @@ from lim_jax.probes import sample_mean
 
 LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
-WORDS, RATE = 11, 1e-2
+WORDS = 11
 
 
 def on_host(tree):
@@ -78,40 +78,6 @@ def test_the_models_loss_is_the_next_bytes_surprise():
     byte = int(windows()[0, -1])
     expected = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[byte]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_training_learns_a_text_of_one_byte():
-    text = jax.device_put(np.full(200, 65))
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        trained, losses = language.train(
-            model(), text, LENGTH, 60, key=jax.random.key(2), rate=RATE
-        )
-    assert losses[0] > 3 and losses[-1] < 0.2
-    assert trained.vocabulary == language.BYTES
-
-
-@pytest.mark.slow
-def test_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
-    def stopped(steps):
-        yield from (index for index in steps if index < 55)
-        raise KeyboardInterrupt
-
-    text = jax.device_put(np.arange(200) % 7 + 65)
-    run = partial(language.train, model(), text, LENGTH, 60, key=jax.random.key(2), rate=RATE)
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        whole, losses = run()
-        with pytest.raises(KeyboardInterrupt):
-            run(checkpoint=tmp_path / "run", progress=stopped)
-        visited = []
-        resumed, again = run(
-            checkpoint=tmp_path / "run",
-            progress=lambda steps: [visited.append(i) or i for i in steps],
-        )
-    assert visited == list(range(50, 60))
-    np.testing.assert_array_equal(again, losses)
-    for left, right in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 @cache

@@ -1,6 +1,5 @@
-"""The language model: what it draws, what it reads, and how it is trained."""
+"""The language model: what it draws, and what it reads."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
 import lim_jax as lim
-from lim_jax.loss import last_token, teacher_forcing
+from lim_jax.loss import last_token
 from lim_jax.models import language
 from lim_jax.models.text import texts_of_ids
 
@@ -51,33 +50,6 @@ def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():
     windows = np.asarray(cut())
     np.testing.assert_array_equal(windows, windows[:, :1] + np.arange(4))
     assert set(windows[:, 0].tolist()) == set(range(7))
-
-
-def test_training_takes_new_windows_each_step_at_the_rate_asked_for():
-    """At so small a rate the model stands still, so that losses are those of the windows."""
-    model, key, rate = byte_network(LENGTH), jax.random.key(2), 1e-7
-    text = jnp.asarray(np.random.default_rng(0).integers(0, 256, 500))
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        trained, losses = language.train(model, text, LENGTH, 3, key=key, batch=2, rate=rate)
-
-    @eqx.filter_jit
-    def risks(model):
-        def risk(index):
-            own = jax.random.fold_in(key, index)
-            windows = language.sample_windows(text, LENGTH, 2, key=own)
-            weights = teacher_forcing(LENGTH)
-            x, y = jax.vmap(model.example, in_axes=(0, None))(windows, weights)
-            return jax.vmap(model.loss)(x, y).mean()
-
-        return jax.lax.map(risk, jnp.arange(3))
-
-    expected = np.asarray(risks(model))
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert np.abs(np.diff(expected)).min() > 1e-2
-    # Adam's first step is its rate in every entry that has a gradient, later ones at most that.
-    for part in ("head", "embedding", "positions"):
-        moved = np.asarray(getattr(trained, part)) - np.asarray(getattr(model, part))
-        assert 0.9 * rate < np.abs(moved).max() < 3.1 * rate
 
 
 def test_texts_of_ids_join_to_the_text_that_was_read():

@@ -95,7 +95,7 @@ def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
-    infinite = LossOfLogits(lambda *parts: LOSS.of_logits(*parts) + jnp.inf)
+    infinite = LossOfLogits("infinite", lambda *parts: LOSS.of_logits(*parts) + jnp.inf)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
         layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
@@ -128,4 +128,7 @@ def test_a_loss_that_reads_the_network_otherwise_is_measured_in_one_program(tmp_
         return model.loss(2 * x, y)
 
     measure = partial(models.energies_of_ids, model, [np.arange(6)], loss=of_twice_the_input)
-    np.testing.assert_array_equal(measure()[0], measure(checkpoint=tmp_path / "kept")[0])
+    with pytest.raises(ValueError, match="run: got no name for the function .*of_twice_the_input"):
+        measure(checkpoint=tmp_path / "kept")
+    found = measure(checkpoint=tmp_path / "kept", run="twice the input")
+    np.testing.assert_array_equal(measure()[0], found[0])

@@ -237,7 +237,7 @@ def test_weights_are_read_in_the_precision_in_which_the_files_were_opened(folder
 
 
 def test_a_norm_of_any_class_stays_whole(folder):
-    """Also one whose parameters are a matrix, by the name of its field."""
+    """Also one whose parameters are a matrix: of a layer's own matrices the fields are known."""
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
     whitening = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     layer = eqx.tree_at(lambda layer: layer.attention.norm, layer, whitening)

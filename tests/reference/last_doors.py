@@ -294,15 +294,6 @@ LAST = {
         models.texts_of_ids,
         {"ids": Whole(whole(3)), "tokenizer": optional(Text(None))},
     ),
-    "train": (
-        lambda model, text, length, steps, key, **rest: models.train(
-            model, text, length, steps, key=key, **rest
-        ),
-        {
-            "model": Thing(MODEL), "text": Whole(whole(9)), "length": Stated(3),
-            "steps": Stated(1), "key": DRAWN, "batch": Stated(1), "rate": Unpoisoned(1e-3),
-        },
-    ),
     "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),
     # Published models, asked.
     **{

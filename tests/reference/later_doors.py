@@ -225,7 +225,7 @@ LATER = {
     # Training.
     "resumable": (
         lambda step, steps, every, checkpoint: training.resumable(
-            step, PROFILE, steps, every=every, checkpoint=checkpoint
+            step, PROFILE, steps, run="a run", every=every, checkpoint=checkpoint
         ),
         {
             "step": Thing(lambda state, index: (state, state)), "steps": Known(1),

@@ -372,14 +372,14 @@ def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
     checkpoint = tmp_path / "flow.eqx"
     with pytest.raises(Interrupted):
         lim.training.gradient_flow(
-            *arguments, checkpoint=checkpoint, progress=interrupting(after=2)
+            *arguments, run="bare loss", checkpoint=checkpoint, progress=interrupting(after=2)
         )
-    resumed = lim.training.gradient_flow(*arguments, checkpoint=checkpoint)
+    resumed = lim.training.gradient_flow(*arguments, run="bare loss", checkpoint=checkpoint)
     for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # A finished run is read back without another step.
     again = lim.training.gradient_flow(
-        *arguments, checkpoint=checkpoint, progress=interrupting(after=0)
+        *arguments, run="bare loss", checkpoint=checkpoint, progress=interrupting(after=0)
     )
     np.testing.assert_array_equal(again.energy, whole.energy)
     loss, params, batch, grid, times = arguments
@@ -389,7 +389,7 @@ def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
         ((loss, params, (2 * batch[0], batch[1]), grid, times), "checkpoint: got .*of start"),
     ):
         with pytest.raises(ValueError, match=message):
-            lim.training.gradient_flow(*other, checkpoint=checkpoint)
+            lim.training.gradient_flow(*other, run="bare loss", checkpoint=checkpoint)
 
 
 def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
@@ -401,14 +401,16 @@ def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
 
     start, checkpoint = {"sum": jnp.array(0.0)}, tmp_path / "loop.eqx"
     with pytest.raises(Interrupted):
-        resumable(step, start, 10, checkpoint=checkpoint, every=3, progress=interrupting(8))
+        resumable(
+            step, start, 10, run="sums", checkpoint=checkpoint, every=3, progress=interrupting(8)
+        )
     taken.clear()
-    state, records = resumable(step, start, 10, checkpoint=checkpoint, every=3)
+    state, records = resumable(step, start, 10, run="sums", checkpoint=checkpoint, every=3)
     assert [index for index in taken if index][0] == 6  # the last checkpoint; 0 is the shape's
     assert float(state["sum"]) == 45
     np.testing.assert_array_equal(records, [0, 0, 1, 3, 6, 10, 15, 21, 28, 36])
     with pytest.raises(ValueError, match="loop.eqx, of start"):
-        resumable(step, {"sum": jnp.zeros(3)}, 10, checkpoint=checkpoint)
+        resumable(step, {"sum": jnp.zeros(3)}, 10, run="sums", checkpoint=checkpoint)
     with pytest.raises(ValueError, match="steps: got 0"):
         resumable(step, start, 0)
     assert list(tmp_path.iterdir()) == [checkpoint]

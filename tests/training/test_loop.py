@@ -44,13 +44,15 @@ def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
     start, checkpoint, visited = jnp.array(0), tmp_path / "run", []
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(np, "savez", dying_at(whole))
-        resumable(add, start, 9, checkpoint=checkpoint, every=3)
+        resumable(add, start, 9, run="sums", checkpoint=checkpoint, every=3)
     assert checkpoint.exists() is (whole > 0)
 
     def seen(steps):
         return (visited.append(index) or index for index in steps)
 
-    state, records = resumable(add, start, 9, checkpoint=checkpoint, every=3, progress=seen)
+    state, records = resumable(
+        add, start, 9, run="sums", checkpoint=checkpoint, every=3, progress=seen
+    )
     assert visited == list(range(3 * whole, 9)) and int(state) == 36
     np.testing.assert_array_equal(records, [0, 0, 1, 3, 6, 10, 15, 21, 28])
     assert list(tmp_path.iterdir()) == [checkpoint]
@@ -59,13 +61,13 @@ def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
 def test_a_checkpoint_cut_short_is_refused(tmp_path):
     """However much of it is left, or another bit of it: nothing is read as if it were zero."""
     checkpoint, start = tmp_path / "run", jnp.arange(3.0)
-    resumable(add, start, 4, checkpoint=checkpoint)
+    resumable(add, start, 4, run="sums", checkpoint=checkpoint)
     content = checkpoint.read_bytes()
     damaged = [content[:kept] for kept in range(0, len(content), 37)]
     for wrong in (*damaged, content[:-1], content.replace(b"NUMPY", b"NUMPi")):
         checkpoint.write_bytes(wrong)
         with pytest.raises(ValueError, match=REFUSED):
-            resumable(add, start, 4, checkpoint=checkpoint)
+            resumable(add, start, 4, run="sums", checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -80,18 +82,20 @@ def test_a_finished_run_is_extended(every, tmp_path):
     def seen(steps):
         return (taken.append(index) or index for index in steps)
 
-    resumable(step, start, 5, checkpoint=checkpoint, every=every)
-    longer = resumable(step, start, 8, checkpoint=checkpoint, every=every, progress=seen)
+    resumable(step, start, 5, run="sums", checkpoint=checkpoint, every=every)
+    longer = resumable(
+        step, start, 8, run="sums", checkpoint=checkpoint, every=every, progress=seen
+    )
     assert taken == [5, 6, 7]
     whole = resumable(step, start, 8)
     for ours, theirs in zip(jax.tree.leaves(longer), jax.tree.leaves(whole), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-    again = resumable(step, start, 8, checkpoint=checkpoint, progress=seen)
+    again = resumable(step, start, 8, run="sums", checkpoint=checkpoint, progress=seen)
     np.testing.assert_array_equal(again[1][0], whole[1][0])
     assert taken == [5, 6, 7]
     with pytest.raises(ValueError, match="checkpoint: got 8 steps .*expected at most the 5"):
-        resumable(step, start, 5, checkpoint=checkpoint)
+        resumable(step, start, 5, run="sums", checkpoint=checkpoint)
 
 
 def archive(**changes):
@@ -114,14 +118,14 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     for content, message in refused.items():
         checkpoint.write_bytes(content)
         with pytest.raises(ValueError, match=f"(?s){message}.*Remove it, or name another"):
-            resumable(add, start, 4, checkpoint=checkpoint)
+            resumable(add, start, 4, run="sums", checkpoint=checkpoint)
     places = {tmp_path: "which is a folder", checkpoint / "inside": "inside of the file .*run, exp"}
     for place, message in places.items():
         with pytest.raises(ValueError, match=f"checkpoint: got .*{message}.*Name another"):
-            resumable(add, start, 4, checkpoint=place)
+            resumable(add, start, 4, run="sums", checkpoint=place)
     checkpoint.unlink()
     resumable(add, start, 4, run={"rate": 0.1}, checkpoint=checkpoint)
-    for state, run in ((start, {"rate": 0.2}), (start + 1, {"rate": 0.1}), (start, None)):
+    for state, run in ((start, {"rate": 0.2}), (start + 1, {"rate": 0.1}), (start, "sums")):
         with pytest.raises(ValueError, match="run, of start .*To go on, give what that run was"):
             resumable(add, state, 4, run=run, checkpoint=checkpoint)
     with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
@@ -139,8 +143,10 @@ def test_a_state_of_numpys_arrays_and_of_plain_numbers_goes_on_as_such(tmp_path)
 
     start = (np.zeros(2, np.float64), 0, np.sum)
     with jax.enable_x64(False):
-        resumable(step, start, 2, checkpoint=tmp_path / "run")
-        (numbers, count, _), records = resumable(step, start, 4, checkpoint=tmp_path / "run")
+        resumable(step, start, 2, run="sums", checkpoint=tmp_path / "run")
+        (numbers, count, _), records = resumable(
+            step, start, 4, run="sums", checkpoint=tmp_path / "run"
+        )
     assert numbers.tolist() == resumable(step, start, 4)[0][0].tolist()
     assert type(numbers) is np.ndarray and numbers.dtype == np.float64
     assert type(count) is int and count == 4 and records.tolist() == [0, 1, 2, 3]
@@ -151,7 +157,11 @@ def test_static_fields_of_the_state_tell_runs_apart(tmp_path):
 
     def run(state):
         return resumable(
-            lambda state, index: (state, jnp.array(index)), state, 2, checkpoint=tmp_path / "run"
+            lambda state, index: (state, jnp.array(index)),
+            state,
+            2,
+            run="counts",
+            checkpoint=tmp_path / "run",
         )
 
     for _ in range(2):

@@ -12,6 +12,8 @@ from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
+NAME = "gradient-times-input"
+
 
 def scores(
     model: CausalLM,
@@ -22,7 +24,7 @@ def scores(
     run: Run,
 ) -> Scores:
     """Return minus the products, of the whole answer (`gradients.gradient_times_input`)."""
-    return whole_by_token(_of_tokens, model, context, answer, parts, loss, run)
+    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:

@@ -17,6 +17,7 @@ from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
 STEPS = 8
+NAME = "integrated-gradients"
 
 
 def scores(
@@ -35,7 +36,7 @@ def scores(
         expected="an embedding in memory",
         cure="Take another method, or more memory.",
     )
-    return whole_by_token(_of_tokens, model, context, answer, parts, loss, run)
+    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:

@@ -13,6 +13,8 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
+NAME = "rollout"
+
 
 def scores(
     model: CausalLM,
@@ -23,7 +25,7 @@ def scores(
     run: Run,
 ) -> Scores:
     """Return the rows of `gradients.attention_rollout` that ask, which know no answer."""
-    return whole_by_token(_of_tokens, model, context, answer, parts, loss, run)
+    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
