@@ -294,7 +294,7 @@ STATIC = {
     ),
     "a number to name a stream": (
         lambda: lim.influence_stream(linear_loss, None, [], GRID, run=3),
-        "run: got int, expected one of str. Pass a string.",
+        "run: got 3, expected one of texts. Pass a string.",
     ),
     "a list to draw": (
         lambda: plots.influence_profile([1.0, 2.0]),
