@@ -292,6 +292,10 @@ STATIC = {
         lambda: lim.influence_stream(linear_loss, None, [], GRID, 0.2),
         "regions: got 0.2, expected Regions",
     ),
+    "a number to name a stream": (
+        lambda: lim.influence_stream(linear_loss, None, [], GRID, run=3),
+        "run: got 3, expected one of texts. Pass a string.",
+    ),
     "a list to draw": (
         lambda: plots.influence_profile([1.0, 2.0]),
         "result: got list, expected one of Influence.*from_energies",

@@ -40,7 +40,7 @@ PATHS = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 # By the first compilation after what is shown, which XLA is busy with when the signal comes, or
 # after a few; and between two of them. Of two moments alike one command has one.
 MOMENTS = {
-    "profile": ("Weights stay", " 1/4 ", r"Compiling jit\(_results"),
+    "profile": ("Weights stay", " 1/4 ", r"Compiling jit\(_numbers"),
     "ask": ("answering: +0%.*Compiling",),
     "explain": ("Explaining(.*Compiling){2}",),
     "rates": ("rates: +0%.*Compiling",),
@@ -118,5 +118,5 @@ def test_an_interrupted_process_ends_by_its_status_and_goes_on(commands, argumen
             assert status == 130, f"{command}, {moment}: {said[-2000:]}"
             assert said.count("\nInterrupted. Run it again") == 1 and "Traceback" not in said
     status, said = run(commands, "profile", arguments["profile"])
-    assert status == 0 and "Compiling jit(_results" in said and "jit(_energy" not in said
+    assert status == 0 and "Compiling jit(_numbers" in said and "jit(_energy" not in said
     assert not (tmp_path / "profile" / "unfinished").exists()

@@ -171,6 +171,19 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
             go_on(model, windows)
 
 
+def test_files_know_scores_of_ones_own_by_a_name(model, tmp_path):
+    def squares(loss, model, ids, y, parts):
+        return (ids**2).astype(float)
+
+    scored = partial(models.ids.scores_of_ids, squares, model, WINDOWS, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="run: got no name for the function .*squares"):
+        scored()
+    for window, found in zip(WINDOWS, scored(scores_name="squares"), strict=True):
+        np.testing.assert_array_equal(found, np.asarray(window)[:-1] ** 2)
+    with pytest.raises(ValueError, match="of function squares, expected one of function cubes"):
+        scored(scores_name="cubes")
+
+
 # By window, asked everywhere or sparsely: five that are padded to 16, of 20 two and one.
 MIXED = ((0, 0), (2, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 0), (0, 0))
 
