@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable
+from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable, require_known
 from lim_jax._digest import digest
 from lim_jax._resuming import RUN, Run, checkpoint_file, store, stored
 
@@ -53,6 +53,8 @@ def resumable(
     require_callable(step, "step", "step(state, index)")
     steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
+    if file is not None:
+        require_known((state, run), "checkpoint", "arrays to keep in a file")
     about = {} if file is None else {"function": "resumable", "start": digest((state, run))}
     records, done = None, 0
     if file is not None and file.exists():
