@@ -1,6 +1,7 @@
 from . import gramian as gramian
 from . import trace_estimates as trace_estimates
 from .gramian import ObservedTokens as ObservedTokens
+from .gramian import condition_numbers as condition_numbers
 from .gramian import gramian_traces as gramian_traces
 from .gramian import layer_products as layer_products
 from .gramian import observability_gramians as observability_gramians

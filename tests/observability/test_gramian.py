@@ -104,6 +104,25 @@ def test_condition_numbers_are_quotients_of_eigenvalues():
     assert jitted(singular).tolist() == [jnp.inf]
 
 
+def test_condition_numbers_do_not_see_a_factor_at_each_position():
+    # `eq:simulation-condition-number-invariance`.
+    gramians = random_gramians()
+    factors = jnp.exp(random_states(5, len(gramians)))
+    scaled = jax.jit(condition_numbers)(factors[:, None, None] * gramians)
+    np.testing.assert_allclose(scaled, jax.jit(condition_numbers)(gramians), rtol=1e-9)
+
+    def mean(gramians):
+        return jnp.log(condition_numbers(gramians)).mean()
+
+    change = np.asarray(random_states(6, *gramians.shape))
+    change = jax.device_put(change + change.transpose(0, 2, 1))
+    slope = jnp.vdot(jax.jit(jax.grad(mean))(gramians), change)
+    moved = difference_by_calls(jax.jit(mean), gramians, change)
+    np.testing.assert_allclose(slope, moved, rtol=1e-6)
+    several = jax.jit(jax.vmap(condition_numbers))(jnp.stack([gramians, 2 * gramians]))
+    np.testing.assert_allclose(several[1], several[0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("probes", [1, 3])
 def test_exact_probe_moments_against_a_simulation(probes):
     # `eq:algorithm3-penalty-estimator-bias`.

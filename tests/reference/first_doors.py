@@ -394,6 +394,7 @@ FIRST = {
         observability.observability_gramians,
         {"observations": Thing(observations), "x": Free(STATES), "step": Real(0.5)},
     ),
+    "condition_numbers": (observability.condition_numbers, {"gramians": Free(GRAMIANS)}),
     "gramian_traces": (observability.gramian_traces, {"gramians": Free(GRAMIANS)}),
     "probed_traces": (
         observability.probed_traces,
