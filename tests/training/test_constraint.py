@@ -119,6 +119,8 @@ def test_its_derivatives_are_differences_in_all_that_it_is_given(limit):
     )
     raised = max(0.0, 0.7 + 9.0 * (float(values.penalty) - limit))
     assert (raised > 0) is (limit < 0.1)
+    by_hand = float(values.risk) + (raised**2 - 0.7**2) / (2 * 9.0)
+    np.testing.assert_allclose(alone, by_hand, rtol=1e-12)
     np.testing.assert_allclose(
         gradient["params"], apart.risk + raised * apart.penalty, rtol=1e-10, atol=1e-15
     )

@@ -1,6 +1,7 @@
 """Algorithm 2's weights, on cells of unequal weights, against NumPy."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -196,7 +197,7 @@ def test_a_change_of_another_precision_is_refused():
 
 
 COSTS = np.exp(np.asarray(random_states(9, SIZE)))  # of a parameter away from zero, by position
-OPTIONS = {"rate": 0.4, "smallest": 0.01, "largest": 50.0}
+OPTIONS: dict[str, Any] = {"rate": 0.4, "smallest": 0.01, "largest": 50.0}
 
 
 def gated(params, x, y):
@@ -227,11 +228,16 @@ def test_a_run_ends_where_the_measured_density_is_the_target(target):
     So w = cost c sqrt(nu)/(1 - c sqrt(nu)), and their mean gives c; for an even target weights go
     as the costs.
     """
-    root, low, high = np.sqrt(target * np.ones(SIZE)), 0.0, 1 / np.max(np.sqrt(target))
+    root = np.sqrt(target * np.ones(SIZE))
+
+    def weights_of(factor):
+        return COSTS * factor * root / (1 - factor * root)
+
+    low, high = 0.0, 1 / root.max()
     for _ in range(100):
         middle = (low + high) / 2
-        expected = COSTS * middle * root / (1 - middle * root)
-        low, high = (middle, high) if CELLS @ expected < 1 else (low, middle)
+        low, high = (middle, high) if CELLS @ weights_of(middle) < 1 else (low, middle)
+    expected = weights_of(low)
     start = jax.device_put(np.full(SIZE, 0.5))
     given = target if isinstance(target, float) else jax.device_put(target)
     done = reweighting_run(
