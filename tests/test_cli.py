@@ -249,6 +249,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(paper, "counterexamples", cache(paper.counterexamples))
     assert main(["counterexamples"]) == 0
@@ -314,6 +315,7 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
 
 
+@pytest.mark.slow
 def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsys):
     """End to end: what is drawn and written is the study that was asked for."""
     out, draw = tmp_path / "rates", Figure.savefig
@@ -396,6 +398,7 @@ def test_where_interrupts_are_ignored_a_command_goes_on(monkeypatch):
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr(__main__, "run", pressed)
+    monkeypatch.setattr(__main__, "_leave", lambda: None)
     assert __main__.main() == 0
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 

@@ -63,9 +63,7 @@ def test_every_label_is_held_by_a_quick_test(held):
         marked, whole = left_out[file]
         return not whole and name not in marked
 
-    missing = [
-        label for label, tests in held.items() if not any(is_quick(*test) for test in tests)
-    ]
+    missing = [label for label, tests in held.items() if not any(is_quick(*test) for test in tests)]
     assert missing == [], "name each in a test without the mark slow, or take the mark from one"
 
 

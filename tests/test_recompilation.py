@@ -118,7 +118,15 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("gradient flow", "its adjoint", "the rate of the density")
+        else name
+        for name in JOBS
+    ],
+)
 def test_a_second_call_compiles_nothing(name):
     with compilations() as first:
         jax.block_until_ready(JOBS[name](10))

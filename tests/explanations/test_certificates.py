@@ -59,6 +59,7 @@ def dense():
     return tuple(map(np.asarray, jax.jit(lambda rows: jax.lax.map(one, rows))(WINDOWS)))
 
 
+@pytest.mark.slow
 def test_the_covectors_bound_the_layers_amplification_from_below():
     covectors, _, _ = dense()
     moved = np.linalg.norm(covectors[:, :-1] - covectors[:, 1:], axis=(2, 3))
@@ -145,6 +146,7 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     assert "right-biased queries" not in names and len(names) == 4
 
 
+@pytest.mark.slow
 def test_contexts_of_several_lengths_are_explained_whole():
     """Each on its own tokens and regions; profiles on a common grid of four cells by overlap."""
     windows = [np.asarray(WINDOWS[0]), np.asarray(WINDOWS[1, :4])]
