@@ -249,6 +249,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(paper, "counterexamples", cache(paper.counterexamples))
     assert main(["counterexamples"]) == 0
@@ -314,6 +315,7 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
 
 
+@pytest.mark.slow
 def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsys):
     """End to end: what is drawn and written is the study that was asked for."""
     out, draw = tmp_path / "rates", Figure.savefig
@@ -387,8 +389,24 @@ def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, ca
 
 
 @pytest.mark.usefixtures("in_process")
+def test_where_interrupts_are_ignored_a_command_goes_on(monkeypatch):
+    """As in a job that a script starts in the background, or under nohup."""
+
+    def pressed(arguments):
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(__main__, "run", pressed)
+    monkeypatch.setattr(__main__, "_leave", lambda: None)
+    assert __main__.main() == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("in_process")
 def test_what_a_library_makes_of_an_interrupt_is_one(monkeypatch, capsys):
     """JAX, in the middle of tracing, may raise an AttributeError for it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as where no shell ignores it
 
     def broken(arguments):
         try:

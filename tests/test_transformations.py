@@ -214,6 +214,7 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_second_derivatives_in_the_input():
     """Dear by the gradient of the jvp, which the nestings below call again."""
     params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))

@@ -103,7 +103,8 @@ def control_distance(
     >>> def norm(scale):
     ...     return lim.LayerNorm(scale, 0 * scale)
     >>> layers = jax.vmap(norm)(jnp.array([[0.0, 0.0], [2.0, 0.0]]))
-    >>> float(control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0))
+    >>> distance = control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0)
+    >>> round(float(distance), 12)
     3.0
     """
     require_horizon(horizon)

@@ -247,6 +247,7 @@ def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
         deficits.double_deficit(regional, change(exact_bounds(regional)))
 
 
+@pytest.mark.slow
 def test_bootstrap_bounds_cover_the_data_and_the_truth():
     """Energies |z|^2 with mean 1: over 50 samples the upper bound is above 1 nearly always."""
     generator = np.random.default_rng(0)

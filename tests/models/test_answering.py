@@ -124,6 +124,7 @@ def model(tmp_path_factory):
     return model_of("gpt2", tmp_path_factory.mktemp("gpt2"))
 
 
+@pytest.mark.slow
 def test_an_end_is_the_answers_last_id(tmp_path):
     model = model_of("llama", tmp_path)
     whole = models.answer(model, IDS[:5], tokens=8).tolist()
@@ -137,6 +138,7 @@ def test_an_end_is_the_answers_last_id(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_one_program_serves_a_padded_length(model):
     models.answer(model, IDS[:6], tokens=2)
     others = jax.device_put(IDS[:9])

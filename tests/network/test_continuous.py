@@ -191,6 +191,7 @@ def test_the_depth_flow_is_resolved_on_two_grids():
     np.testing.assert_allclose(*ends(stacked), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_solver_that_fails_says_so():
     x, flow = random_states(2, 12, 3), euler_flow(lambda time: halving, 0.25, max_steps=2)
     solution = flow.solve(x, GRID)
@@ -369,6 +370,7 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     assert not np.any(found.cone)  # of a field of each token alone
 
 
+@pytest.mark.slow
 def test_an_adjoint_that_is_not_solved_says_so():
     """Nothing moves at x = 0, so the forward solve is easy; the adjoint grows like exp(300)."""
     flow = ContinuousFlow(
@@ -384,6 +386,7 @@ def test_an_adjoint_that_is_not_solved_says_so():
         jax.block_until_ready(found.covectors)
 
 
+@pytest.mark.slow
 def test_the_adjoint_of_averaging_is_the_transposed_exponential():
     """And the cone channel is what it adds to the terminal covector: there is no local one."""
     # `eq:adjoint`, `eq:continuous-adjoint-duhamel`, `eq:depth-integrated-cone-channel`.

@@ -341,6 +341,7 @@ def test_sampled_positions_stand_for_all_in_expectation():
     np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gramians_of_normalised_networks_are_blind_to_a_shift():
     """A shift of a token reaches no other: J_{k,i} **1** = E_i **1**, and i alone may see it."""
     # `eq:finite-token-observability-gramian`.
