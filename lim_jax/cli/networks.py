@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._checks import require_positive
-from lim_jax._resuming import write_whole
+from lim_jax._writing import write_file
 from lim_jax.attribution.time_budget import duration, measuring_seconds
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.hub import model_path
@@ -68,7 +68,7 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
     placement = FILES if network.flow.fetched else WHOLE
     for item in items:
         yield item
-        write_whole(unfinished / PLACEMENT, lambda file: file.write(placement.encode()))
+        write_file(unfinished / PLACEMENT, placement.encode())
 
 
 def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:

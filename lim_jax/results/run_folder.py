@@ -17,7 +17,7 @@ from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
 from lim_jax._refusal import Refusal
-from lim_jax._resuming import write_whole
+from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
 UNFINISHED, FINISHED = "unfinished", "finished"
@@ -93,8 +93,7 @@ def finished_before(
 
 
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:
-    text = json.dumps(record, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_file(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _kept_record(out: Path) -> dict[str, Any]:
