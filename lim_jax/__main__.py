@@ -13,6 +13,7 @@ from typing import Any
 
 try:
     from lim_jax._refusal import refusal
+    from lim_jax._terminal import in_one_line
     from lim_jax.cli.commands import STOPPED
     from lim_jax.cli.commands import main as run
     from lim_jax.cli.compiled import keep_programs
@@ -46,7 +47,7 @@ def main() -> int:
         elif words is None:
             raise
         else:
-            print(f"lim-jax: {words}", file=sys.stderr)
+            print(f"lim-jax: {in_one_line(words)}", file=sys.stderr)
             return 2
     if status == INTERRUPTED:
         _leave()
@@ -68,7 +69,7 @@ def _presses() -> list[int]:
 
 def _said(message: Warning | str, *_: Any) -> None:
     """A warning in a line, without the file and the line of ours that gave it."""
-    print(f"lim-jax: {message}", file=sys.stderr)
+    print(f"lim-jax: {in_one_line(str(message))}", file=sys.stderr)
 
 
 def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_lines
 from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
 from lim_jax.attribution.matrix import PartScores, part_scores
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
@@ -79,7 +80,8 @@ class Answer(NamedTuple):
     def finding(self) -> str:
         """Which document gave most, in a sentence."""
         signed = METHODS[self.method].signed
-        finding = finding_of(self.parts, self.shown, self.foil, signed=signed)
+        foil = shown_answer(self.foil, cut=False)
+        finding = finding_of(self.parts, self.shown, foil, signed=signed)
         if self.given is None:
             return finding
         finding += f" All documents together give {self.given:+.2f} of log odds"
@@ -121,7 +123,8 @@ class Answer(NamedTuple):
 
     def __str__(self) -> str:
         """What a terminal shows."""
-        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
+        question = in_lines(self.question)
+        return f"{self.finding}\n\nQuestion: {question}\nAnswer: {self.shown}\n{self.table}"
 
     def _repr_html_(self) -> str:
         lines = (self.question, self.shown, self.finding)

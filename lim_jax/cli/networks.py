@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._checks import require_positive
+from lim_jax._terminal import in_one_line
 from lim_jax._writing import write_file
 from lim_jax.attribution.time_budget import duration, measuring_seconds
 from lim_jax.models import CausalLM, LanguageModel
@@ -29,7 +30,7 @@ def open_model(model: Path, download: bool, compute: str | None = None) -> Langu
     except ValueError as missing:
         if download or not sys.stdin.isatty():
             raise
-        print(missing, file=sys.stderr)
+        print(in_one_line(str(missing)), file=sys.stderr)
         if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
             raise
         model_path(model, download=True)

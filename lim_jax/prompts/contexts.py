@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import require, require_kind, require_text
+from lim_jax._terminal import in_one_line
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
 from lim_jax.models.losses import LossKind, LossName, loss_kind
@@ -202,7 +203,7 @@ def _span(
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
             cure="The end is not of the span, as in a Python slice.")  # fmt: skip
     start, end, name = span
-    return Span(name, np.flatnonzero(found.within(start, end)[:length]))
+    return Span(in_one_line(name), np.flatnonzero(found.within(start, end)[:length]))
 
 
 class _Control(NamedTuple):

@@ -17,6 +17,7 @@ from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
 from lim_jax._refusal import Refusal
+from lim_jax._terminal import in_lines
 from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
@@ -69,6 +70,7 @@ class _Echo(StringIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
+        text = in_lines(text)  # names, answers and tokens are others'
         self._stream.write(text)
         return super().write(text)
 
@@ -88,7 +90,7 @@ def finished_before(
     if not all((out / name).exists() for name in finished["files"]):
         return False
     print(f"Finished before, as {RECORD} says; --overwrite runs it anew. It printed:\n")
-    print(finished["printed"], end="")
+    print(in_lines(finished["printed"]), end="")
     return True
 
 
