@@ -14,7 +14,7 @@ from typing import Any
 try:
     from lim_jax._refusal import refusal
     from lim_jax._terminal import in_one_line
-    from lim_jax.cli.commands import STOPPED
+    from lim_jax.cli.commands import STOPPED, as_flags
     from lim_jax.cli.commands import main as run
     from lim_jax.cli.compiled import keep_programs
 
@@ -47,7 +47,7 @@ def main() -> int:
         elif words is None:
             raise
         else:
-            print(f"lim-jax: {in_one_line(words)}", file=sys.stderr)
+            print(f"lim-jax: {in_one_line(as_flags(words))}", file=sys.stderr)
             return 2
     if status == INTERRUPTED:
         _leave()

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
+from lim_jax._checks import (
+    AnyPath,
+    as_int,
+    described,
+    require,
+    require_kind,
+    require_name,
+    require_text,
+)
 from lim_jax._tables import text_table
 from lim_jax._terminal import in_lines
 from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
@@ -188,7 +196,7 @@ def ask(
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
     as_int(max_length, "max_length")
     as_int(answer_tokens, "answer_tokens")
-    require_name(method, METHODS, "method", "lim-jax ask --help says what each is.")
+    require_name(method, METHODS, "method", "attribution.methods.METHODS says what each is.")
     line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
     loss: LossName = "contrast" if foil else "margin"
     parts = parts_of_answer(method, foil, parts)
@@ -255,6 +263,7 @@ def question_line(
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
+        require_documents(documents)
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
@@ -264,6 +273,20 @@ def question_line(
         return line._replace(messages=(message,), template=model.chat_template)
     answer, foil = answer and spaced(answer), foil and spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
+
+
+def require_documents(documents: object) -> None:
+    """Raise unless this is a list of texts or of documents, at least one."""
+    listed = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
+    got = "none" if isinstance(documents, Sequence) else described(documents)
+    require(
+        len(listed) > 0 and not others,
+        "documents",
+        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        expected="a folder, a file, or a list of texts or of Document, at least one",
+        cure="Pass the texts themselves, or Document(title, text) for each.",
+    )
 
 
 def answered_context(

@@ -112,5 +112,5 @@ def _read(file: Path, name: str) -> Record:
         record = {}
     whole = isinstance(record, dict) and ENTRIES <= record.keys()
     require(whole, name, got=f"{file}, which is damaged or of another version",
-            expected="what lim-jax ask writes", cure="Ask anew with --overwrite.")  # fmt: skip
+            expected="what lim-jax ask writes", cure="Ask anew with `overwrite`.")  # fmt: skip
     return record

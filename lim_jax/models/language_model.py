@@ -79,7 +79,7 @@ def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
     require(path.exists(), "model", got=f"{path}, which is not there", expected=EXPECTED,
-            cure="Look at the path, or pass a public name with --download.")  # fmt: skip
+            cure="Look at the path, or pass a public name with `download=True`.")  # fmt: skip
     source = open_files(path)
     header = source.header if isinstance(source, GGUFCheckpoint) else {}
     return {

@@ -179,7 +179,7 @@ def _layout(
     layout = _Layout([], {"messages": laid}, set())
     taken = {document.name for document in documents}
     for number, message in enumerate(messages):
-        role, text = message["role"], _text(message.get("content"))
+        role, text = message["role"], content_text(message.get("content"))
         asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
         while name in taken:
             name += " (message)"
@@ -254,7 +254,7 @@ def require_messages(messages: Any) -> None:
         where, role = f"messages, message {number}", one.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
         calls = one.get("tool_calls") is not None
-        says = bool((_text(one.get("content")) or "").strip())
+        says = bool((content_text(one.get("content")) or "").strip())
         says = says or (calls and one.get("content") in (None, ""))
         require(
             isinstance(role, str) and bool(role.strip()) and says
@@ -272,7 +272,8 @@ def require_messages(messages: Any) -> None:
     )  # fmt: skip
 
 
-def _text(content: Any) -> str | None:
+def content_text(content: Any) -> str | None:
+    """Return the text of a message's content; None of one that is no text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

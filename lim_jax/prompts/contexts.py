@@ -157,7 +157,7 @@ def _contrast(
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
-            cure='Give "foil", or --foil TEXT.')  # fmt: skip
+            cure='Give `foil`, or a line its "foil".')  # fmt: skip
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
@@ -188,7 +188,7 @@ def _context(
     require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
             got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
             expected="a prompt and an answer of some tokens each",
-            cure="--loss next-token takes any text.")  # fmt: skip
+            cure="The loss next-token takes any text.")  # fmt: skip
     spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 

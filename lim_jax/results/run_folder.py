@@ -47,7 +47,7 @@ def run_folder(
     except OSError as error:
         raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
-            "there or to be made. Choose another by --out."
+            "there or to be made. Choose another by `out`."
         ) from error
     try:
         with redirect_stdout(_Echo(sys.stdout)) as echo:
@@ -146,7 +146,7 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
     if not files:
         return
     expected = "a new or empty folder, or the same run to go on with"
-    cure = "Choose another by --out, or write over it with --overwrite."
+    cure = "Choose another by `out`, or write over it with `overwrite`."
     got = f"{out}, which holds files"
     require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
     kept = _kept_record(out)

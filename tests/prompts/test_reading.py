@@ -17,8 +17,8 @@ from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
 from lim_jax.models import LanguageModel
-from lim_jax.models.text import read_tokenizer
-from lim_jax.prompts import Document, context_of, unanswered
+from lim_jax.models.text import ChatTemplate, read_tokenizer
+from lim_jax.prompts import Document, context_of, reading, unanswered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.reading import read_documents, read_prompts
@@ -166,7 +166,10 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
         ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
         ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
-        ('{"text": "abcdef"}', "line 2: got 6 tokens, expected from 2 to 5.*Raise --max-length"),
+        (
+            '{"text": "abcdef"}',
+            "line 2: got 6 tokens, expected from 2 to 5.*Raise `max_len",
+        ),
         ('{"text": "a"}', "line 2: got 1 tokens"),
         ('{"text": "abc", "id": null}', "line 2: got id = null, expected a text or a whole num"),
         ('{"text": "abc", "id": true}', "line 2: got id = true, .*leave the entry out"),
@@ -267,7 +270,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
-    with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
+    with pytest.raises(ValueError, match="line 1: got 12 tokens, .*expected from 2 to 11"):
         read_contexts(data, model, "answer", 10)
 
 
@@ -452,3 +455,50 @@ def test_a_models_own_answer_beside_a_foil():
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"
+
+
+def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, letters):
+    """By its file's size before it is read, else by its letters before it is laid out."""
+    monkeypatch.setattr(reading, "MOST_LETTERS", 10)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "short.txt").write_text("abc")
+    (folder / "long.txt").write_text("a" * 11)
+    refused = r"long.txt of 11 bytes, expected a text of at most 10 letters\. Cut out"
+    for path in (folder, folder / "long.txt"):
+        with pytest.raises(ValueError, match=f"documents: got {path.parent.parent}.*{refused}"):
+            read_documents(path)
+    (folder / "long.txt").write_text("é" * 10)
+    assert len(read_documents(folder)) == 2
+    (folder / "long.txt").write_bytes(b"\xff" * 41)  # no text, which it would say once it is read
+    with pytest.raises(ValueError, match="long.txt of 41 bytes"):
+        read_documents(folder)
+    records = {
+        "11 letters, 6 of them in “b”": {
+            "documents": [{"title": "a", "text": "abcde"}, {"title": "b", "text": "abcdef"}],
+            "question": "abc",
+        },
+        "14 letters, 14 of them in “user 1”": {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 14}]}]
+        },
+        "12 letters, 12 of them in “the text”": {"text": "a" * 12},
+    }
+    template = ChatTemplate("{{ no_template_is_run() }}", {})
+    for message, record in records.items():
+        with pytest.raises(ValueError, match=f"line 1: got {message}, expected at most 10. Cut"):
+            chatting = letters._replace(chat_template=template)
+            read_prompts(lines(tmp_path, record), chatting, "next-token", 100)
+
+
+def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
+    documents = [{"title": "x", "text": "abcde"}, {"title": "y", "text": "abcdefgh"}]
+    for asked, answer in (("answer", {}), ("answer", {"answer": "a"}), ("next-token", {})):
+        record = {"documents": documents, "question": "abc", **answer}
+        with pytest.raises(ValueError, match=(
+            r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
+            r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
+        )):  # fmt: skip
+            read_prompts(lines(tmp_path, record), letters, asked, 5)
+    record["documents"] = documents[:1]
+    with pytest.raises(ValueError, match="tokens, of which the document has 7, expected"):
+        read_prompts(lines(tmp_path, record), letters, "answer", 5)
