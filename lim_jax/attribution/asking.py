@@ -267,6 +267,7 @@ def question_line(
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
+    answer, foil = answer and answer.strip(), foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}

@@ -61,6 +61,16 @@ class Checkpoint(NamedTuple):
         with _opened(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
+    def __repr__(self) -> str:
+        """Say what the folder holds."""
+        files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
+        return f"Checkpoint({self.family}, {len(self.files)} tensors in {files})"
+
+    @property
+    def family(self) -> str:
+        """The publisher's name of the family."""
+        return str(self.config.options.get("model_type"))
+
     @property
     def paths(self) -> list[Path]:
         """The files that hold the weights."""

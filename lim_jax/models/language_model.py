@@ -31,6 +31,16 @@ class LanguageModel(NamedTuple):
     name: str = ""  # the last part of the path or of the public name
     source: Source | None = None  # the files; None of a network of your own
 
+    def __repr__(self) -> str:
+        """Say which model it is, and of what size."""
+        network, chats = self.network, "a" if self.chat_template is not None else "no"
+        family = "a network of your own" if self.source is None else self.source.family
+        words, width = network.embedding.shape
+        return (
+            f"LanguageModel({self.name!r}: {family}, {network.flow.depth} layers of width {width}, "
+            f"{words:,} words, {network.embedding.dtype.name}, {chats} chat template)"
+        )
+
     @classmethod
     def from_pretrained(
         cls,

@@ -121,6 +121,21 @@ def chat_prompt(
     )
 
 
+def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
+    """Return the id of the token that a template puts behind what an assistant says, if it does.
+
+    Publishers' files do not always name it among those that end an answer.
+    """
+    answer, question = f"{OPENS}0{CLOSES}", {"role": "user", "content": "?"}
+    chat = [question, {"role": "assistant", "content": answer}, question]
+    (outcome,) = rendered(template, [{"messages": chat, "add_generation_prompt": False}])
+    _, found, after = outcome.get("text", "").rpartition(answer)
+    added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    ids = {token.content: number for number, token in added.items()}
+    ends = [word for word in ids if found and after.lstrip().startswith(word)]
+    return (ids[max(ends, key=len)],) if ends else ()
+
+
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(

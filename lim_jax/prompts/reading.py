@@ -88,11 +88,25 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)
+    _warn_of_ends(lines)
     chats = [line.where for line in lines if line.messages]
     require(not chats or template is not None, "".join(chats[:1]), cure=CURE_OF_CHATS,
             got="messages of a chat, and a model without a chat template",
             expected="one with chat_template.jinja, or in tokenizer_config.json")  # fmt: skip
     return [line._replace(template=template) if line.messages else line for line in lines]
+
+
+def _warn_of_ends(lines: Sequence[Line]) -> None:
+    """Say that white space at the end of what follows a prompt, left as it is, is asked too."""
+    texts = [(line.where, text) for line in lines for text in (line.answer, line.foil) if text]
+    wheres = list(dict.fromkeys(where for where, text in texts if text != text.rstrip()))
+    if wheres:
+        more = f", as in {len(wheres) - 1} more" * (len(wheres) > 1)
+        warnings.warn(
+            f"{wheres[0]}: the answer or foil ends in white space, which is asked as a part of "
+            f"it{more}. Take it away unless it is meant.",
+            stacklevel=4,
+        )
 
 
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
@@ -253,6 +267,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
             expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     if question:
         answer, foil = answer and spaced(answer), foil and spaced(foil)
+    elif messages:
+        answer, foil = answer and answer.strip(), foil.strip()
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),
@@ -299,8 +315,8 @@ def _told_of(where: str) -> Iterator[None]:
 
 
 def spaced(answer: str) -> str:
-    """An answer as it follows a question: after one space."""
-    return f" {answer.lstrip()}"
+    """An answer as it follows a question: after one space, and without white space at its end."""
+    return f" {answer.strip()}"
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import docx
+import jax
 import numpy as np
 import pytest
 from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
@@ -16,7 +17,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
-from lim_jax.models import LanguageModel
+from lim_jax.attribution.asking import question_line
+from lim_jax.models import LanguageModel, byte_model
 from lim_jax.models.text import ChatTemplate, read_tokenizer
 from lim_jax.prompts import Document, context_of, reading, unanswered
 from lim_jax.prompts.contexts import Context, PromptOnly
@@ -502,3 +504,29 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
     record["documents"] = documents[:1]
     with pytest.raises(ValueError, match="tokens, of which the document has 7, expected"):
         read_prompts(lines(tmp_path, record), letters, "answer", 5)
+
+
+def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, letters):
+    """As `ask` does; behind a prompt it may be meant."""
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    asked = {"documents": [{"text": "abc"}], "question": "de"}
+    chat = {"messages": [{"role": "user", "content": "abc"}]}
+    ends = {"answer": " fg \n", "foil": "h\t"}
+    data = lines(tmp_path, {**asked, **ends}, {**chat, **ends})
+    first, second = reading.read_lines(data, template)
+    assert (first.answer, first.foil) == (" fg", " h")
+    assert (second.answer, second.foil) == ("fg", "h")
+    prompts = {"prompt": "abc", "answer": "d "}, {"prompt": "abc", "answer": "d", "foil": "e\n"}
+    data = lines(tmp_path, {"prompt": "abc", "answer": " d"}, *prompts)
+    said = r"data.jsonl, line 3: the answer or foil ends in white space, .* as in 1 more\. Take it"
+    with pytest.warns(UserWarning, match=said):
+        _, found, other = reading.read_lines(data)
+    assert found.answer == "d " and other.foil == "e\n", "they are read as they are given"
+
+
+def test_an_answer_to_a_question_is_stripped_however_it_is_asked():
+    model = LanguageModel(byte_model(64, width=4, depth=1, key=jax.random.key(0)))
+    chatting = model._replace(chat_template=ChatTemplate("", {}))
+    for asked, before in ((model, " "), (chatting, "")):
+        line = question_line(asked, "Who?", ["a"], answer="\nx \n", foil=" y ")
+        assert (line.answer, line.foil) == (f"{before}x", f"{before}y")
