@@ -494,7 +494,8 @@ def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, le
 
 def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
     documents = [{"title": "x", "text": "abcde"}, {"title": "y", "text": "abcdefgh"}]
-    for asked, answer in (("answer", {}), ("answer", {"answer": "a"}), ("next-token", {})):
+    cases: Any = (("answer", {}), ("answer", {"answer": "a"}), ("next-token", {}))
+    for asked, answer in cases:
         record = {"documents": documents, "question": "abc", **answer}
         with pytest.raises(ValueError, match=(
             r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
