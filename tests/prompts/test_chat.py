@@ -1,6 +1,7 @@
 """Chats by templates as publishers write them: the very text, and where everything said stands."""
 
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -270,9 +271,10 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
 
     monkeypatch.setattr(answering, "answer", answer)
     network = byte_model(64, width=4, depth=1, key=jax.random.key(0))
-    endoftext, im_end = map(tokenizer.token_to_id, ("<|endoftext|>", "<|im_end|>"))
-    model = LanguageModel(network, tokenizer, ChatTemplate(CHATML, {}), (endoftext,))
-    chat = chat_prompt([USER], model.chat_template)
+    ends: Any = map(tokenizer.token_to_id, ("<|endoftext|>", "<|im_end|>"))
+    (endoftext, im_end), template = ends, ChatTemplate(CHATML, {})
+    model = LanguageModel(network, tokenizer, template, (endoftext,))
+    chat = chat_prompt([USER], template)
     prompts = [unanswered(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]
     in_chat, plain = self_answered(prompts, model)
     assert asked == [(endoftext, im_end), (endoftext,)]

@@ -502,7 +502,7 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
             r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
         )):  # fmt: skip
             read_prompts(lines(tmp_path, record), letters, asked, 5)
-    record["documents"] = documents[:1]
+    record = {"documents": documents[:1], "question": "abc"}
     with pytest.raises(ValueError, match="tokens, of which the document has 7, expected"):
         read_prompts(lines(tmp_path, record), letters, "answer", 5)
 
