@@ -1,5 +1,6 @@
 """The command line prints and writes the numbers that it is given."""
 
+import ast
 import csv
 import inspect
 import json
@@ -469,3 +470,36 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
         monkeypatch.setattr(__main__, "run", raising(fault))
         with pytest.raises(type(fault)):
             __main__.main()
+
+
+def test_arguments_in_errors_are_the_commands_own(monkeypatch, in_process, capsys):
+    """The library says what Python passes: there are no flags in its errors."""
+    said = "data: got 9, expected 8. Raise `max_length`, or take `html=False`, (`loss='answer'`)."
+    flags = "data: got 9, expected 8. Raise --max-length, or take --no-html, (--loss answer)."
+    assert commands.as_flags(said) == flags
+    assert commands.as_flags("out: got /a/`b`") == "out: got /a/`b`", "a name of a file is left"
+
+    def run(arguments):
+        raise Refusal(said)
+
+    monkeypatch.setattr(__main__, "run", run)
+    assert __main__.main() == 2 and capsys.readouterr().err == f"lim-jax: {flags}\n"
+
+
+def test_no_error_of_the_library_speaks_of_flags():
+    package = ROOT / "lim_jax"
+    files = [
+        file for file in package.rglob("*.py") if "cli" not in file.parts and file.parent != package
+    ]
+    found = []
+    for file in files:
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            if name == "Refusal" or name.startswith("require"):
+                texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+                found += [
+                    (file.name, text) for text in texts if re.search(r"(^| )--[a-z]", f"{text}")
+                ]
+    assert found == []

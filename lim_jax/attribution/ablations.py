@@ -42,7 +42,7 @@ def losses_without(
     """The loss of a context without some of its parts, once for each row of `kept`."""
     require(int(np.flatnonzero(context.weights)[0]) > 0, "loss", got="one that asks at every place",
             expected="one of an answer",
-            cure="What is left out may not be asked: take --loss answer or margin.")  # fmt: skip
+            cure="What is left out may not be asked: take the loss answer or margin.")  # fmt: skip
     windows, asked = windows_and_asked([without_parts(context, places, row) for row in kept])
     return losses_of_ids(model, windows, ask=asked, loss=loss)
 

@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._checks import AnyPath, as_int, require, require_kind, require_name, require_text
+from lim_jax._checks import (
+    AnyPath,
+    as_int,
+    described,
+    require,
+    require_kind,
+    require_name,
+    require_text,
+)
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_lines
 from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
 from lim_jax.attribution.matrix import PartScores, part_scores
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
@@ -79,7 +88,8 @@ class Answer(NamedTuple):
     def finding(self) -> str:
         """Which document gave most, in a sentence."""
         signed = METHODS[self.method].signed
-        finding = finding_of(self.parts, self.shown, self.foil, signed=signed)
+        foil = shown_answer(self.foil, cut=False)
+        finding = finding_of(self.parts, self.shown, foil, signed=signed)
         if self.given is None:
             return finding
         finding += f" All documents together give {self.given:+.2f} of log odds"
@@ -121,7 +131,8 @@ class Answer(NamedTuple):
 
     def __str__(self) -> str:
         """What a terminal shows."""
-        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
+        question = in_lines(self.question)
+        return f"{self.finding}\n\nQuestion: {question}\nAnswer: {self.shown}\n{self.table}"
 
     def _repr_html_(self) -> str:
         lines = (self.question, self.shown, self.finding)
@@ -185,7 +196,7 @@ def ask(
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
     as_int(max_length, "max_length")
     as_int(answer_tokens, "answer_tokens")
-    require_name(method, METHODS, "method", "lim-jax ask --help says what each is.")
+    require_name(method, METHODS, "method", "attribution.methods.METHODS says what each is.")
     line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
     loss: LossName = "contrast" if foil else "margin"
     parts = parts_of_answer(method, foil, parts)
@@ -252,15 +263,31 @@ def question_line(
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
+        require_documents(documents)
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
+    answer, foil = answer and answer.strip(), foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
     answer, foil = answer and spaced(answer), foil and spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
+
+
+def require_documents(documents: object) -> None:
+    """Raise unless this is a list of texts or of documents, at least one."""
+    listed = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
+    got = "none" if isinstance(documents, Sequence) else described(documents)
+    require(
+        len(listed) > 0 and not others,
+        "documents",
+        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        expected="a folder, a file, or a list of texts or of Document, at least one",
+        cure="Pass the texts themselves, or Document(title, text) for each.",
+    )
 
 
 def answered_context(

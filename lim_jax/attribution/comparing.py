@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import require
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_one_line
 from lim_jax.attribution.methods import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, REST
 
@@ -94,7 +95,7 @@ def compare_answers(
 
 def shown_answer(text: str, cut: bool) -> str:
     """An answer in one line, with dots where it was cut."""
-    return " ".join(text.split()) + DOTS * cut
+    return in_one_line(" ".join(text.split())) + DOTS * cut
 
 
 def read_answers(first: Path, second: Path) -> list[Record]:
@@ -111,5 +112,5 @@ def _read(file: Path, name: str) -> Record:
         record = {}
     whole = isinstance(record, dict) and ENTRIES <= record.keys()
     require(whole, name, got=f"{file}, which is damaged or of another version",
-            expected="what lim-jax ask writes", cure="Ask anew with --overwrite.")  # fmt: skip
+            expected="what lim-jax ask writes", cure="Ask anew with `overwrite`.")  # fmt: skip
     return record

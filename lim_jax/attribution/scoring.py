@@ -64,8 +64,8 @@ def score_contexts(
     """Score the parts of contexts by a method; with a checkpoint a run goes on where it stopped."""
     require(
         any(context.spans for context in contexts), "data", got="lines without named parts",
-        expected=f"documents or spans, which --method {method} scores",
-        cure="Give lines of documents or with spans; of a text --method influence says by token.",
+        expected=f"documents or spans, which `method={method}` scores",
+        cure="Give lines of documents or with spans; of a text `method=influence` says by token.",
     )  # fmt: skip
     loss = loss_kind(asked).loss
     scored = scores_of_parts(network, contexts, loss, method, checkpoint=checkpoint, bar=bar)

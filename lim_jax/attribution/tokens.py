@@ -5,9 +5,10 @@ from typing import Any
 
 from jaxtyping import Float
 
+from lim_jax._terminal import MARKS as OBEYED_MARKS
 from lim_jax.results.measured import percent
 
-MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+MARKS = {" ": "␣", **OBEYED_MARKS}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
 MOST = 3  # tokens of a part that are named
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.models.options import refuse_unknown
+from lim_jax.models.options import refuse_unknown, require_in
 from lim_jax.models.own_options import own_options
 from lim_jax.models.parts import layer_norm, read_norm
 from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind, published_precision
@@ -111,6 +111,9 @@ def _head(
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows
+    expected = "a head that gives logits over words"
+    cure = "A model of embeddings or a classifier has none: take the publisher's ...ForCausalLM."
+    require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
     head = placement.rows(read, name, shape)
     return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
 

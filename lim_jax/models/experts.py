@@ -186,6 +186,10 @@ def require_open(routing: Routing, count: int) -> None:
     got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
     expected = "groups that share the experts, of which the open ones hold that many"
     require_config(fits, got, expected)
+    judged = routing.kept == routing.groups or routing.best <= count // routing.groups
+    got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
+    expected = f"at least {routing.best} in each, by whose scores a group is judged"
+    require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")
 
 
 def read_mla(config: Configuration) -> Callable[..., LatentAttention]:

@@ -59,7 +59,8 @@ def recipe_of(config: Configuration) -> Recipe:
     family = config.get("model_type")
     if family not in FAMILIES:
         _require_attention(family, _other_kind(config))
-    require_config(family in FAMILIES, f"model_type = {family!r}", " or ".join(FAMILIES), WRITE)
+    expected = f"one of the {len(FAMILIES)} families in models.families.FAMILIES"
+    require_config(family in FAMILIES, f"model_type = {family!r}", expected, WRITE)
     return FAMILIES[str(family)](config)
 
 

@@ -66,7 +66,8 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     require_in(file.name, kind == "model", got, "model: a whole one", cure)
     name = options.get("general.architecture")
     got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
-    require_in(file.name, name in ARCHITECTURES, got, " or ".join(ARCHITECTURES), cure)
+    expected = f"one of the {len(ARCHITECTURES)} in models.gguf_architectures.ARCHITECTURES"
+    require_in(file.name, name in ARCHITECTURES, got, expected, cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
     factors = {}
     for stem in FACTORS:

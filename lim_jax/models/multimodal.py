@@ -63,7 +63,8 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
     got = f"model_type = {family!r} with {TEXT}"
-    require_config(family in MULTIMODAL, got, " or ".join(MULTIMODAL), SAVE_TEXT)
+    expected = f"one of the {len(MULTIMODAL)} in models.multimodal.MULTIMODAL"
+    require_config(family in MULTIMODAL, got, expected, SAVE_TEXT)
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.

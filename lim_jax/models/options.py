@@ -49,6 +49,8 @@ SUPPORTED = {
     "add_cross_attention": False, "chunk_size_feed_forward": 0, "is_causal": True,
     "is_encoder_decoder": False, "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
+# How classes of networks end that have another head than that over words.
+CLASSIFIES = re.compile("(Classification|QuestionAnswering|MultipleChoice|Reward(Model)?)$")
 Options = Mapping[str, Any]
 CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
 DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again."
@@ -166,6 +168,11 @@ def _alike(value: Any, other: Any) -> bool:
 
 def refuse_other_architectures(config: Options, family: str) -> None:
     """Raise ValueError if the weights say that they are of another family than the options are."""
+    expected, other = "a language model", "Take the model that it was made from, ...ForCausalLM."
+    for name in config.get("architectures") or ():
+        classifies = CLASSIFIES.search(str(name)) is not None
+        got = f"architectures = {name}, which gives no logits over words"
+        require_config(not classifies, got, expected, other)
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     known = rf"{stem}(for|lmhead|model|doubleheads)"
     cure = "A model_type that was changed by hand reads the weights as another network."

@@ -50,7 +50,10 @@ IGNORED = (
 )  # fmt: skip
 OF_INPUTS = re.compile(r"(.+\.)(?:input_scale|input_global_scale|activation_scale)")
 OF_CACHES = re.compile(r".+\.(?:[qkv]|kv)_scale")
-HALF_PRECISION = "Take the publisher's weights in half precision."
+UNQUANTISED = (
+    "Take weights that are not quantised, if any are published, or convert these by the program "
+    "that made them."
+)
 Block = tuple[int | None, int | None]  # rows and columns, None for all
 
 
@@ -69,14 +72,14 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     # A file that names no method may be in modelopt's words alone.
     method = options.get("quant_method", "modelopt" if "quant_algo" in options else None)
     got = f"quantization_config of quant_method = {described(method)}"
-    require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), HALF_PRECISION)
+    require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), UNQUANTISED)
     supported = dict(SUPPORTED[str(method)])
     if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
         known = name in IGNORED or value is None or value in supported.get(name, ())
         got = f"{name} = {described(value)} in quantization_config"
-        require_config(known, got, f"options of {method} that are known here", HALF_PRECISION)
+        require_config(known, got, f"options of {method} that are known here", UNQUANTISED)
     if method == "modelopt":
         return Quantisation(_modelopt_schemes(stated))
     if method == "compressed-tensors":
@@ -92,7 +95,7 @@ def _block(name: str, stated: Options) -> Block:
     fits = isinstance(sizes, list) and len(sizes) == 2
     fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
     got = f"{name} = {described(sizes)}"
-    require_config(fits, got, "rows and columns of a block", HALF_PRECISION)
+    require_config(fits, got, "rows and columns of a block", UNQUANTISED)
     return sizes[0], sizes[1]
 
 
@@ -105,9 +108,9 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
         algorithm, group = of_layer.get("quant_algo"), of_layer.get("group_size", GROUP)
         known = algorithm in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
-        require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", HALF_PRECISION)
+        require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
         schemes.update(MODELOPT[str(algorithm)])
-    require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", HALF_PRECISION)
+    require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", UNQUANTISED)
     return tuple(sorted(schemes))
 
 
@@ -124,11 +127,11 @@ def _compressed(stated: Options) -> Quantisation:
         expected = "float weights of 8 bits, or of 4 in groups of 16"
         got = f"weights of type, bits, strategy and group {kind}"
         require_config(block is not None and not weights.get("actorder"), got, expected,
-                       HALF_PRECISION)  # fmt: skip
+                       UNQUANTISED)  # fmt: skip
         found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
     blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
     got = f"weights in {len(found)} ways"
-    require_config(bool(found) and len(blocks) == 1, got, "one of each precision", HALF_PRECISION)
+    require_config(bool(found) and len(blocks) == 1, got, "one of each precision", UNQUANTISED)
     return Quantisation(tuple(sorted({scheme for scheme, _ in found})), *blocks)
 
 

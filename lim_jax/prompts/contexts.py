@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import require, require_kind, require_text
+from lim_jax._terminal import in_one_line
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
 from lim_jax.models.losses import LossKind, LossName, loss_kind
@@ -156,7 +157,7 @@ def _contrast(
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
-            cure='Give "foil", or --foil TEXT.')  # fmt: skip
+            cure='Give `foil`, or a line its "foil".')  # fmt: skip
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
@@ -187,7 +188,7 @@ def _context(
     require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
             got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
             expected="a prompt and an answer of some tokens each",
-            cure="--loss next-token takes any text.")  # fmt: skip
+            cure="The loss next-token takes any text.")  # fmt: skip
     spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
@@ -202,7 +203,7 @@ def _span(
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
             cure="The end is not of the span, as in a Python slice.")  # fmt: skip
     start, end, name = span
-    return Span(name, np.flatnonzero(found.within(start, end)[:length]))
+    return Span(in_one_line(name), np.flatnonzero(found.within(start, end)[:length]))
 
 
 class _Control(NamedTuple):

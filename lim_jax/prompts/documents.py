@@ -7,10 +7,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from lim_jax._checks import described, require, require_several
+from lim_jax._terminal import in_one_line
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
 # message's part is called by its role and its number.
 QUESTION, ANSWER, REST = "question", "answer", "the rest"
+MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
 MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
 
@@ -40,8 +42,9 @@ class RenderedPrompt(NamedTuple):
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The same documents, at least one and each with a text, each with a name of its own.
 
-    That is its title, or its number from 1. Where several would be called alike, or one as a part
-    that is no document (`RESERVED_NAMES`, a role and a number), the number follows.
+    That is its title, with marks for control characters, or its number from 1. Where several would
+    be called alike, or one as a part that is no document (`RESERVED_NAMES`, a role and a number),
+    the number follows.
 
     Examples
     --------
@@ -55,7 +58,8 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
                 f"documents, document {number}", got=f"{tuple(one)!r}"[:60],
                 expected="texts, of which that of the document is not empty",
                 cure="Leave a document without a text out.")  # fmt: skip
-    names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
+    named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
+    names = list(map(in_one_line, named))
     while shared := {
         name for name, count in Counter(names).items() if count > 1 or is_reserved(name)
     }:

@@ -12,6 +12,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
+from lim_jax._writing import write_file
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.parts import REST
@@ -56,7 +57,7 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     table ``by_place`` of shares by document and place, whose first row names the columns.
     """
     page, path = page_of(*contents, **options), as_path(path)
-    path.write_text(page, encoding="utf-8")
+    write_file(path, page.encode())
     return path
 
 
@@ -252,7 +253,7 @@ def write_comparison(
     page = template("compare").render(
         title=title, sentences=sentences, rows=rows, figures=pictures, pages=pages
     )
-    path.write_text(page, encoding="utf-8")
+    write_file(path, page.encode())
 
 
 def template(name: str) -> Any:

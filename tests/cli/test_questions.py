@@ -16,7 +16,7 @@ from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
 
 from lim_jax import models
-from lim_jax.attribution import methods
+from lim_jax.attribution import asking, methods
 from lim_jax.attribution.asking import AnswerPart, ask, finding_of
 from lim_jax.cli import answers, questions
 from lim_jax.cli.commands import main
@@ -246,7 +246,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
-        "question: got 48 tokens, expected": [
+        "question: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, ": [
             "bc", "--documents", str(documents), "--max-length", "10",
         ],
         "parts: got 'token' with the method 'influence'": [
@@ -358,3 +358,22 @@ def test_numbers_of_numpy_are_those_of_the_test():
     row = logits(CONFIGS["llama"], ids_of(PROMPT))[-1]
     best = np.sort(np.exp(row - logsumexp(row)))
     assert best[-1] - best[-2] > 1e-3
+
+
+def test_what_python_asks_is_refused_in_pythons_words(folder):
+    """Of arguments as they are passed; the command line has its own words (`as_flags`)."""
+    model = models.LanguageModel.open(folder)
+    many = ["abcd"] * 7 + ["abcdefgh"] + ["abcd"] * 22
+    message = (
+        r"question: got \d+ tokens, of which 30 documents have \d+ and “document 8” has the most, "
+        r"\d+, expected from 2 to 51: a context of `max_length`, .* Raise `max_length`, or give "
+        r"fewer or shorter documents\.$"
+    )
+    for answer in (None, "a"):
+        with pytest.raises(ValueError, match=message):
+            ask(model, "bc", many, answer=answer, max_length=50)
+    wrong = {"4 at index 1": ["a", 4], "4": 4, "None": None, "none": [], "dict": {}}
+    for got, given in wrong.items():
+        expected = "expected a folder, a file, or a list of texts or of Document, at least one"
+        with pytest.raises(ValueError, match=f"documents: got {got}, {expected}"):
+            asking.require_documents(given)

@@ -202,7 +202,7 @@ def test_a_publisher_says_which_ids_end(tmp_path):
     assert said(config={}) == ()
     with pytest.raises(ValueError, match="eos_token_id: got '</s>'"):
         said(config={"eos_token_id": "</s>"})
-    with pytest.raises(ValueError, match=r"config.json: got no such file"):
+    with pytest.raises(ValueError, match=r"config.json: got no file config.json"):
         said()
 
 

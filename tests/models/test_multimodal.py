@@ -161,7 +161,7 @@ REFUSED = {
     ),
     "an unknown text": (
         {"config": {"model_type": "new_vl", "text_config": {"model_type": "new"}}},
-        "model_type = 'new', expected afmoe or",
+        "model_type = 'new', expected one of the",
     ),
     "a text of other layers": (
         {"config": {"model_type": "new_vl", "text_config": {"model_type": "mamba"}}},

@@ -421,6 +421,10 @@ REFUSED = [
     ("deepseek_v3", {"rope_interleave": None}, "rope_interleave = None, expected True"),
     ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 16 experts in 1 of 8"),
     ("deepseek_v3", {"n_group": 5}, "2 of 16 experts in 4 of 5 groups"),
+    (
+        "deepseek_v3", {"n_group": 16},
+        "16 groups of 1 of 16 experts, expected at least 2 in each, by whose scores",
+    ),
     ("deepseek_v3", {"attention_bias": True}, "attention_bias = True, expected False"),
     ("qwen3_moe", {"decoder_sparse_step": None}, "decoder_sparse_step = None, expected a whole"),
     ("llama4_text", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0, expected a"),
@@ -529,7 +533,7 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         ValueError, match=f"'{family}' with {layers} layers, expected a known family, w"
     ):
         recipe_of(Configuration({"model_type": family}))
-    with pytest.raises(ValueError, match="model_type = 'bert', expected afmoe or"):
+    with pytest.raises(ValueError, match="model_type = 'bert', expected one of the"):
         recipe_of(Configuration({"model_type": "bert"}))
     for kind, more in TOLD.items():
         with pytest.raises(ValueError, match=f"'new' with {kind} layers, expected a known family"):
