@@ -6,7 +6,7 @@ from functools import partial
 from tqdm import tqdm
 
 from lim_jax.attribution.asking import answer_text
-from lim_jax.attribution.comparing import DOTS
+from lim_jax.attribution.comparing import DOTS, shown_answer
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
 from lim_jax.prompts import self_answered
@@ -22,7 +22,7 @@ def own_answers(
     own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
     lines = [
         f"Of context {number} the model's own answer is asked: "
-        f"“{answer_text(contexts[number], model.tokenizer)}{DOTS * contexts[number].cut}”"
+        f"“{shown_answer(answer_text(contexts[number], model.tokenizer), contexts[number].cut)}”"
         for number in own[:SHOWN]
     ]
     lines += [f"So it is of {len(own) - SHOWN} more."] * (len(own) > SHOWN)
