@@ -329,6 +329,9 @@ def test_what_to_know_of_answers_is_said(chatting):
     assert answers.answer_notes([plain, chat, text], silent) == []
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
+    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    (said, _) = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)
     assert without.startswith(
