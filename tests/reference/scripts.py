@@ -1,5 +1,6 @@
 """Documents in many scripts, and tokenizers that cut them in all the ways that are in use."""
 
+import json
 from functools import cache
 from typing import Any
 
@@ -66,8 +67,6 @@ def _of_gguf(cut: str) -> Any:
 
 
 def _merges(tokenizer: Any) -> list[list[str]]:
-    import json
-
     return json.loads(tokenizer.to_str())["model"]["merges"]
 
 
