@@ -188,7 +188,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     of_first = [float(row["score"]) for row in rows if row["name"] == "first"]
     np.testing.assert_allclose(sum(of_first), slope, rtol=2e-3)
     page = Read((out / "answer.html").read_text("utf-8"))
-    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
+    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["inner"]
     np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
     assert answer.by_part is not None
     np.testing.assert_allclose(answer.by_part.scores[0].sum(), part.score + other.score)
