@@ -137,9 +137,10 @@ class Answer(NamedTuple):
     def _repr_html_(self) -> str:
         lines = (self.question, self.shown, self.finding)
         question, shown, finding = map(html.escape, lines)
-        rows = ("</td><td>".join(map(html.escape, row)) for row in self._rows)
-        table = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
-        return f"<p><b>{question}</b><br>{shown}</p><p>{finding}</p><table>{table}</table>"
+        rows = ("</bdi></td><td><bdi>".join(map(html.escape, row)) for row in self._rows)
+        table = "".join(f"<tr><td><bdi>{row}</bdi></td></tr>" for row in rows)
+        asked = f'<p><b dir="auto">{question}</b><br><span dir="auto">{shown}</span></p>'
+        return f"{asked}<p>{finding}</p><table>{table}</table>"
 
 
 def ask(
@@ -236,7 +237,7 @@ def scores_of_answer(
         (scored,) = scores_of_parts(model.network, [context], asked, method, **run)
         if parts is None or scored.tokens is None:
             return scored, None
-        whole = Segment("answer", answer_text(context, model.tokenizer), np.zeros(0, int))
+        whole = Segment("answer", (answer_text(context, model.tokenizer),), np.zeros(0, int))
         segments = document_segments(context, document_parts)
         return scored, PartScores([whole], segments, scored.tokens[None])
     by_part = part_scores(

@@ -95,7 +95,14 @@ def compare_answers(
 
 def shown_answer(text: str, cut: bool) -> str:
     """An answer in one line, with dots where it was cut."""
-    return in_one_line(" ".join(text.split())) + DOTS * cut
+    line = in_one_line(" ".join(text.split()))
+    return line + dots_after(line) if cut else line
+
+
+def dots_after(text: str) -> str:
+    """The dots behind an answer that was cut: three, with those that it ends with."""
+    text = text.rstrip().replace("…", DOTS)
+    return DOTS[len(text) - len(text.rstrip(".")) :]
 
 
 def read_answers(first: Path, second: Path) -> list[Record]:

@@ -83,8 +83,7 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
     """What contexts are called, each in so many orders: by question, id, or number."""
     names = []
     for number, context in enumerate(contexts):
-        places = places_by_name(context.spans).get(QUESTION, [])
-        question = "".join(context.tokens[place] for place in places).strip()
+        question = "".join(context.part_texts.get(QUESTION, {}).values()).strip()
         id = f"id {context.id}" if context.id else ""
         name = f"“{question}”" + f" ({id})" * bool(id) if question else id or f"context {number}"
         names.append(name + f", order {number % orders}" * (orders > 1))

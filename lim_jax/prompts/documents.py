@@ -15,6 +15,7 @@ QUESTION, ANSWER, REST = "question", "answer", "the rest"
 MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
 MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
+NUMBER = re.compile(r" \(document \d+\)$")
 
 
 class Document(NamedTuple):
@@ -68,6 +69,24 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
             for number, name in enumerate(names, 1)
         ]
     return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
+
+
+def title_size(name: str, text: str) -> int:
+    r"""Return how many characters of a document's text its title has, with the end of its line.
+
+    `text` is as the document was laid out: its title stands above it if it says the document's
+    `name`, or that without the number that `named_documents` added.
+
+    Examples
+    --------
+    >>> title_size("Wren (document 1)", "Wren\nA bird."), title_size("Wren", "Wrens sing.")
+    (5, 0)
+    """
+    while not text.startswith(f"{name}\n"):
+        name, numbered = NUMBER.subn("", name)
+        if not numbered:
+            return 0
+    return len(name) + 1
 
 
 def is_reserved(name: str) -> bool:

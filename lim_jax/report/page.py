@@ -4,6 +4,7 @@ It is one file that loads nothing; Vega, which draws its charts, makes 0.9 MB of
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from lim_jax.report.wording import certificate_words, index_words, verdict
 from lim_jax.results.measured import percent
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
+markupsafe: Any = lazy_loader.load("markupsafe")
 vl_convert: Any = lazy_loader.load("vl_convert")
 PACKAGES = ("altair", "jinja2", "vl_convert")
 HERE = Path(__file__).parent
@@ -251,7 +253,12 @@ def write_comparison(
         for caption, figure in figures.items()
     }
     page = template("compare").render(
-        title=title, sentences=sentences, rows=rows, figures=pictures, pages=pages
+        title=title,
+        sentences=sentences,
+        rows=rows,
+        figures=pictures,
+        pages=pages,
+        style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "compare.css")),
     )
     write_file(path, page.encode())
 
@@ -265,5 +272,14 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["isolated"] = _isolated
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template(f"{name}.html.jinja")
+
+
+def _isolated(sentence: str) -> Any:
+    """A sentence in which what stands in quotation marks runs in its own direction."""
+    parts = re.split("(?<=“)([^“”]*)(?=”)", sentence)
+    quoted = markupsafe.Markup("<bdi>{}</bdi>")
+    shown = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]
+    return markupsafe.Markup("").join(shown)

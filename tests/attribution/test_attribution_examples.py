@@ -4,13 +4,19 @@ import numpy as np
 
 from lim_jax.attribution.ablations import without_parts
 from lim_jax.attribution.asking import AnswerPart, finding_of
-from lim_jax.attribution.comparing import compare_answers
+from lim_jax.attribution.comparing import compare_answers, shown_answer
 from lim_jax.attribution.explaining import stem
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
 from lim_jax.attribution.segments import document_numbers, document_segments
 from lim_jax.attribution.time_budget import described_contexts, duration
-from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.tokens import (
+    held_by_text,
+    in_text,
+    joined_tokens,
+    most_in_words,
+    readable,
+)
 from lim_jax.prompts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 
@@ -130,10 +136,21 @@ def test_most_in_words():
 
 
 def test_in_text():
-    assert (in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")) == (
-        " the",
-        "··",
-        ".⏎\n",
-        "⟨00⟩",
-        "�",
+    shown = {" the": " the", "  ": "··", ".\n": ".⏎\n", "\x00": "⟨00⟩", "": "�"}
+    # Spaces of any width and what joins letters are marked only where nothing else is to be seen.
+    shown |= {"\u00a0!": "\u00a0!", "\u3000": "·", "می\u200c": "می\u200c", "\u200d": "⟨200d⟩"}
+    assert {token: in_text(token) for token in shown} == shown
+
+
+def test_readable():
+    assert readable("a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧\x1b[1m\r") == (
+        "a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧⟨1b⟩[1m␍"
     )
+
+
+def test_shown_answer():
+    """Three dots behind an answer that was cut, with those that it ends with."""
+    cut = {"It is": "It is...", "It is. ": "It is...", "Well..": "Well...", "So...": "So..."}
+    cut |= {"So…": "So…", "¿Sí?": "¿Sí?...", "a\nb": "a b..."}
+    assert {text: shown_answer(text, True) for text in cut} == cut
+    assert shown_answer("It is. ", False) == "It is."

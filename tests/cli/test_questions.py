@@ -188,13 +188,14 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     of_first = [float(row["score"]) for row in rows if row["name"] == "first"]
     np.testing.assert_allclose(sum(of_first), slope, rtol=2e-3)
     page = Read((out / "answer.html").read_text("utf-8"))
-    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
+    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["inner"]
     np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
     assert answer.by_part is not None
     np.testing.assert_allclose(answer.by_part.scores[0].sum(), part.score + other.score)
     with pytest.raises(ValueError, match="answered: got scores by mask-gradient without parts"):
         answer_page(answer._replace(by_part=None))
-    assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
+    assert f"{part.score:+.3f}" in str(answer)
+    assert "<td><bdi>“first”</bdi></td>" in answer._repr_html_()
 
 
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
@@ -329,6 +330,9 @@ def test_what_to_know_of_answers_is_said(chatting):
     assert answers.answer_notes([plain, chat, text], silent) == []
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
+    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    (said, _) = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)
     assert without.startswith(

@@ -16,7 +16,7 @@ from lim_jax.report.sources import sources_page
 def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path):
     scores, page = made_scores("sentence"), Read(written(tmp_path / "page.html", "sentence"))
     data = page.json("data")
-    names = [one["text"].strip() for one in page.all("h3")]
+    names = [one["inner"].strip() for one in page.all("h3")]
     gave = {
         f"<i>{number}</i>": scores.by_position[:, CONTEXT.spans[number].places].sum()
         for number in range(6)
