@@ -4,6 +4,7 @@ The calls are the right ones of `tests/test_front_door.py`; derivatives stand in
 `tests/test_transformations.py`.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +101,9 @@ def test_where_nan_is_looked_for_it_is_found(jitted):
         np.testing.assert_allclose(call(x, x, GRID), field(x, x, GRID), rtol=1e-12)
         with pytest.raises(FloatingPointError, match="nan"):
             call(x.at[0, 0].set(jnp.nan), x, GRID)
+    # A matrix's first NaN is in a product, which is a primitive of ours.
+    matrix = field.feed_forward.outer.at[0, 0].set(jnp.nan)
+    broken = eqx.tree_at(lambda field: field.feed_forward.outer, field, matrix)
+    call = jax.jit(broken.__call__) if jitted else broken
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        call(x, x, GRID)

@@ -35,8 +35,8 @@ def parameter_shift(
     conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
     of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
     functions of the parameters, at which the risk is least and its Hessian positive definite: a
-    risk as steep there as the penalty times its strength, or whose curvature along the shift is not
-    positive, raises EquinoxRuntimeError.
+    risk half as steep there as the penalty times its strength, or whose curvature along the shift
+    is not positive, raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -58,9 +58,9 @@ def parameter_shift(
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
-        (pushed > 0) & (rest >= pushed),
-        "params: expected those at which the risk is least, got some where its slope is no smaller "
-        "than the penalty's times the strength. Minimise the risk further, or take a larger "
+        (pushed > 0) & (2 * rest >= pushed),
+        "params: expected those at which the risk is least, got some where its slope is half of "
+        "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
         "strength: the shift is proportional to it.",
     )
     operator = lineax.FunctionLinearOperator(

@@ -87,7 +87,7 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
 
 
 def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
-    """Where it is steeper than the penalty is strong, as it is at the penalised minimiser itself."""
+    """Where it is as steep as the penalty is strong, as it is at the penalised minimiser."""
     # `eq:influence-regularization-bias-expansion`.
     shift = lim.training.parameter_shift
     penalty = lambda p: jnp.sum((p - 1) ** 2)  # noqa: E731
