@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Key
 from lim_jax._checks import as_int, error_if, require_floats, require_key, require_kind
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
-from lim_jax.adjoint.certificate import half_digits
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.grid.measure import Grid, Scalar
@@ -223,7 +222,8 @@ def amplification(norms: NormBounds) -> Amplification:
     require_kind(norms, NormBounds, "norms", cure)
     require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
     require_floats(norms.attained, "norms.attained", "layers", layers=norms.upper.shape[0])
-    above = norms.attained > norms.upper * (1 + half_digits(norms.upper.dtype))
+    rounding = jnp.sqrt(jnp.finfo(norms.upper.dtype).eps)
+    above = norms.attained > norms.upper * (1 + rounding)
     message = (
         "norms: got bounds that contradict each other, expected 0 <= attained <= upper in every "
         "layer. Take them from interaction_norms."
