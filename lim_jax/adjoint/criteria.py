@@ -325,10 +325,10 @@ def right_biased_queries(
     example, and that its energies are :math:`\chi_i^2\rho_i` is a premise.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
-    cure = "They are means of squares: take them from readout_residual_energies."
-    residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     squares = np.asarray(query_masses(query_weights, regions).squares)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
+    cure = "They are means of squares: take them from readout_residual_energies."
+    residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)

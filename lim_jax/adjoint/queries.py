@@ -62,7 +62,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     """
     require_regions(regions)
     require_on_grid(query_weights, regions.grid, "query_weights", "length")
-    query_weights = checked_queries(query_weights)
+    query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
     density = query_weights / regions.grid.weights
     weights = regions.weights
     return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
@@ -78,7 +78,8 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     >>> readout_support(jnp.array([0.0, 0.0, 0.0, 1.0]), 1).tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    query_weights = checked_queries(query_weights)
+    require_floats(query_weights, "query_weights", "length")
+    query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
     radius = as_int(radius, "radius", least=0)
     near = jnp.ones(2 * radius + 1, query_weights.dtype)
     asked = (query_weights > 0).astype(query_weights.dtype)
