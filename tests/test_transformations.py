@@ -275,6 +275,19 @@ def test_every_nesting_agrees_with_differences(name, step):
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
 
 
+@pytest.mark.parametrize("name, step", CASES)
+def test_derivatives_where_people_debug_are_those_elsewhere(name, step):
+    """Without jit, and where JAX looks for NaN."""
+    params = (attentive if name in ("ledger", "hops") else network)(step)
+    point = on_host((params, X))
+    direction = on_host(randomised(params, 7)), nowhere(X)
+    expected = jvp_of_value_and_grad(name, point, direction)
+    for tool in (jax.disable_jit(), jax.debug_nans(True)):
+        with tool:
+            found = jvp_of_value_and_grad(name, point, direction)
+        chex.assert_trees_all_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
 def mass(params, x):
     """The cone mass of the first layer."""
     first = jax.tree.map(lambda leaf: leaf[0], params[0].layers)

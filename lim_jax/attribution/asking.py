@@ -97,7 +97,8 @@ class Answer(NamedTuple):
             # They differ by the quadrature's error alone.
             whole = sum(part.score for part in self.parts)
             finding += f"; their scores add up to {whole:+.2f}"
-        return f"{finding}."
+        missed = "" if self.by_part is None else self.by_part.missed
+        return f"{finding}.{missed}"
 
     def record(self) -> dict[str, Any]:
         """Plain numbers and words, as answer.json has them."""
@@ -239,13 +240,16 @@ def scores_of_answer(
             return scored, None
         whole = Segment("answer", (answer_text(context, model.tokenizer),), np.zeros(0, int))
         segments = document_segments(context, document_parts)
-        return scored, PartScores([whole], segments, scored.tokens[None])
+        given = None if scored.given is None else np.array([scored.given])
+        return scored, PartScores([whole], segments, scored.tokens[None], given)
     by_part = part_scores(
         model.network, context, answer_segments(context, model.tokenizer, parts),
         document_segments(context, document_parts), method=method, checkpoint=checkpoint,
         progress=partial(bar, desc=method, unit="context"),
     )  # fmt: skip
-    return scored_by_tokens(context, by_part.by_position.sum(axis=0)), by_part
+    scored = scored_by_tokens(context, by_part.by_position.sum(axis=0))
+    given = None if by_part.given is None else float(by_part.given.sum())
+    return scored._replace(given=given), by_part
 
 
 def question_line(
@@ -323,8 +327,8 @@ def answer_of(
     parts = [part(*named, places) for named, places in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
     answer = answer_text(context, model.tokenizer), line.foil.strip(), context.cut
-    given = None
-    if METHODS[method].by_log_weights:
+    given = scored.given
+    if given is None and METHODS[method].by_log_weights:
         loss = loss_kind("contrast" if line.foil else "margin").loss
         given = float(given_by_parts(model.network, [context], loss)[0])
     return Answer(question, *answer, method, tuple(parts), context, scored.tokens, given)

@@ -5,7 +5,7 @@ part speaks for the answer, in units of the loss. That of influence is a share.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import require, require_name
 from lim_jax._digest import digest
@@ -36,8 +36,10 @@ STEPS = 8  # of integrated gradients
 # 0.5 do best, and 0.1 is far behind in long texts (docs/study/faithfulness.md).
 WEIGHT = 0.2
 # Gradients of a mask path, and the weight at which it begins. On the README's question four add up
-# to a quarter too much, eight to 3 % too little.
-NODES, LEAST = 8, 1e-3
+# to a quarter too much, eight to 3 % too little. Up to `MOST_NODES` they are doubled while the
+# scores' sum misses what the documents gave by more than `NEAR` of it, and by more than is shown.
+NODES, MOST_NODES, LEAST = 8, 64, 1e-3
+NEAR, SHOWN = 1 / 20, 0.005
 
 
 class Cost(NamedTuple):
@@ -81,10 +83,14 @@ class Method(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores of one context, by part in the order of `parts_of`, and by token where there are."""
+    """Scores of one context, by part in the order of `parts_of`, and by token where there are.
+
+    `given` is what all documents gave, to which the scores of a path should add up.
+    """
 
     parts: Mapping[tuple[str, str], float]
     tokens: Float[np.ndarray, " length"] | None
+    given: float | None = None
 
 
 def _one_gradient(_: int) -> Cost:
@@ -114,15 +120,34 @@ def mask_gradient(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
     return mask_gradient_at(loss, model, ids, y, parts, math.log(WEIGHT))
 
 
-def mask_rule(method: str) -> Float[np.ndarray, "2 nodes"]:
-    """At which log weights a method by these takes gradients, and the share of each."""
-    along = METHODS[method].adds_up
-    return path_rule(NODES, LEAST) if along else np.array([[math.log(WEIGHT)], [1.0]])
+def mask_rules(method: str) -> Iterator[Float[np.ndarray, "2 nodes"]]:
+    """At which log weights a method by these takes gradients, and the share of each; then more."""
+    if not METHODS[method].adds_up:
+        yield np.array([[math.log(WEIGHT)], [1.0]])
+        return
+    nodes = NODES
+    while nodes <= MOST_NODES:
+        yield path_rule(nodes, LEAST)
+        nodes *= 2
+
+
+def unresolved(
+    sums: Float[np.ndarray, " rows"], given: Float[np.ndarray, " rows"]
+) -> Bool[np.ndarray, " rows"]:
+    """Mark where scores of a path do not add up to what they are of."""
+    return np.abs(sums - given) > np.maximum(NEAR * np.abs(given), SHOWN)
 
 
 def mask_path(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """The integral of the mask gradient as all parts come in: they add up to what all gave."""
-    log_weights, shares = jnp.asarray(mask_rule("mask-path"), model.embedding.dtype)
+    return mask_path_by(jnp.asarray(path_rule(NODES, LEAST)), loss, model, ids, y, parts)
+
+
+def mask_path_by(
+    rule: Float[Array, "2 nodes"], loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
+) -> Tokens:
+    """The same by a rule of `mask_rules`."""
+    log_weights, shares = rule.astype(model.embedding.dtype)
 
     def at(log_weight: Float[Array, ""]) -> Tokens:
         return mask_gradient_at(loss, model, ids, y, parts, log_weight)
@@ -214,6 +239,10 @@ def scores_of_parts(
     if of_parts is not None:
         return _scores_of_parts(of_parts, model, contexts, loss, checkpoint, progress)
     run = {"checkpoint": checkpoint, "progress": progress}
+    if METHODS[method].adds_up:
+        rows, given = _path_rows(model, contexts, loss, checkpoint, progress)
+        scored = [scored_by_tokens(*pair) for pair in zip(contexts, rows, strict=True)]
+        return [one._replace(given=whole) for one, whole in zip(scored, given, strict=True)]
     if of_tokens is None:
         windows, asked = windows_and_asked(contexts)
         energies = energies_of_ids(model, windows, ask=asked, loss=loss, **run)
@@ -221,6 +250,34 @@ def scores_of_parts(
     else:
         rows = _rows(of_tokens, model, contexts, loss, **run)
     return [scored_by_tokens(*pair) for pair in zip(contexts, rows, strict=True)]
+
+
+def _path_rows(
+    model: CausalLM,
+    contexts: Sequence[Context],
+    loss: Loss,
+    checkpoint: Path | None,
+    bar: Callable[..., Any],
+) -> tuple[list[Float[np.ndarray, " length"]], list[float]]:
+    """The scores of a path by token, by as many gradients as each context takes, and what is given.
+
+    Of a context whose sum is far from that after the most gradients, the last scores.
+    """
+    ends = checkpoint and checkpoint / "given"
+    given = given_by_parts(model, contexts, loss, checkpoint=ends, progress=bar)
+    rows: dict[int, Float[np.ndarray, " length"]] = {}
+    left = np.arange(len(contexts))
+    for rule in mask_rules("mask-path"):
+        nodes = rule.shape[1]
+        kept = checkpoint if nodes == NODES else checkpoint and checkpoint / f"{nodes} gradients"
+        score = jax.tree_util.Partial(mask_path_by, jax.device_put(rule))
+        some = [contexts[number] for number in left]
+        found = _rows(score, model, some, loss, checkpoint=kept, progress=bar)
+        rows.update(zip(left.tolist(), found, strict=True))
+        left = left[unresolved(np.array([row.sum() for row in found]), given[left])]
+        if not left.size:
+            break
+    return [rows[number] for number in range(len(contexts))], given.tolist()
 
 
 def _scores_of_parts(

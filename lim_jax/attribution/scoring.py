@@ -1,7 +1,6 @@
 """Named parts of contexts scored by any method: means over the contexts that have them."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from lim_jax.attribution.methods import (
     Cost,
     MethodName,
     Scored,
-    given_by_parts,
     scores_of_parts,
 )
 from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores, parts_of
@@ -69,11 +67,8 @@ def score_contexts(
     )  # fmt: skip
     loss = loss_kind(asked).loss
     scored = scores_of_parts(network, contexts, loss, method, checkpoint=checkpoint, bar=bar)
-    given = None
-    if METHODS[method].adds_up:
-        ends = checkpoint and checkpoint / "given"
-        run = {"checkpoint": ends, "progress": partial(bar, desc="all documents", unit="context")}
-        given = given_by_parts(network, contexts, loss, **run)
+    adds_up = METHODS[method].adds_up
+    given = np.array([scores.given for scores in scored], float) if adds_up else None
     return ScoredContexts(method, contexts, scored, scored_records(contexts, scored), given)
 
 

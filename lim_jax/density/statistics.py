@@ -96,7 +96,8 @@ def _with_the_others(result: Callable[Inputs, Output]) -> Callable[Inputs, Outpu
 
     @wraps(result)
     def read(influence: Any, *epsilon: Any, **named: Any) -> Any:
-        if epsilon or named or influence.energy.ndim > 1 or not all_known(influence):
+        several = influence.energy.ndim > 1
+        if epsilon or named or several or jit_is_off() or not all_known(influence):
             return alone(influence, *epsilon, **named)
         return influence._without_examples._results()[result.__name__]
 

@@ -108,7 +108,9 @@ def parameter_shift(
     By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
     conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
     of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
-    functions of the parameters, at which the risk is least and its Hessian positive definite.
+    functions of the parameters, at which the risk is least and its Hessian positive definite: a
+    risk half as steep there as the penalty times its strength, or whose curvature along the shift
+    is not positive, raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -126,12 +128,32 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
+    pushed, rest = abs(strength) * _size(slope), _size(jax.grad(risk)(params))
+    # Where both balance, the penalty has moved the minimiser already.
+    slope = error_if(
+        slope,
+        (pushed > 0) & (2 * rest >= pushed),
+        "params: expected those at which the risk is least, got some where its slope is half of "
+        "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
+        "strength: the shift is proportional to it.",
+    )
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
+    curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
+    solution = error_if(
+        solution,
+        (_size(slope) > 0) & (curvature <= 0),
+        "risk: expected a positive definite Hessian at params, got one that is not. No minimum of "
+        "the risk is there, or a flat one: no shift is known.",
+    )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
+
+
+def _size(tree: PyTree) -> Scalar:
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
 def shift_bound(

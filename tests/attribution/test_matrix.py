@@ -11,7 +11,7 @@ from reference import by_numpy
 from reference.networks import byte_network
 
 from lim_jax._refusal import Refusal
-from lim_jax.attribution import matrix
+from lim_jax.attribution import matrix, methods
 from lim_jax.attribution.matrix import part_scores
 from lim_jax.attribution.segments import (
     answer_segments,
@@ -106,6 +106,46 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.scores.T, DOCUMENTS, strict=True):
         np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+
+
+def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
+    """Each row's scores sum to what the document gave its part, by the whole network's losses."""
+    monkeypatch.setattr(methods, "NODES", 1)
+    monkeypatch.setattr(methods, "SHOWN", 0.0)
+    taken, measured = [], matrix.scores_of_ids
+
+    def counted(scores, *given, **run):
+        taken.append(tuple(array.shape[0] for array in scores.args[::-1]))
+        return measured(scores, *given, **run)
+
+    monkeypatch.setattr(matrix, "scores_of_ids", counted)
+    sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
+    rows = PARTS[-4:]
+    scores = part_scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, method="mask-path")
+    (asked,) = CONTEXT.weights.nonzero()
+    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    numbers = jax.device_put(document_numbers(CONTEXT))
+
+    @jax.jit
+    def loss(network, row, log_weight):
+        log_weights = jnp.where(numbers >= 0, log_weight, 0)
+        y = Targets(targets, row / row.sum(), places, log_weights=log_weights, parts=numbers)
+        return row.sum() * LOSS(network, network.embed(ids), y)
+
+    assert scores.given is not None
+    for row, sums, given in zip(rows, scores.by_position.sum(axis=1), scores.given, strict=True):
+        weights = jnp.asarray(np.isin(asked, row.places) * CONTEXT.weights[asked])
+        expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
+        np.testing.assert_allclose(given, expected, rtol=1e-8)
+        assert abs(sums - given) <= abs(given) / 20
+    nodes = [of[0] for of in taken if len(of) == 2]
+    assert nodes[:2] == [1, 2] and not scores.missed
+    monkeypatch.setattr(methods, "MOST_NODES", 1)
+    once = part_scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, method="mask-path")
+    far = methods.unresolved(once.by_position.sum(axis=1), once.given)
+    most = np.abs(once.by_position.sum(axis=1) - once.given)[far].max()
+    assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.missed
+    assert f"by {most:.2f} at most" in once.missed
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):

@@ -189,17 +189,12 @@ def test_a_method_is_one_entry(model, monkeypatch):
 def test_what_a_paths_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     """Of the second context half a unit is missing; of a method that need not add up nothing."""
     of_part = [dict(zip(NAMES, row, strict=True)) for row in ([1.0, 1, 1, 0], [0.5, 0.5, 0, 0])]
-    scored = [methods.Scored(of, None) for of in of_part]
+    scored = [methods.Scored(*of) for of in zip(of_part, [None] * 2, [3.0, 1.5], strict=True)]
     monkeypatch.setattr(scoring, "scores_of_parts", lambda *_, **run: scored)
-    asked: list = []
-    given = lambda *of, **run: asked.append((of, run)) or np.array([3.0, 1.5])  # noqa: E731
-    monkeypatch.setattr(scoring, "given_by_parts", given)
     found = {
         method: scoring.score_contexts(model, CONTEXTS, "margin", method, checkpoint=tmp_path)
         for method in ("mask-path", "leave-one-out")
     }
-    ((of, run),) = asked
-    assert of == (model, CONTEXTS, LOSS) and run["checkpoint"] == tmp_path / "given"
     said = [scoring.scores_finding(one) for one in found.values()]
     assert said[0] == said[1].replace("leave-one-out", "mask-path") + (
         " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
@@ -209,6 +204,45 @@ def test_what_a_paths_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypa
         write_scores(one, "margin", tmp_path)
         read = json.loads((tmp_path / "profile.json").read_text())
         assert read.get("given") == (None if one.given is None else [3.0, 1.5])
+
+
+def test_a_path_takes_more_gradients_where_its_scores_miss_what_was_given(
+    model, tmp_path, monkeypatch
+):
+    """From one on, twice as many while the sum is off by more than a twentieth, to a most."""
+    taken, rows = [], methods._rows
+
+    def counted(score, model, contexts, loss, **run):
+        if score is not methods._path_ends:
+            (rule,) = score.args
+            taken.append((rule.shape[1], len(contexts)))
+        return rows(score, model, contexts, loss, **run)
+
+    monkeypatch.setattr(methods, "_rows", counted)
+    monkeypatch.setattr(methods, "SHOWN", 0.0)
+    monkeypatch.setattr(methods, "NODES", 1)
+    sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
+    found = methods.scores_of_parts(sharp, CONTEXTS, LOSS, "mask-path", checkpoint=tmp_path)
+    given = methods.given_by_parts(sharp, CONTEXTS, LOSS)
+    for scored, whole in zip(found, given, strict=True):
+        assert scored.given == pytest.approx(whole, rel=1e-9)
+        assert abs(sum(scored.parts.values()) - whole) <= abs(whole) / 20
+    assert taken[0] == (1, len(CONTEXTS)) and len(taken) > 1
+    assert [nodes for nodes, _ in taken] == [2**power for power in range(len(taken))]
+    assert [count for _, count in taken] == sorted((count for _, count in taken), reverse=True)
+    # From a checkpoint it is the same, and where no more may be taken the rest is left to be told.
+    again = methods.scores_of_parts(sharp, CONTEXTS, LOSS, "mask-path", checkpoint=tmp_path)
+    assert [one.parts for one in again] == [one.parts for one in found]
+    monkeypatch.setattr(methods, "MOST_NODES", 1)
+    (first, *_) = methods.scores_of_parts(sharp, CONTEXTS, LOSS, "mask-path")
+    assert first.given == pytest.approx(given[0], rel=1e-9)
+    assert methods.unresolved(np.array([sum(first.parts.values())]), given[:1]).all()
+
+
+def test_what_is_not_shown_is_not_missed():
+    """A twentieth of what was given, or half of the second decimal that is printed."""
+    sums, given = np.array([-0.897, -0.84, 0.004, 0.008]), np.array([-0.809, -0.809, 0.0, 0.002])
+    assert methods.unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_methods_say_their_cost():

@@ -89,7 +89,10 @@ SLICES = Slices(
     "float64",
 )
 CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, PROFILE, numbers())
-REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
+CHANNELS = np.asarray(numbers(2, 3, 3, 4))
+REGIONAL = adjoint.RegionalChannels(
+    jax.device_put(np.einsum("nbad,nbcd->nbac", CHANNELS, CHANNELS))
+)
 BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
 EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
