@@ -51,7 +51,7 @@ class Checkpoint(NamedTuple):
         of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
         packing = None if self.quantisation is None else self.quantisation.packing
         if packing is not None and integers.is_packed(packing, name, self.stored):
-            words = self.shape(name) if name in self.stored else ()
+            words = self._stored_shape(name) if name in self.stored else ()
             return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
         return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
@@ -59,7 +59,9 @@ class Checkpoint(NamedTuple):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor as its file holds it."""
         require_tensor(self.files, name)
-        name = self.aliases.get(name, name)
+        return self._stored_shape(self.aliases.get(name, name))
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
         with _opened(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 

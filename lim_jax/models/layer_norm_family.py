@@ -348,7 +348,7 @@ def cohere_like(
     config: Configuration, sizes: Sizes, of_layers: tuple[AttentionMask, ...], **more: Any
 ) -> Recipe:
     """Return the recipe of a Command model, whose blocks are parallel and whose logits scaled."""
-    usual = {"norm": parts.layer_norm_without_shift}
+    usual: dict[str, Any] = {"norm": parts.layer_norm_without_shift}
     return llama_like(
         config, sizes, of_layers, tied=True, step=euler,
         names=Names(before_network="input_layernorm"), **(usual | more),

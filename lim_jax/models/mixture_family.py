@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from lim_jax.models import experts, parts
 from lim_jax.models.layer_norm_family import cohere_like, refuse_other_commands
@@ -206,7 +207,7 @@ def cohere2_moe(config: Configuration) -> Recipe:
 def _of_cohere(config: Configuration, sizes: Sizes, dense: frozenset[int]) -> experts.Mixture:
     hidden = sizes.intermediate_size
     shared = config.get_int("num_shared_experts", 0, least=0)
-    scores = config.get_choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
+    scores: Any = config.get_choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
     # A softmax of the chosen experts' logits is that of all, normalised.
     normalised = config.get_flag("norm_topk_prob", True) or scores == "softmax"
     combined = config.get_choice(

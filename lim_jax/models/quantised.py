@@ -128,8 +128,9 @@ def _block(name: str, stated: Options) -> Block:
 def _packing(method: str, stated: Options) -> Packing:
     """Return how the numbers of GPTQ, AWQ or MLX are packed."""
     for name in ("bits", "group_size"):
-        value = stated.get(name)
-        fits = isinstance(value, int) and (value > 0 or (name, value) == ("group_size", -1))
+        value: Any = stated.get(name)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        fits = fits and (value > 0 or (name, value) == ("group_size", -1))
         require_config(fits, f"{name} = {described(value)}", "a whole number", HALF_PRECISION)
     group = None if stated["group_size"] == -1 else stated["group_size"]
     held_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"
@@ -140,7 +141,7 @@ def _is_of_a_layer(value: Any, stated: Options) -> bool:
     """Whether MLX says by it if a layer is quantised, and as the others but for its bits."""
     if not isinstance(value, Mapping):
         return isinstance(value, bool)
-    same = value.get("group_size") == stated["group_size"] and value.get("bits") in BITS
+    same = value.get("group_size") == stated.get("group_size") and value.get("bits") in BITS
     return same and value.get("mode", "affine") == "affine"
 
 
@@ -161,9 +162,8 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
 
 def _compressed(stated: Options) -> Quantisation:
     found = set()
-    of_groups = [
-        group.get("weights") or {} for group in (stated.get("config_groups") or {}).values()
-    ]
+    groups: Options = stated.get("config_groups") or {}
+    of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
     if of_groups and all(weights.get("type") == "int" for weights in of_groups):
         return Quantisation((), packing=_compressed_integers(of_groups))
     for weights in of_groups:
@@ -187,7 +187,9 @@ def _compressed(stated: Options) -> Quantisation:
 def _compressed_integers(of_groups: list[Options]) -> Packing:
     kinds = set()
     for weights in of_groups:
-        bits, group, strategy = (weights.get(n) for n in ("num_bits", "group_size", "strategy"))
+        names = "num_bits", "group_size", "strategy"
+        kind: tuple[Any, ...] = tuple(weights.get(name) for name in names)
+        bits, group, strategy = kind
         known = bits in (4, 8) and (
             (strategy == "group" and isinstance(group, int) and group > 0)
             or (strategy == "channel" and group in (None, -1))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -240,6 +241,8 @@ def as_gptq(case, group_of, bits, less, **options):
         "w.qweight": words(numbers, bits).T.copy(), "w.scales": scales.T.copy(),
         "w.qzeros": words(zeros.T - less, bits),
     }  # fmt: skip
+    if options.get("desc_act"):
+        arrays["w.g_idx"] = group_of.astype(np.int32)
     stated = {"quant_method": "gptq", "bits": bits, "sym": False} | options
     return stated, arrays, of_integers(numbers, zeros, scales, group_of)
 
@@ -279,7 +282,7 @@ OF_INPUTS = dict.fromkeys(
 )  # fmt: skip
 FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
 # By case: what is stated, what files hold, and the numbers that it stands for.
-STORED = {
+STORED: dict[str, Any] = {
     "NVFP4": (
         NVFP4, FOUR_BITS | {"w.weight_scale_2": FACTOR} | OF_INPUTS,
         of_groups(PAIRS, OF_GROUPS, float(FACTOR)),
@@ -333,10 +336,9 @@ STORED = {
         symmetric=True,
     ),
     "GPTQ": as_gptq(INTEGERS[4], IN_ORDER, 4, 1, group_size=16),
-    "GPTQ, in another order": [
-        part | {"w.g_idx": MIXED_UP.astype(np.int32)} if "w.qweight" in part else part
-        for part in as_gptq(INTEGERS[4], MIXED_UP, 4, 1, group_size=16, desc_act=True)
-    ],
+    "GPTQ, in another order": as_gptq(
+        INTEGERS[4], MIXED_UP, 4, 1, group_size=16, desc_act=True
+    ),
     "GPTQ, its second format": as_gptq(
         ONE_GROUP, np.zeros(48, int), 8, 0, group_size=-1, checkpoint_format="gptq_v2",
     ),
@@ -417,13 +419,16 @@ def test_published_schemes_are_read_or_refused_by_name():
             with pytest.raises(ValueError, match=UNREAD[name]):
                 quantisation_of(stated)
         elif stated is not None:
-            schemes.add(quantisation_of(stated)[:2])
+            found = quantisation_of(stated)
+            assert found is not None
+            schemes.add((found.schemes, found.block))
     one, blocks = (None, None), (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
 
 
-def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path):
-    stated, arrays, expected = STORED["NVFP4"]
+@pytest.mark.parametrize("case", ["NVFP4", "GPTQ", "MLX"])
+def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path, case):
+    stated, arrays, expected = STORED[case]
     inside = {name.replace("w.", "language_model.model.w."): a for name, a in arrays.items()}
     config = {"model_type": "mistral3", "text_config": {"quantization_config": stated}}
     found = text_part(open_checkpoint(write(tmp_path, inside, None, config)))
@@ -464,6 +469,9 @@ REFUSED = {
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method = 'bitsandb"),
     "GPTQ of three bits": (
         {"quant_method": "gptq", "bits": 3, "group_size": 128}, "got bits = 3 in quantization_c",
+    ),
+    "groups of no size": (
+        {"quant_method": "gptq", "bits": 4, "group_size": True}, "got group_size = True, expected",
     ),
     "GPTQ of no groups": ({"quant_method": "gptq", "bits": 4}, "got group_size = None, expected"),
     "GPTQ of layers that differ": (
