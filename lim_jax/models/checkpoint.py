@@ -16,7 +16,7 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require_extra
 from lim_jax._refusal import Refusal
-from lim_jax.models import quantised
+from lim_jax.models import integers, quantised
 from lim_jax.models.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -24,7 +24,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 EIGHT_BITS, BYTES = "F8_E4M3", "U8"
 ADAPTER = "adapter_config.json"
-QUANTISED, MODELOPT = "quantization_config", "hf_quant_config.json"
+QUANTISED, MODELOPT = ("quantization_config", "quantization"), "hf_quant_config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
@@ -51,13 +51,19 @@ class Checkpoint(NamedTuple):
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
         of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        packing = None if self.quantisation is None else self.quantisation.packing
+        if packing is not None and integers.is_packed(packing, name, self.stored):
+            words = self._stored_shape(name) if name in self.stored else ()
+            return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
         return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor as its file holds it."""
         require_tensor(self.files, name)
-        name = self.aliases.get(name, name)
+        return self._stored_shape(self.aliases.get(name, name))
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
         with _opened(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
@@ -95,6 +101,18 @@ class Checkpoint(NamedTuple):
         with _opened(self.stored[name]) as file:
             scheme = {EIGHT_BITS: "fp8", BYTES: "nvfp4"}.get(file.get_slice(name).get_dtype())
         return scheme if scheme in self.quantisation.schemes else None
+
+    def _part(
+        self, name: str, shape: tuple[int, ...], known: tuple[str, ...]
+    ) -> Callable[..., np.ndarray]:
+        """Check a tensor, and return a function that reads some part of it."""
+        self._rows(name, shape, known)
+
+        def part(index: Any) -> np.ndarray:
+            with _opened(self.stored[name]) as file:
+                return file.get_slice(name)[index]
+
+        return part
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
         require_tensor(self.stored, name)
@@ -231,8 +249,9 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
 def _stated_quantisation(folder: Path, config: Configuration) -> Any:
     text = config.get("text_config")
     for options in (config, text if isinstance(text, Mapping) else {}):
-        if options.get(QUANTISED) is not None:
-            return options[QUANTISED]
+        for name in QUANTISED:
+            if options.get(name) is not None:
+                return options[name]
     if not (folder / MODELOPT).is_file():
         return None
     return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})

@@ -35,6 +35,7 @@ OTHER_LAYERS = {
 # Families whose layers are no flow on one state, or differ in shape, by what they have.
 OTHER_FLOWS = {
     "attention to compressed tokens, and several residual streams": ("deepseek_v4",),
+    "experts whose output goes around the sublayers that follow them": ("longcat_flash",),
     "layers that read what blocks of earlier layers gave": ("kimi_k3",),
     "layers that use earlier layers' keys and values": ("gemma3n", "gemma3n_text"),
     "attention to blocks of tokens that an index chooses": ("minimax_m3", "minimax_m3_vl"),

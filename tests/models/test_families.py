@@ -46,17 +46,22 @@ def test_every_family_is_recorded():
 
 
 @pytest.mark.parametrize(
-    "name, more",
+    "name, more, prefix",
     [
-        ("deepseek_v3", "model.layers.3.enorm.weight"),
-        ("mimo", "model.mtp_layers.0.norm.weight"),
-        ("exaone4", "mtp.norm.weight"),
+        ("deepseek_v3", "model.layers.3.enorm.weight", ""),
+        ("deepseek_v3", "model.layers.3.enorm.weight", "model."),  # of a trunk without it
+        ("mimo", "model.mtp_layers.0.norm.weight", ""),
+        ("exaone4", "mtp.norm.weight", ""),
+        ("exaone_moe", "mtp.norm.weight", ""),
+        ("hy_v3", "model.layers.3.enorm.weight", ""),
     ],
 )
-def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more):
+def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more, prefix):
     network = RECORD["networks"][name]
     config = network["config"] | {"num_nextn_predict_layers": 1}
-    model = models.load(WRITE(tmp_path, config, network["shapes"] | {more: [24]}))
+    shapes = network["shapes"] | {more: [24]}
+    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
+    model = models.load(WRITE(tmp_path, config, shapes))
     assert model.flow.depth == config["num_hidden_layers"]
 
 
@@ -70,6 +75,9 @@ def logits(model, ids, y=None):
     [
         ("kimi_linear", "layers.0.block_sparse_moe", "layers.0.mlp"),
         ("bailing_hybrid", "layers.0.attention.dense", "layers.0.attention.o_proj"),
+        ("opt", "model.decoder.", "decoder."),
+        ("opt", "model.decoder.", ""),
+        ("gpt2", "transformer.", ""),
     ],
 )
 def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, saved, published):
@@ -112,9 +120,10 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
             jax, "device_put", lambda tree: put.extend(leaves(tree)) or device_put(tree)
         )
         model = models.load(folder, dtype="float64")
-    # Readers stay in NumPy, and each array goes to the device once, but BLOOM's normed embedding.
+    # Readers stay in NumPy, and each array goes to the device once, but normed embeddings; where
+    # they are not the head's too, their rows go there to be normed.
     assert {type(leaf) for leaf in read + put} == {np.ndarray}
-    assert len(put) == len(leaves(model)) - name.startswith("bloom")
+    assert len(put) == len(leaves(model)) - name.startswith(("bloom", "nanochat, tied"))
     with monkeypatch.context() as patched:
         patched.setattr(_digest, "_parts", _parts_without_code)
         _digest.digest(model)
