@@ -225,6 +225,26 @@ def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped)
         np.testing.assert_allclose(array, twin, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("product", [linear, lambda left, right: matmul(right, left.T)])
+@pytest.mark.parametrize("halves", [(True, False), (False, True)])
+def test_where_operands_are_rounded_each_receives_its_own_precision(product, halves):
+    """One of them is in bfloat16 already, which its derivative is, too."""
+    dtypes = [jnp.dtype("bfloat16" if half else "float32") for half in halves]
+    both = [x.astype(dtype) for x, dtype in zip(operands(5, 3), dtypes, strict=True)]
+    with jax.default_matmul_precision("bfloat16"):
+        gradients = jax.grad(lambda *both: jnp.sum(product(*both) ** 2), (0, 1))(*both)
+        assert product(*both).dtype == jnp.float32
+    assert [x.dtype for x in gradients] == dtypes
+
+
+def test_a_product_of_half_precision_is_in_the_precision_of_its_sums():
+    left, right = (x.astype(jnp.bfloat16) for x in (random_states(1, 2, 3), random_states(2, 3, 4)))
+    found = matmul(left, right)
+    assert found.dtype == jnp.float32
+    expected = np.asarray(left).astype(float) @ np.asarray(right).astype(float)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_double_precision_is_not_rounded():
     matrix, tokens = operands(5, 3)
     with jax.default_matmul_precision("bfloat16"):

@@ -83,6 +83,16 @@ def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, sa
     assert all(np.array_equal(*pair) for pair in pairs)
 
 
+def test_convolutions_of_another_size_are_refused_by_their_name(tmp_path):
+    """OLMo's three have sixty rows together, wherever they are cut."""
+    network = RECORD["networks"]["olmo_hybrid"]
+    name = next(name for name in network["shapes"] if name.endswith("q_conv1d.weight"))
+    rows, *rest = network["shapes"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"] | {name: [rows + 1, *rest]})
+    with pytest.raises(ValueError, match=rf"{name.removeprefix('model.')}: got shape \(61,\)"):
+        models.load(folder)
+
+
 def packed(model, ids, network):
     """Logits of a context behind another in one row, before a piece of it that is padded."""
     piece, gap = network["places"][1] + 1, 6

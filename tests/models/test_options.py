@@ -296,6 +296,20 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     assert found == MIXTURES[family]
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
+def test_experts_are_in_every_so_many_layers_but_those_that_have_none(family):
+    """Layers are counted from one for the step, and from zero in the list of dense ones."""
+    config = least(family, num_hidden_layers=7, decoder_sparse_step=2, mlp_only_layers=[3])
+    recipe: Any = recipe_of(config)
+    layers = recipe.layers or 7 * [recipe]
+    dense = [
+        k
+        for k, layer in enumerate(layers)
+        if layer.network is parts.gated_mlp or k in layer.network.dense_layers
+    ]
+    assert dense == [0, 2, 3, 4, 6]
+
+
 def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention():
     scaled = recipe_of(least("afmoe", mup_enabled=True, attention_bias=True))
     assert scaled.embedding_scale == 8.0  # the root of the width

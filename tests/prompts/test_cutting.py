@@ -16,6 +16,7 @@ SENTENCES = {
     "plain": "It rains. ¦It pours! ¦Does it? ¦Yes",
     "titles": "Dr. Smith met Mrs. Jones at St. Ives. ¦Prof. Lee did not.",
     "small letters follow": "Take fruit, e.g. Apples, i.e. Pomes, etc. and nuts vs. Seeds. ¦Done.",
+    "no sentence ends": "Cf. Smith on it, or Viz. Jones. ¦E.g. The cat sat, i.e. It lay. ¦Then.",
     "letters with stops": "The U.S. Army left the U.S. ¦The rest of J. R. R. Tolkien stayed.",
     "numbers": "Pi is 3.14. ¦See No. 5, Fig. 2 and pp. 7 in Vol. 3. ¦No. ¦He paid $1.50.",
     "years": "It was founded in 1931. ¦The town grew. ¦On Jan. 5 it burnt.",
