@@ -62,7 +62,7 @@ def test_the_question_and_messages_are_no_documents():
 def test_records_are_means_over_the_contexts_that_have_them():
     other = context("xyz", one=[0], two=[1])
     contexts = [TWO, other]
-    energies = [np.array([1.0, 2, 3, 4]), np.array([6.0, 1, 3])]
+    energies = [np.array([1.0, 2, 3, 4]), np.array([12.0, 2, 6])]
     records = averaged_records(record_shares(contexts, energies), contexts, energies)
     one, two, rest = records
     assert (one.name, one.kind, one.contexts, one.texts) == ("one", "part", 2, 2)
@@ -89,7 +89,7 @@ def test_one_text_in_several_contexts_is_counted_once():
 
 def test_contexts_of_several_orders_are_numbered_within_their_line():
     names = context_names([TWO] * 4, orders=2)
-    assert names == [f"context {n}, order {order}" for n, order in zip(range(4), (0, 1) * 2)]
+    assert names == [f"context {number}, order {number % 2}" for number in range(4)]
 
 
 def test_measured_contexts_know_the_first_place_that_asks():

@@ -1,7 +1,9 @@
 """Tables of what was measured and scored, by hand: what the files say of small numbers."""
 
 import csv
+import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -14,9 +16,14 @@ from reference.networks import byte_network, layer_of
 import lim_jax as lim
 from lim_jax.attribution import measuring
 from lim_jax.attribution.ablations import sparse_regression
-from lim_jax.attribution.files import tokens_table, write_contexts, write_orders
+from lim_jax.attribution.files import (
+    tokens_table,
+    write_contexts,
+    write_measured,
+    write_orders,
+)
 from lim_jax.attribution.measuring import measure, require_fitting
-from lim_jax.attribution.methods import Scored
+from lim_jax.attribution.methods import Scored, scores_of_parts
 from lim_jax.attribution.orders import shuffled_shares
 from lim_jax.attribution.parts import measured_contexts, record_shares
 from lim_jax.attribution.scoring import (
@@ -27,7 +34,9 @@ from lim_jax.attribution.scoring import (
     scores_finding,
 )
 from lim_jax.density.statistics import Influence
-from lim_jax.prompts.contexts import Context, Span
+from lim_jax.models import CausalLM
+from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.weights import FetchedLayers, LayerSource
 
@@ -222,6 +231,38 @@ def test_of_documents_in_several_orders_records_name_the_tokens_of_all_of_them(m
     assert (first.name, first.contexts, second.name) == ("A", 1, "B")
     assert first.share == pytest.approx((2 / 4 + 1 / 4) / 2)
     assert rest.most == "“.” 50 %, “,” 50 %", "one of each order"
+
+
+def test_lines_in_several_orders_are_numbered_by_the_first_of_each(monkeypatch, tmp_path):
+    """As in tokens.csv, which has a context for each order."""
+    contexts = [context("AB.", A=[0], B=[1]), context("BA,", B=[0], A=[1])]
+    line = ShuffledContexts(("A", "B"), np.array([[0, 1], [1, 0]]), tuple(contexts))
+    result, _ = measured(monkeypatch, contexts=2 * contexts, orders=[line, line])
+    write_measured(result, None, tmp_path)
+    assert [row["context"] for row in rows_of(tmp_path / "contexts.csv")] == ["0", "2"]
+    tokens = rows_of(tmp_path / "tokens.csv")
+    assert [row["context"] for row in tokens] == [f"{n}" for n in np.repeat(range(4), 3)]
+    rows = rows_of(tmp_path / "profile.csv")
+    # Of energies 2, 1 and 1 the density is three times the share.
+    np.testing.assert_allclose([float(row["density"]) for row in rows], [1.5, 0.75, 0.75])
+    document = json.loads((tmp_path / "profile.json").read_text())
+    assert [part["name"] for part in document["records"]] == ["A", "B", ""]
+
+
+def test_scores_of_parts_are_kept_context_by_context(tmp_path):
+    """And read again where they are asked for a second time."""
+    network = byte_network(8, depth=1)
+    laid = [
+        RenderedPrompt("a b ", ((0, 1, "a"), (2, 3, "b"))),
+        RenderedPrompt("c ", ((0, 1, "c"),)),
+    ]
+    contexts = [context_of(one, "x", asked="margin") for one in laid]
+    ask = partial(scores_of_parts, network, contexts, CausalLM.margin_loss, "leave-one-out")
+    first, again = ask(checkpoint=tmp_path), ask(checkpoint=tmp_path)
+    assert [list(scored.parts) for scored in first] == [
+        [("a", "part"), ("b", "part"), ("", "rest")], [("c", "part"), ("", "rest")]
+    ]  # fmt: skip
+    assert [scored.parts for scored in again] == [scored.parts for scored in first]
 
 
 def test_contexts_fit_up_to_the_networks_length_and_its_last_word():
