@@ -1,5 +1,6 @@
 """A question asked in Python: the rows of its answer by hand, of small networks over bytes."""
 
+import csv
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from reference.networks import byte_network
 
 import lim_jax as lim
 from lim_jax.attribution.asking import AnswerPart, finding_of, question_line
+from lim_jax.attribution.files import write_answer
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
 from lim_jax.models.text import ChatTemplate
@@ -156,6 +158,19 @@ def test_a_finding_says_what_scores_add_up_to(ask):
         f"{whole:+.2f}."
     )
     assert "log odds" not in ask("rollout").finding
+
+
+def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
+    """Not its letters, of which one may be of several tokens."""
+    model, documents = LanguageModel(network), ["Né.", "Up. On."]
+    answered = lim.ask(model, QUESTION, documents, answer="It", method="mask-gradient")
+    write_answer(answered, tmp_path)
+    with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [(row["name"], row["text"], row["tokens"]) for row in rows[:3]]
+    assert found == [
+        ("document 1", "Né.", "4"), ("document 2", "Up. ", "4"), ("document 2", "On.", "3")
+    ]  # fmt: skip
 
 
 def rated(*scores):

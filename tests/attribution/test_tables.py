@@ -98,6 +98,17 @@ def test_a_finding_tells_the_least_score_only_where_it_speaks_against():
     ]
 
 
+def test_a_finding_says_by_how_much_scores_may_miss_what_documents_give():
+    """To either side: in the first context they are half a unit too large."""
+    scored = [Scored({("a", "part"): 1.5}, None), Scored({("a", "part"): 2.25}, None)]
+    given = np.array([1.0, 2.5])
+    said = scores_finding(ScoredContexts("mask-path", [], scored, parts_of_scores(1.875, 0), given))
+    assert said.endswith(
+        " All documents together give +1.750 on average; their scores add up to +1.875, and differ "
+        "from it by at most 0.500 in a context."
+    )
+
+
 def test_a_command_costs_what_the_context_of_the_most_parts_does():
     """A pass for each part left out, and one for the whole: of four parts and of two."""
     assert f"{cost_of_contexts(CONTEXTS[::-1], 'leave-one-out')}" == "5 passes"
