@@ -15,7 +15,7 @@ from jax.test_util import check_grads
 from reference.networks import random_states
 
 from lim_jax._linear import bound
-from lim_jax._products import _input_gradient, _weight_gradient, linear, matmul
+from lim_jax._products import _input_gradient, _weight_gradient, is_linear, linear, matmul
 from lim_jax.cost.counting import operations
 
 SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
@@ -235,6 +235,18 @@ def test_where_operands_are_rounded_each_receives_its_own_precision(product, hal
         gradients = jax.grad(lambda *both: jnp.sum(product(*both) ** 2), (0, 1))(*both)
         assert product(*both).dtype == jnp.float32
     assert [x.dtype for x in gradients] == dtypes
+
+
+def test_a_policy_may_keep_images_under_matrices_alone():
+    """Without it they are made a second time on the way back, and so are sines either way."""
+
+    def operations_of(policy):
+        loss = jax.checkpoint(bent(linear), policy=policy)
+        program = str(jax.make_jaxpr(jax.grad(loss))(*operands(5, 3)))
+        return [len(re.findall(rf"= {name}\b", program)) for name in ("linear", "sin")]
+
+    assert operations_of(is_linear) == [1, 2]
+    assert operations_of(jax.checkpoint_policies.nothing_saveable) == [2, 2]
 
 
 def test_a_product_of_half_precision_is_in_the_precision_of_its_sums():

@@ -457,6 +457,8 @@ REFUSED = [
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
     ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts = -1, expected a whole"),
     ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers = list, expected 5 positive numb"),
+    ("qwen3_next", {"linear_num_value_heads": 4, "linear_num_key_heads": 3},
+     "4 heads of values and 3 of keys, expected as many values for each key"),
     ("falcon_h1", {"mamba_d_head": 1}, "128 heads of 1, expected the width 1024 together"),
     ("falcon_h1", {"mlp_multipliers": [0, 1]}, "mlp_multipliers = 0, expected a positive number"),
     ("nemotron_h", {"hybrid_override_pattern": "M+"}, "hybrid_override_pattern = 'M.', expected"),
