@@ -12,6 +12,7 @@ from reference.networks import byte_network, layer_of
 import lim_jax as lim
 from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.heads import heads_of_cases, heads_table
+from lim_jax.attribution.methods import scores_of_parts
 from lim_jax.attribution.signed import signed_profile
 from lim_jax.attribution.time_budget import Case
 from lim_jax.models import CausalLM, LanguageModel
@@ -108,6 +109,27 @@ def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradien
         expected = -slopes(network, at, query_weights=alone)
         np.testing.assert_allclose(row[1:], expected[1:], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(rows.sum(axis=0), mask_gradient, rtol=1e-9, atol=1e-13)
+
+
+def profiled(network, method):
+    """The scores of tokens and parts of a context that a file has, in a profile."""
+    (scored,) = scores_of_parts(network, [CONTEXT], CausalLM.margin_loss, method)
+    return scored
+
+
+def test_a_profile_takes_the_same_mask_gradient(network, mask_gradient):
+    scored = profiled(network, "mask-gradient")
+    np.testing.assert_allclose(scored.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
+    assert scored.tokens[0] == 0, "the context's first token has no score"
+    for name, (start, end) in PLACES.items():
+        expected = mask_gradient[start:end].sum()
+        np.testing.assert_allclose(scored.parts[name, "part"], expected, rtol=1e-9, atol=1e-13)
+
+
+def test_a_profile_takes_the_same_path(network, path):
+    scored = profiled(network, "mask-path")
+    np.testing.assert_allclose(scored.tokens, path, atol=1e-3 * np.abs(path).max())
+    assert not scored.tokens[~INSIDE].any()
 
 
 @pytest.fixture(scope="module")
