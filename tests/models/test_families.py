@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 from types import CodeType
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +90,55 @@ def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, sa
     assert arrays.keys() != network["shapes"].keys()
     pairs = zip(jax.tree.leaves(models.load(folder)), jax.tree.leaves(expected), strict=True)
     assert all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_convolutions_of_another_size_are_refused_by_their_name(tmp_path):
+    """OLMo's three have sixty rows together, wherever they are cut."""
+    network = RECORD["networks"]["olmo_hybrid"]
+    name = next(name for name in network["shapes"] if name.endswith("q_conv1d.weight"))
+    rows, *rest = network["shapes"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"] | {name: [rows + 1, *rest]})
+    with pytest.raises(ValueError, match=rf"{name.removeprefix('model.')}: got shape \(61,\)"):
+        models.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name, left_out",
+    [
+        ("bailing_hybrid", ["kda_safe_gate", "kda_lower_bound", "linear_conv_kernel_dim"]),
+        ("bamba", ["mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_expand"]),
+        ("falcon_h1", ["mamba_conv_bias", "mamba_d_conv", "mamba_norm_before_gate"]),
+        ("kimi_linear", ["linear_conv_kernel_dim"]),
+        ("olmo_hybrid", ["linear_allow_neg_eigval", "linear_conv_kernel_dim"]),
+        ("qwen3_next", ["linear_conv_kernel_dim"]),
+    ],
+)
+def test_options_of_states_that_are_left_out_are_the_publishers(tmp_path, name, left_out):
+    network = RECORD["networks"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"])
+    expected = models.load(folder)
+    less = {option: of for option, of in network["config"].items() if option not in left_out}
+    assert len(less) == len(network["config"]) - len(left_out)
+    (folder / "config.json").write_text(json.dumps(less))
+    assert eqx.tree_equal(models.load(folder), expected)
+
+
+def test_states_of_olmo_hybrid_follow_from_its_width_where_nothing_is_said(tmp_path):
+    """Keys have three quarters of a head's share of 24 features by two of keys, values twice it."""
+    network, rows = RECORD["networks"]["olmo_hybrid"], {}
+    for name, (_, *rest) in network["shapes"].items():
+        letter = name.split("linear_attn.")[-1][0]
+        if name.endswith(("q_proj.weight", "k_proj.weight", "conv1d.weight", "v_proj.weight",
+                          "g_proj.weight")) and "linear_attn" in name:  # fmt: skip
+            rows[name] = [18 if letter in "qk" else 72, *rest]
+    for layer in (0, 2):
+        at = f"model.layers.{layer}.linear_attn"
+        rows |= {f"{at}.o_proj.weight": [24, 72], f"{at}.o_norm.weight": [18]}
+    sizes = ("linear_key_head_dim", "linear_value_head_dim")
+    config = {option: of for option, of in network["config"].items() if option not in sizes}
+    delta = kinds_of(models.load(WRITE(tmp_path, config, network["shapes"] | rows)).flow.layers)[0]
+    assert delta.attention.key.shape[1:] == (2, 9, 24)
+    assert delta.attention.value.shape[1:] == (4, 18, 24)
 
 
 def packed(model, ids, network):

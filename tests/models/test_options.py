@@ -322,6 +322,20 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     assert found == MIXTURES[family]
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
+def test_experts_are_in_every_so_many_layers_but_those_that_have_none(family):
+    """Layers are counted from one for the step, and from zero in the list of dense ones."""
+    config = least(family, num_hidden_layers=7, decoder_sparse_step=2, mlp_only_layers=[3])
+    recipe: Any = recipe_of(config)
+    layers = recipe.layers or 7 * [recipe]
+    dense = [
+        k
+        for k, layer in enumerate(layers)
+        if layer.network is parts.gated_mlp or k in layer.network.dense_layers
+    ]
+    assert dense == [0, 2, 3, 4, 6]
+
+
 def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention():
     scaled = recipe_of(least("afmoe", mup_enabled=True, attention_bias=True))
     assert scaled.embedding_scale == 8.0  # the root of the width
@@ -473,6 +487,9 @@ REFUSED = [
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
     ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts = -1, expected a whole"),
     ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers = list, expected 5 positive numb"),
+    ("qwen3_next", {"linear_num_value_heads": 4, "linear_num_key_heads": 3},
+     "4 heads of values and 3 of keys, expected as many values for each key"),
+    ("falcon_h1", {"mamba_d_head": 1}, "128 heads of 1, expected the width 1024 together"),
     ("falcon_h1", {"mlp_multipliers": [0, 1]}, "mlp_multipliers = 0, expected a positive number"),
     ("nemotron_h", {"hybrid_override_pattern": "M+"}, "hybrid_override_pattern = 'M.', expected"),
     ("nemotron_h", {"hybrid_override_pattern": "ME"}, "num_hidden_layers = 6, expected 2"),
@@ -655,6 +672,32 @@ def test_layers_of_linear_attention_are_those_that_files_list():
         last = recipe.layers[max(full)]
         assert {k for k, own in enumerate(recipe.layers) if own == last} == full
         assert last.masks[0].rotary_dim == more.get("rotary_dim", last.masks[0].rotary_dim)
+
+
+@pytest.mark.parametrize(
+    "family, more, full",
+    [
+        ("lfm2", {}, {0, 1, 2, 3, 4, 5}),
+        ("lfm2", {"full_attn_idxs": [2, 4]}, {2, 4}),
+        ("bamba", {}, set()),
+        ("bamba", {"attn_layer_indices": [1, 5]}, {1, 5}),
+        ("granitemoehybrid", {}, set()),
+        ("qwen3_next", {}, {3}),
+        ("qwen3_5_text", {"full_attention_interval": 3}, {2, 5}),
+        ("olmo_hybrid", {}, {3}),
+        ("nemotron_h", {}, {2}),
+    ],
+)
+def test_layers_of_attention_among_others_are_the_publishers(family, more, full):
+    recipe = recipe_of(least(family, **more))
+    found = {k for k, layer in enumerate(recipe.layers) if layer.attention is parts.read_attention}
+    assert found == full
+
+
+def test_the_first_layers_of_lfm2_are_dense_two_where_nothing_is_said():
+    for more, dense in (({}, [0, 1]), ({"num_dense_layers": 3}, [0, 1, 2])):
+        layers = recipe_of(least("lfm2_moe", **more)).layers
+        assert [k for k, one in enumerate(layers) if one.network is parts.gated_mlp] == dense
 
 
 def test_null_is_as_good_as_false():

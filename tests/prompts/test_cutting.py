@@ -16,10 +16,12 @@ SENTENCES = {
     "plain": "It rains. ¦It pours! ¦Does it? ¦Yes",
     "titles": "Dr. Smith met Mrs. Jones at St. Ives. ¦Prof. Lee did not.",
     "small letters follow": "Take fruit, e.g. Apples, i.e. Pomes, etc. and nuts vs. Seeds. ¦Done.",
+    "no sentence ends": "Cf. Smith on it, or Viz. Jones. ¦E.g. The cat sat, i.e. It lay. ¦Then.",
     "letters with stops": "The U.S. Army left the U.S. ¦The rest of J. R. R. Tolkien stayed.",
     "numbers": "Pi is 3.14. ¦See No. 5, Fig. 2 and pp. 7 in Vol. 3. ¦No. ¦He paid $1.50.",
     "years": "It was founded in 1931. ¦The town grew. ¦On Jan. 5 it burnt.",
     "reported": "Hao et al. (2021) say so. ¦Others do not.",
+    "titles in quotes": "He saw “Dr. No” (cf. Fleming, [Fig. 2]). ¦Then he left.",
     "quotes": "“Why?” she asked. ¦“Because.” ¦He said 'Go.' ¦(It is so.) ¦Then [he left].",
     "footnotes": "It was built.[1][23] ¦It fell.",
     "ellipses": "Well... perhaps. ¦Then … silence. ¦And so... ¦The end.",
@@ -31,6 +33,7 @@ SENTENCES = {
     "code": "Run:\n¦```\n¦x = a. B\n\n¦    y = 1. C\n¦```\n¦Then. ¦Stop.",
     "indented": "def f(x):\n¦    return x\n\n¦    end",
     "Chinese": "今天下雨。¦真的吗？¦他说：“走！”¦好",
+    "Chinese before small letters": "行。¦iPhone 好！¦ok",
     "Japanese": "「行く。」¦彼は言った。¦はい",
     "Hindi": "यह सच है। ¦क्या?  ¦हाँ।",
     "Arabic": "هل هذا صحيح؟ ¦نعم.  ¦شكرا",
@@ -108,6 +111,13 @@ def test_what_only_one_line_of_a_paragraph_begins_with_is_no_speaker():
         "nobody asks why."
     )
     assert pieces(wrapped) == [wrapped]
+
+
+@pytest.mark.parametrize("alone", ["- an entry", "2. an entry", "> said", "| a |", "  code", "# A"])
+def test_a_line_that_begins_by_itself_does_not_go_on_with_a_full_one(alone):
+    full = "A line of more than sixty letters that has no stop at its end, and\n"
+    assert pieces(full + alone) == [full, alone]
+    assert pieces(full + "goes on") == [full + "goes on"]
 
 
 def test_paragraphs_are_cut_at_blank_lines():
