@@ -149,7 +149,8 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     mixture, reader = recipe.network, Stacked()
     if isinstance(mixture, Mixture):
-        at, reader = f"{at}{recipe.names.network}.", mixture.read
+        inside = f"{recipe.names.network}." if recipe.names.network else ""
+        at, reader = f"{at}{inside}", mixture.read
     part = re.search(r"ffn_(gate|up|down)_exps$", stem)
     if isinstance(reader, ByExpert) and part is not None:
         own, each = getattr(reader, part[1]), range(tensor.shape[0])

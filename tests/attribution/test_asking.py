@@ -3,6 +3,7 @@
 import csv
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,7 +35,7 @@ def network():
 def ask(network):
     """Ask the network, and have it answer "It" where nothing else is said."""
 
-    def asked(method, *, network=network, answer="It", **how):
+    def asked(method, *, network=network, answer="It", **how) -> Any:
         model = LanguageModel(network)
         return lim.ask(model, QUESTION, DOCUMENTS, answer=answer, method=method, **how)
 

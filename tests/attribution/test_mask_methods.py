@@ -4,6 +4,8 @@ The first document begins the context: many heads rest on its first token, which
 one throughout and has no score.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 from reference import numpy_network
@@ -36,7 +38,7 @@ def network():
     return byte_network(LENGTH, heads=HEADS, depth=DEPTH, seed=3)
 
 
-def asked(network, method, **how):
+def asked(network, method, **how) -> Any:
     answered = lim.ask(
         LanguageModel(network), "Who?", ["Up.", "Dn 2."], answer="It", method=method, **how
     )
@@ -49,7 +51,7 @@ def scores_of_answer_parts(answered):
     return answered.by_part.by_position
 
 
-def numpy_losses(network, log_weights, parts=NUMBERS, query_weights=CONTEXT.weights):
+def numpy_losses(network, log_weights, parts=NUMBERS, query_weights=CONTEXT.weights) -> Any:
     """Minus the mean log odds of the answer, for log weights (..., layers, heads, length)."""
     words = np.asarray(network.embedding)[CONTEXT.window[:-1]]
     x = words + np.asarray(network.positions)[:LENGTH]
@@ -57,7 +59,7 @@ def numpy_losses(network, log_weights, parts=NUMBERS, query_weights=CONTEXT.weig
     masks = [numpy_network.soft_mask(log_weights[..., k, :, :], parts) for k in range(DEPTH)]
     layers = [layer_of(network.flow, k) for k in range(DEPTH)]
     states = numpy_network.flow(layers, states, DEPTH, "split", lambda _: 1.0, masks)
-    losses = 0
+    losses = np.zeros(states.shape[:-2], complex)
     for place in np.flatnonzero(query_weights):
         logits = states[..., place, :] @ np.asarray(network.head).T
         answer = CONTEXT.window[place + 1]
@@ -111,7 +113,7 @@ def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradien
     np.testing.assert_allclose(rows.sum(axis=0), mask_gradient, rtol=1e-9, atol=1e-13)
 
 
-def profiled(network, method):
+def profiled(network, method) -> Any:
     """The scores of tokens and parts of a context that a file has, in a profile."""
     (scored,) = scores_of_parts(network, [CONTEXT], CausalLM.margin_loss, method)
     return scored
