@@ -78,6 +78,7 @@ def continuous_adjoint(
     at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
     rates, saveat = _Rates(forward, flow.profile, grid), diffrax.SaveAt(subs=[at_times, at_end])
     backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
+    assert backward.ys is not None
     covectors, (cone, local) = flow.reached(backward, backward.ys)
     ends = jnp.array([0.0, flow.horizon], x.dtype), (x, forward.ys[-1])
     return ContinuousAdjoint(

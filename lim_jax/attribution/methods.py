@@ -271,7 +271,7 @@ def _path_rows(
         nodes = rule.shape[1]
         kept = checkpoint if nodes == NODES else checkpoint and checkpoint / f"{nodes} gradients"
         score = jax.tree_util.Partial(mask_path_by, jax.device_put(rule))
-        some = [contexts[number] for number in left]
+        some = [contexts[number] for number in left.tolist()]
         found = _rows(score, model, some, loss, checkpoint=kept, progress=bar)
         rows.update(zip(left.tolist(), found, strict=True))
         left = left[unresolved(np.array([row.sum() for row in found]), given[left])]

@@ -30,7 +30,7 @@ from lim_jax._checks import (
     require,
     require_floats,
 )
-from lim_jax._jit import Inputs, Output, filter_jit
+from lim_jax._jit import Inputs, Output, filter_jit, jit_is_off
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,

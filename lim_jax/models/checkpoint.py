@@ -143,7 +143,7 @@ class Checkpoint(NamedTuple):
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
-        got, cure = "numbers of four bits", quantised.UNQUANTISED
+        got, cure = "numbers of four bits", integers.UNQUANTISED
         require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
         packed, (rows, columns) = name + quantised.PACKED, shape
         packed = packed if packed in self.stored else name
@@ -176,7 +176,7 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some experts' matrices, which files hold transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * quantised.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
-        require_in(name, fits, "numbers of four bits", expected, quantised.UNQUANTISED)
+        require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
         experts, columns, rows = shape
         scale_shape = experts, rows, columns // (2 * quantised.PAIRS)
         blocks = self._rows(name + quantised.BLOCKS, (*scale_shape, quantised.PAIRS), (BYTES,))

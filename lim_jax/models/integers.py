@@ -16,7 +16,10 @@ BITS = 2, 4, 8  # of which a word holds several
 REAL, WORDS, PLACES = ("F32", "F16", "BF16"), ("I32", "U32"), ("I32", "I64")
 # Which of a word's eight numbers AWQ's kernels put into each place of it.
 AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
-CURE = "Take the publisher's weights in half precision."
+UNQUANTISED = (
+    "Take weights that are not quantised, if any are published, or convert these by the program "
+    "that made them."
+)
 # Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
 Tensors = Callable[[str, tuple[int, ...], tuple[str, ...]], Callable[..., np.ndarray]]
 Rows = Callable[[slice], np.ndarray]
@@ -72,7 +75,7 @@ def packed_rows(
     """Return a function that reads some rows of a matrix, of which files hold so many `words`."""
     size, expected = packing.group or shape[-1], f"unquantised numbers of shape {shape}"
     fits = len(shape) == 2 and shape[1] % size == 0
-    require_in(name, fits, f"numbers in groups of {size}", expected, CURE)
+    require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
     read = {"pack-quantized": _compressed, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[packing.scheme]
     at = name.removesuffix("weight")
     index = next((at + one for one in ("g_idx", "weight_g_idx") if at + one in stored), None)
@@ -130,7 +133,7 @@ def _gptq(
     packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(...)
     zeros, most = unpack(packed, packing.bits) + packing.zero_offset, 2**packing.bits - 1
     got, expected = f"a zero of {most} and one, which readers take in two ways", f"at most {most}"
-    require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, CURE)
+    require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
 
     def read(part: slice) -> np.ndarray:
         numbers = unpack(words((slice(None), part)).T, packing.bits)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from lim_jax._checks import described
-from lim_jax.models.integers import BITS, Packing, unpacked_names
+from lim_jax.models.integers import BITS, UNQUANTISED, Packing, unpacked_names
 from lim_jax.models.options import Options, require_config
 
 BLOCKS, SCALES = "_blocks", "_scales"  # of mxfp4
@@ -70,10 +70,6 @@ IGNORED = (
 )  # fmt: skip
 OF_INPUTS = re.compile(r"(.+\.)(?:input_scale|input_global_scale|activation_scale)")
 OF_CACHES = re.compile(r".+\.(?:[qkv]|kv)_scale")
-UNQUANTISED = (
-    "Take weights that are not quantised, if any are published, or convert these by the program "
-    "that made them."
-)
 Block = tuple[int | None, int | None]  # rows and columns, None for all
 
 
@@ -134,7 +130,7 @@ def _packing(method: str, stated: Options) -> Packing:
         value: Any = stated.get(name)
         fits = isinstance(value, int) and not isinstance(value, bool)
         fits = fits and (value > 0 or (name, value) == ("group_size", -1))
-        require_config(fits, f"{name} = {described(value)}", "a whole number", HALF_PRECISION)
+        require_config(fits, f"{name} = {described(value)}", "a whole number", UNQUANTISED)
     group = None if stated["group_size"] == -1 else stated["group_size"]
     held_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"
     return Packing(method, stated["bits"], group, zero_offset=int(held_less_one))
@@ -199,11 +195,11 @@ def _compressed_integers(of_groups: list[Options]) -> Packing:
         )
         got = f"whole numbers of bits, strategy and group {(bits, strategy, group)}"
         expected = "4 or 8 bits with a scale for each row, or for each group of a row's numbers"
-        require_config(known, got, expected, HALF_PRECISION)
+        require_config(known, got, expected, UNQUANTISED)
         size = group if strategy == "group" else None
         kinds.add(Packing("pack-quantized", bits, size, not weights.get("symmetric", True)))
     got = f"whole numbers in {len(kinds)} ways"
-    require_config(len(kinds) == 1, got, "the same in every layer", HALF_PRECISION)
+    require_config(len(kinds) == 1, got, "the same in every layer", UNQUANTISED)
     return kinds.pop()
 
 

@@ -235,20 +235,20 @@ def test_a_c_that_the_covectors_refute_proves_nothing():
     # `eq:residual-stability-bound`, `prop:regional-recency-persistence`.
     terminal = np.repeat([0.0, 0.0, 1.0], [4, 12, 4])[None, :, None]
     initial = np.repeat([0.0, 5.0, 0.0], [4, 12, 4])[None, :, None]
-    both = [jax.device_put(np.concatenate([p, terminal])) for p in (terminal, initial)]
+    first, last = (jax.device_put(np.concatenate([p, terminal])) for p in (terminal, initial))
     needed = np.sqrt(304 / 4)
     for c, kept in ((0.01, False), (needed * (1 - 1e-6), False), (needed * (1 + 1e-12), True)):
         growth = jnp.array([c, 0.0])
-        certificate = criteria.recency_survival(*both, growth, REGIONS)
+        certificate = criteria.recency_survival(first, last, growth, REGIONS)
         premise = certificate.premises[2]
         assert premise.holds is kept and not certificate.holds and not certificate.concluded
         assert premise.statement.startswith("c >= |P_0 - P_T| / |P_T|")
         np.testing.assert_allclose(premise.value, needed, rtol=1e-12)
         if kept:
-            criteria.energy_stability(*both, growth, REGIONS)
+            criteria.energy_stability(first, last, growth, REGIONS)
             continue
         with pytest.raises(RuntimeError, match=r"c that the covectors refute, expected \|P_0"):
-            criteria.energy_stability(*both, growth, REGIONS)
+            criteria.energy_stability(first, last, growth, REGIONS)
     # Where P_T is zero no c is enough, but for a P_0 that is zero too.
     for start, kept in ((1.0, False), (0.0, True)):
         nothing = jnp.zeros((1, LENGTH, 1))
@@ -256,9 +256,10 @@ def test_a_c_that_the_covectors_refute_proves_nothing():
         assert found.premises[2].holds is kept and not found.holds
     # A million-millionth of these covectors says the same, though its squares vanish in float32.
     grid = lim.token_grid(LENGTH, jnp.float32)
-    small = [jax.device_put(np.float32(1e-25) * np.asarray(p, np.float32)) for p in both]
+    tiny = np.float32(1e-25)
+    first, last = (jax.device_put(tiny * np.asarray(p, np.float32)) for p in (first, last))
     growth = jnp.array([0.01, 0.0], jnp.float32)
-    found = criteria.recency_survival(*small, growth, lim.boundary_regions(grid, 0.2))
+    found = criteria.recency_survival(first, last, growth, lim.boundary_regions(grid, 0.2))
     np.testing.assert_allclose(found.premises[2].value, needed, rtol=1e-5)
 
 

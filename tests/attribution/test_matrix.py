@@ -142,6 +142,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     assert nodes[:2] == [1, 2] and not scores.missed
     monkeypatch.setattr(methods, "MOST_NODES", 1)
     once = part_scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, method="mask-path")
+    assert once.given is not None
     far = methods.unresolved(once.by_position.sum(axis=1), once.given)
     most = np.abs(once.by_position.sum(axis=1) - once.given)[far].max()
     assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.missed
