@@ -1,8 +1,9 @@
 """Tests run in float64 with strict promotion, and compile quickly; what does otherwise says so.
 
 Nearly all of a test's time would be spent optimising programs that run once on some hundred
-numbers, so XLA is told to compile quickly, unless XLA_FLAGS says something else: with
-``XLA_FLAGS= python -m pytest`` everything compiles as users' programs do. These compile so always,
+numbers, so XLA is told to compile quickly. Flags that ``XLA_FLAGS`` holds stand behind these, as in
+``XLA_FLAGS=--xla_cpu_max_isa=AVX2 python -m pytest``; only where it is set and empty, by
+``XLA_FLAGS= python -m pytest``, everything compiles as users' programs do. These compile so always,
 by `tests/reference/as_users.py`: the compiler's own regression (`test_compiler`), bounds on memory
 as far as memory is decided (`temporary_bytes`) and the README's example in float32 (`test_readme`),
 end to end in a process of its own; section 4 in float64 does in `.ci/run`.
@@ -13,33 +14,13 @@ import ctypes
 import gc
 import os
 import resource
-import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
-# Passes that take a tenth of what is left and make these programs no smaller; and another tenth,
-# XLA's looks at what its passes made.
-DEAR_PASSES = (
-    "batch-dot-simplification", "dynamic-dimension-simplifier", "tree_reduction_rewriter",
-    "simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-trip-count-annotator",
-    "hlo-verifier",
-)  # fmt: skip
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
-    f"--xla_disable_hlo_passes={','.join(DEAR_PASSES)}"
-)
+from reference.quickly import compile_quickly
 
-
-def understood(flags: str) -> bool:
-    """Whether the installed XLA knows the flags: it aborts on those that it does not."""
-    command = [sys.executable, "-c", "import jax; jax.devices()"]
-    environment = os.environ | {"XLA_FLAGS": flags}
-    return subprocess.run(command, env=environment, capture_output=True).returncode == 0
-
-
-if "XLA_FLAGS" not in os.environ and understood(QUICK):
-    os.environ["XLA_FLAGS"] = QUICK  # before jax reads it; workers inherit it
+compile_quickly()  # before jax reads XLA_FLAGS; workers inherit it
 # Where in the source an instruction comes from takes a sixth of the time, and nobody reads it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Threads of BLAS wait for each other by spinning: ten times the work on matrices as small as these.
@@ -57,8 +38,6 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 checked_types.install()
-
-import lim_jax as lim  # noqa: E402
 
 # The dearest files, first: no worker is left alone with one at the end. Before them the weights
 # that take most memory, which a worker has then to itself.
@@ -84,8 +63,11 @@ STATM = Path("/proc/self/statm")
 
 @pytest.fixture(autouse=True, scope="session")
 def examples_know_the_library(doctest_namespace):
-    """Beside the names of their file: as on every page, ``import lim_jax as lim`` stands before."""
-    doctest_namespace["lim"] = lim
+    """Beside the names of their file: as on every page, ``import lim_jax as lim`` stands before.
+
+    Not imported above: older versions of jaxtyping check what is imported after this file.
+    """
+    doctest_namespace["lim"] = import_module("lim_jax")
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0, 1.5, 2.0],
     "long_factor": [1.0, 3.0, 5.0], "original_max_position_embeddings": 8,
 }  # fmt: skip
+LONG_OF_TWO = LONG | {"short_factor": [1.0, 1.5], "long_factor": [1.0, 3.0]}
 GRANITES = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3,
     "attention_multiplier": 0.2,
@@ -197,6 +198,18 @@ CONFIGURATIONS = {
     "cohere": small("cohere"),
     "cohere, normed heads": small("cohere", use_qk_norm=True, logit_scale=0.3),
     "cohere2": small("cohere2", head_dim=10, **DIFFERING),
+    "cohere2_moe": small(
+        "cohere2_moe", head_dim=10, num_experts=5, num_experts_per_tok=2, num_shared_experts=2,
+        first_k_dense_replace=1, prefix_dense_intermediate_size=50, sliding_window=4,
+        sliding_window_pattern=2,
+    ),
+    "cohere2_moe, sigmoids": small(
+        "cohere2_moe", num_key_value_heads=1, head_dim=6, num_experts=4, num_experts_per_tok=2,
+        num_shared_experts=1, shared_expert_combination_strategy="sum", logit_scale=0.3,
+        expert_selection_fn="sigmoid", norm_topk_prob=False, rms_norm_eps=1e-5,
+        attention_bias=True, prefix_dense_sliding_window_pattern=2,
+        mlp_layer_types=["sparse", "dense", "sparse"], **DIFFERING,
+    ),
     "cwm": small("cwm", bos_token_id=1, head_dim=10, sliding_window=5),
     "cwm, given layers": small(
         "cwm", bos_token_id=1, head_dim=6, **DIFFERING, rms_norm_eps=1e-6,
@@ -222,6 +235,16 @@ CONFIGURATIONS = {
     "exaone4, full": small(
         "exaone4", sliding_window=None, layer_types=3 * ["full_attention"]
     ),
+    "exaone_moe": small(
+        "exaone_moe", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=9,
+        num_shared_experts=2, sliding_window=4, sliding_window_pattern=2, n_group=2, topk_group=1,
+    ),
+    "exaone_moe, full": small(
+        "exaone_moe", num_key_value_heads=1, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=50, layer_types=3 * ["full_attention"],
+        norm_topk_prob=False, routed_scaling_factor=1.7,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+    ),
     "falcon": small("falcon"),
     "falcon, groups": small("falcon", new_decoder_architecture=True, num_kv_heads=2),
     "falcon, one norm": small(
@@ -236,6 +259,11 @@ CONFIGURATIONS = {
     "falcon_h1, normed before gates": small(
         "falcon_h1", mamba_rms_norm=True, mamba_conv_bias=False,
         **FALCON_H1 | {"mamba_d_ssm": None, "mamba_d_head": "auto"},
+    ),
+    "flex_olmo": small("flex_olmo", num_experts=4, num_experts_per_tok=2),
+    "flex_olmo, normalised": small(
+        "flex_olmo", num_key_value_heads=1, num_experts=5, num_experts_per_tok=3,
+        norm_topk_prob=True, attention_bias=True, rope_parameters=YARN,
     ),
     "gemma": small("gemma", num_key_value_heads=1, head_dim=10),
     "gemma2": small(
@@ -272,6 +300,8 @@ CONFIGURATIONS = {
     ),
     "glm_moe_dsa": small("glm_moe_dsa", **OF_DEEPSEEK, **INDEX, index_topk_freq=2),
     "gpt2": small("gpt2"),
+    "gpt_bigcode": small("gpt_bigcode"),
+    "gpt_bigcode, many key heads": small("gpt_bigcode", multi_query=False),
     "gpt_neo": small(
         "gpt_neo", window_size=4,
         attention_types=[[["global", "local"], 1], [["local"], 1]],
@@ -285,6 +315,11 @@ CONFIGURATIONS = {
     "gptj": small("gptj", rotary_dim=4),
     "granite": small("granite", **GRANITES),
     "granitemoe": small("granitemoe", num_key_value_heads=1, **EXPERTS, **GRANITES),
+    "granite_swa": small("granite_swa", **DIFFERING, **GRANITES),
+    "granite_swa, bases of layers": small(
+        "granite_swa", num_key_value_heads=1, sliding_window=5, tie_word_embeddings=False,
+        layer_rope_theta=[100.0, 0, 10_000.0], **BIASED,
+    ),
     "granitemoehybrid": small(
         "granitemoehybrid", layer_types=GATED_DELTA["layer_types"], num_local_experts=4,
         shared_intermediate_size=11, **MAMBA2, **GRANITES,
@@ -298,6 +333,11 @@ CONFIGURATIONS = {
         "granitemoehybrid", layer_types=3 * ["full_attention"], num_local_experts=0,
         shared_intermediate_size=11, **MAMBA2, **GRANITES,
     ),
+    "granitemoeshared": small(
+        "granitemoeshared", num_key_value_heads=1, shared_intermediate_size=11, **EXPERTS,
+        **GRANITES,
+    ),
+    "granitemoeshared, nothing shared": small("granitemoeshared", **EXPERTS, **GRANITES),
     "helium": small("helium", head_dim=6),
     "hunyuan_v1_dense": small("hunyuan_v1_dense", num_key_value_heads=1, head_dim=10),
     "hunyuan_v1_dense, one base": small(
@@ -318,6 +358,14 @@ CONFIGURATIONS = {
     "hunyuan_v1_moe": small(
         "hunyuan_v1_moe", num_key_value_heads=1, head_dim=10, num_experts=4, moe_topk=2,
         rope_parameters=ALPHA,
+    ),
+    "hy_v3": small(
+        "hy_v3", head_dim=10, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=9,
+    ),
+    "hy_v3, biased": small(
+        "hy_v3", num_key_value_heads=1, head_dim=6, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=50, num_shared_experts=2, router_scaling_factor=1.3,
+        attention_bias=True, mlp_layer_types=["sparse", "dense", "sparse"], rope_parameters=YARN,
     ),
     "hyperclovax": small("hyperclovax", num_key_value_heads=1, head_dim=10, **GRANITES, **BIASED),
     "hyperclovax, no norms after": small(
@@ -369,6 +417,11 @@ CONFIGURATIONS = {
     ),
     "minimax_m1": small("minimax", **LIGHTNING, **NORMED_PATH),
     "minimax_text_01": small("minimax", **LIGHTNING, **NORMED_PATH),
+    "minicpm3": small("minicpm3", **DENSE_LATENT, dim_model_base=8, scale_emb=3),
+    "minicpm3, unscaled": small(
+        "minicpm3", **DENSE_LATENT | {"q_lora_rank": None, "v_head_dim": None}, scale_depth=None,
+        dim_model_base=None, scale_emb=1, tie_word_embeddings=False, rope_parameters=LONG_OF_TWO,
+    ),
     "minimax_m2": small("minimax_m2", **EXPERTS, head_dim=10, rotary_dim=4),
     "ministral": small("ministral", head_dim=6, **DIFFERING),
     "ministral3": small("ministral3", head_dim=10, rope_parameters=GROWING),
@@ -380,9 +433,23 @@ CONFIGURATIONS = {
         "mistral3", PIXELS, small("ministral3", head_dim=10, rope_parameters=GROWING)
     ),
     "mistral": small("mistral", sliding_window=None),
+    "mistral, with images": with_images(
+        "llava", PIXELS, small("mistral", num_key_value_heads=1, sliding_window=None, head_dim=10)
+    ),
     "mistral, window": small("mistral", num_key_value_heads=1, sliding_window=4, head_dim=10),
     "mixtral": small("mixtral", **EXPERTS),
     "mixtral, window": small("mixtral", num_key_value_heads=1, sliding_window=4, **EXPERTS),
+    "mpt": small("mpt", d_model=24, n_heads=4, n_layers=3),
+    "mpt, clipped": small(
+        "mpt", d_model=24, n_heads=3, n_layers=3,
+        attn_config={"clip_qkv": 0.4, "softmax_scale": 0.2},
+    ),
+    "nanochat": small("nanochat"),
+    "nanochat, tied": small(
+        "nanochat", num_key_value_heads=1, attention_bias=True, hidden_act="silu",
+        tie_word_embeddings=True, final_logit_softcapping=None, rope_parameters=DYNAMIC,
+        max_position_embeddings=8,
+    ),
     "nemotron": small("nemotron", head_dim=8, num_key_value_heads=1),
     "nemotron_h": small(
         "nemotron_h", moe_latent_size=10,
@@ -472,6 +539,12 @@ CONFIGURATIONS = {
         small(
             "qwen3_vl_text", num_key_value_heads=1, head_dim=10, rope_parameters=sections(2, 2, 1)
         ),
+    ),
+    "sarvam_moe": small("sarvam_moe", head_dim=10, **SIGMOIDS),
+    "sarvam_moe, biased": small(
+        "sarvam_moe", num_key_value_heads=1, head_dim=6, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=50, use_qk_norm=False, attention_bias=True, norm_topk_prob=False,
+        n_shared_experts=2, first_k_dense_replace=0, rope_parameters=YARN,
     ),
     "seed_oss": small("seed_oss", num_key_value_heads=1, head_dim=10),
     "smollm3": small("smollm3", no_rope_layers=[1, 0, 1]),

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # What makes queries of the state, the last of them where there are two.
-QUERIES = ("q_b_proj", "q_proj", "qkv_proj", "c_attn", "query_key_value")
+QUERIES = ("q_b_proj", "q_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
 # What follows from a layer's number, in the precision in which the network is made.
 MADE = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense")
@@ -121,7 +121,7 @@ def attention_blocks(
 
 
 def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
-    ends = (f".layers.{layer}", f".h.{layer}")
+    ends = (f".layers.{layer}", f".h.{layer}", f".blocks.{layer}")
     modules = ((name, module) for name, module in network.named_modules() if "vision" not in name)
     (block,) = (module for name, module in modules if name.endswith(ends))
     return block
@@ -173,6 +173,9 @@ def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor
         grouped, one = config.new_decoder_architecture, config.multi_query
         groups = config.num_kv_heads if grouped else 1 if one else config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if name == "query_key_value":
+    by_group = name == "query_key_value"
+    if config.model_type == "gpt_bigcode":
+        by_group = not config.multi_query
+    if by_group:
         return places % (features // groups) < features // groups - 2 * size
     return places < features - 2 * groups * size

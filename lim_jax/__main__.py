@@ -13,7 +13,8 @@ from typing import Any
 
 try:
     from lim_jax._refusal import refusal
-    from lim_jax.cli.commands import STOPPED
+    from lim_jax._terminal import in_one_line
+    from lim_jax.cli.commands import STOPPED, as_flags
     from lim_jax.cli.commands import main as run
     from lim_jax.cli.compiled import keep_programs
 
@@ -26,6 +27,7 @@ except ModuleNotFoundError as error:
 
 INTERRUPTED = 130  # as shells have it
 MOMENT = 0.01  # seconds
+UNKEPT = "persistent compilation cache entry"
 
 
 def main() -> int:
@@ -34,7 +36,7 @@ def main() -> int:
     pressed = _presses()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _said
+            warnings.showwarning = partial(_said, set())
             status = run(keep_programs(sys.argv[1:]))
     except KeyboardInterrupt:  # once more, while the first was told of
         status = INTERRUPTED
@@ -46,7 +48,7 @@ def main() -> int:
         elif words is None:
             raise
         else:
-            print(f"lim-jax: {words}", file=sys.stderr)
+            print(f"lim-jax: {in_one_line(as_flags(words))}", file=sys.stderr)
             return 2
     if status == INTERRUPTED:
         _leave()
@@ -66,9 +68,14 @@ def _presses() -> list[int]:
     return pressed
 
 
-def _said(message: Warning | str, *_: Any) -> None:
-    """A warning in a line, without the file and the line of ours that gave it."""
-    print(f"lim-jax: {message}", file=sys.stderr)
+def _said(said: set[str], message: Warning | str, *_: Any) -> None:
+    """A warning in a line, once, without the file and the line of ours that gave it."""
+    words = in_one_line(str(message))
+    # JAX warns at each program that it cannot keep, as on a disk that is full.
+    about = UNKEPT if UNKEPT in words else words
+    if about not in said:
+        said.add(about)
+        print(f"lim-jax: {words}", file=sys.stderr)
 
 
 def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:

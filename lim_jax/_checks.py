@@ -189,8 +189,11 @@ def require_kind(value: object, kind: type, name: str, cure: str) -> None:
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
     """Raise unless this is a list of instances of a type, at least one; a string is no list."""
     listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
-    holds = len(listed) > 0 and all(isinstance(value, kind) for value in listed)
+    others = [at for at, value in enumerate(listed) if not isinstance(value, kind)]
+    holds = len(listed) > 0 and not others
     got = "none" if isinstance(values, Sequence) and not values else described(values)
+    if others:
+        got = f"{described(listed[others[0]])} at index {others[0]}"
     require(holds, name, got=got, expected=f"a list of {_spelt(kind)}, at least one", cure=cure)
 
 

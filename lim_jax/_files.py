@@ -13,6 +13,7 @@ from lim_jax._refusal import Refusal
 docx: Any = lazy_loader.load("docx")  # both of the extra "documents"; texts do without
 pypdf: Any = lazy_loader.load("pypdf")
 ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+BYTES = 4  # of a letter, at most
 ZERO = "\0"  # in no text, and in much that is none
 KINDS = "a text in UTF-8, or in UTF-16 with its mark, or a PDF or .docx"
 CURE = "Save it as one of these, or take it away."
@@ -28,19 +29,38 @@ def files_within(folder: Path) -> list[Path]:
     return sorted(file for file in shown if not any(name.startswith(HIDDEN) for name in file.parts))
 
 
-def text_of_file(file: Path, name: str) -> str:
-    """The text of a file, whose lines end in line feeds alone; `name` is the argument's."""
+def text_of_file(file: Path, name: str, most: int | None = None) -> str:
+    """The text of a file, whose lines end in line feeds alone; `name` is the argument's.
+
+    One of more letters than `most` is refused, by its size before it is read.
+    """
     try:
+        size = file.stat().st_size
+        pages = file.suffix.lower() in (".pdf", ".docx")  # pictures may make most of it
+        _require_letters(file, name, size, most, pages or most is None or size <= BYTES * most)
         content = file.read_bytes()
     except OSError as error:
         raise Refusal(
             f"{name}: got {file}, which cannot be read ({error.strerror}), expected {KINDS}. {CURE}"
         ) from error
     if content.startswith(b"%PDF-"):
-        return _extracted(file, name, "pypdf")
-    if file.suffix.lower() == ".docx":
-        return _extracted(file, name, "docx")
-    return decoded(content, file, name)
+        text = _extracted(file, name, "pypdf")
+    elif file.suffix.lower() == ".docx":
+        text = _extracted(file, name, "docx")
+    else:
+        text = decoded(content, file, name)
+    _require_letters(file, name, size, most, most is None or len(text) <= most)
+    return text
+
+
+def _require_letters(file: Path, name: str, size: int, most: int | None, fits: bool) -> None:
+    require(
+        fits,
+        name,
+        got=f"{file} of {size:,} bytes",
+        expected=f"a text of at most {most or 0:,} letters",
+        cure="Cut out what matters, or take it away.",
+    )
 
 
 def decoded(content: bytes, file: Path, name: str) -> str:

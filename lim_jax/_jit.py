@@ -31,6 +31,12 @@ def _options() -> dict[str, int] | None:
     return WIDE_VECTORS
 
 
+def jit_is_off() -> bool:
+    """Whether `jax.disable_jit` holds here, under which everything runs step by step."""
+    config: Any = jax.config
+    return config.jax_disable_jit
+
+
 def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     """Equinox's, with errors in our words, and checks as values where nothing traces the call.
 
@@ -71,7 +77,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         with in_our_words():
-            if get_opaque_trace_state() != NOT_TRACING:
+            if jit_is_off() or get_opaque_trace_state() != NOT_TRACING:
                 return traced(*args, **kwargs)
             try:
                 with CHECKS_ARE_VALUES(True):

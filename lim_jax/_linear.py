@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 from jaxtyping import Array, Shaped
 
+from lim_jax._jit import jit_is_off
 from lim_jax._precision import precision_asked
 from lim_jax._varying import varying_as
 
@@ -52,10 +53,22 @@ def primitive_of(
         results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
         return results if many_results else results[0]
 
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames={*static, "precision"}))
+    compiled = jax.jit(primitive.bind, static_argnames={*static, "precision"})
+
+    def applied(*operands: Any, **settings: Any) -> Any:
+        # Without jit, and where JAX repeats a program to find its NaN, bind comes back to here.
+        return (run if jit_is_off() or nan_is_sought() else compiled)(*operands, **settings)
+
+    primitive.def_impl(applied)
     primitive.def_abstract_eval(types_of)
     lower_on(None, primitive, run)
     return primitive
+
+
+def nan_is_sought() -> bool:
+    """Whether `jax.debug_nans` or `jax.debug_infs` holds here."""
+    config: Any = jax.config
+    return config.jax_debug_nans or config.jax_debug_infs
 
 
 def bound(primitive: Primitive, *operands: Any, **static: Any) -> Any:

@@ -4,16 +4,17 @@ Nothing in it is code. It is seen whole or not at all, and its check sums are he
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from lim_jax._checks import require
 from lim_jax._refusal import Refusal
+from lim_jax._writing import whole_file
 
 VERSION = 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is
@@ -35,20 +36,13 @@ class Format(NamedTuple):
         )
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name first, in a folder that is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_name(path.name + ".part")
-    with half_written.open("wb") as file:
-        write(file)
-    half_written.replace(path)
-
-
 def write_arrays(path: Path, kind: Format, header: Mapping[str, Any], arrays: Arrays) -> None:
     """Write what `read_arrays` reads: plain values, and arrays that `put_array` put aside."""
     about = {"format": kind.name, "version": VERSION, "lim_jax": version("lim_jax"), **header}
-    text = json.dumps(about, allow_nan=False)
-    write_whole(path, lambda file: np.savez(file, header=np.array(text), **arrays))
+    arrays = {"header": np.array(json.dumps(about, allow_nan=False)), **arrays}
+    size = sum(array.nbytes for array in arrays.values())
+    with whole_file(path, size) as half_written, half_written.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:

@@ -20,9 +20,9 @@ from lim_jax._npz import (
     read_arrays,
     take_array,
     write_arrays,
-    write_whole,
 )
 from lim_jax._refusal import Refusal
+from lim_jax._writing import saying_what_is_lacking, write_file
 
 Result = TypeVar("Result")
 # What tells one run from another: plain values by name.
@@ -107,10 +107,11 @@ def each_once(
         done[name] = _plain(groups[name]())
         if file is not None:
             if not begun:
-                write_whole(file, lambda new: new.write(_line({"run": run})))
+                write_file(file, _line({"run": run}))
                 begun = True
-            with file.open("ab") as grown:
-                grown.write(_line({"name": name, "found": done[name]}))
+            line = _line({"name": name, "found": done[name]})
+            with saying_what_is_lacking(file, len(line)), file.open("ab") as grown:
+                grown.write(line)
     return {name: done[name] for name in groups if name in done}
 
 
@@ -139,7 +140,7 @@ def _journal(path: Path, run: Run) -> dict[str, Any]:
             f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
             f"stored. {RUN.cure}"
         )
-    write_whole(path, lambda file: file.writelines([head, *lines]))
+    write_file(path, b"".join([head, *lines]))
     return {entry["name"]: entry["found"] for entry in entries}
 
 

@@ -1,5 +1,6 @@
 """The command line prints and writes the numbers that it is given."""
 
+import ast
 import csv
 import inspect
 import json
@@ -250,6 +251,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(paper, "counterexamples", cache(paper.counterexamples))
     assert main(["counterexamples"]) == 0
@@ -315,6 +317,7 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
 
 
+@pytest.mark.slow
 def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsys):
     """End to end: what is drawn and written is the study that was asked for."""
     out, draw = tmp_path / "rates", Figure.savefig
@@ -388,8 +391,24 @@ def test_what_a_command_refuses_is_a_line_and_status_2(monkeypatch, tmp_path, ca
 
 
 @pytest.mark.usefixtures("in_process")
+def test_where_interrupts_are_ignored_a_command_goes_on(monkeypatch):
+    """As in a job that a script starts in the background, or under nohup."""
+
+    def pressed(arguments):
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(__main__, "run", pressed)
+    monkeypatch.setattr(__main__, "_leave", lambda: None)
+    assert __main__.main() == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("in_process")
 def test_what_a_library_makes_of_an_interrupt_is_one(monkeypatch, capsys):
     """JAX, in the middle of tracing, may raise an AttributeError for it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as where no shell ignores it
 
     def broken(arguments):
         try:
@@ -453,3 +472,36 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
         monkeypatch.setattr(__main__, "run", raising(fault))
         with pytest.raises(type(fault)):
             __main__.main()
+
+
+def test_arguments_in_errors_are_the_commands_own(monkeypatch, in_process, capsys):
+    """The library says what Python passes: there are no flags in its errors."""
+    said = "data: got 9, expected 8. Raise `max_length`, or take `html=False`, (`loss='answer'`)."
+    flags = "data: got 9, expected 8. Raise --max-length, or take --no-html, (--loss answer)."
+    assert commands.as_flags(said) == flags
+    assert commands.as_flags("out: got /a/`b`") == "out: got /a/`b`", "a name of a file is left"
+
+    def run(arguments):
+        raise Refusal(said)
+
+    monkeypatch.setattr(__main__, "run", run)
+    assert __main__.main() == 2 and capsys.readouterr().err == f"lim-jax: {flags}\n"
+
+
+def test_no_error_of_the_library_speaks_of_flags():
+    package = ROOT / "lim_jax"
+    files = [
+        file for file in package.rglob("*.py") if "cli" not in file.parts and file.parent != package
+    ]
+    found = []
+    for file in files:
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            if name == "Refusal" or name.startswith("require"):
+                texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+                found += [
+                    (file.name, text) for text in texts if re.search(r"(^| )--[a-z]", f"{text}")
+                ]
+    assert found == []

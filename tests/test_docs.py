@@ -259,6 +259,7 @@ def test_files_and_pictures_that_a_page_names_are_there():
             assert (page.parent / picture).exists(), (page.name, picture)
 
 
+@pytest.mark.slow
 def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path):
     limits = runpy.run_path(str(DOCS / "limits.py"))
     assert limits["PAGE"].read_text() == limits["written"]()

@@ -37,6 +37,36 @@ def test_every_label_is_held_by_a_test_or_has_a_reason(held):
     assert missing == [], "name each in a docstring or comment of the test that holds it"
 
 
+def slow(tree):
+    """The tests of a file that the quick run leaves out, and whether all of them are."""
+    whole = any(
+        isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "pytestmark"
+        and "pytest.mark.slow" in ast.unparse(node.value)
+        for node in tree.body
+    )
+    marked = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and "pytest.mark.slow" in map(ast.unparse, node.decorator_list)
+    }
+    return marked, whole
+
+
+def test_every_label_is_held_by_a_quick_test(held):
+    """`python -m pytest`, which leaves slow tests out, looks at all of the paper."""
+    files = {file for tests in held.values() for file, _ in tests}
+    left_out = {file: slow(ast.parse(file.read_text())) for file in files}
+
+    def is_quick(file, name):
+        marked, whole = left_out[file]
+        return not whole and name not in marked
+
+    missing = [label for label, tests in held.items() if not any(is_quick(*test) for test in tests)]
+    assert missing == [], "name each in a test without the mark slow, or take the mark from one"
+
+
 def test_a_label_that_is_computed_has_no_reason_not_to_be(computed):
     assert [label for label, reason in LABELS.items() if reason and label in computed] == []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # one process, which all of them read
 SCRIPT = Path(__file__).with_name("lowering.py")
 JOBS = "algorithm 1", "mdot", "channels", "hops", "cone mass", "gramians", "profile", "ring"
 

@@ -15,7 +15,7 @@ from jax.test_util import check_grads
 from reference.networks import random_states
 
 from lim_jax._linear import bound
-from lim_jax._products import _input_gradient, _weight_gradient, linear, matmul
+from lim_jax._products import _input_gradient, _weight_gradient, is_linear, linear, matmul
 from lim_jax.cost.counting import operations
 
 SHAPES = {"wider": (5, 3), "narrower": (3, 7), "square": (4, 4)}
@@ -223,6 +223,38 @@ def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped)
     for array, twin in zip((found, pushed, *pulled), expected, strict=True):
         assert array.dtype == jnp.float32
         np.testing.assert_allclose(array, twin, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("product", [linear, lambda left, right: matmul(right, left.T)])
+@pytest.mark.parametrize("halves", [(True, False), (False, True)])
+def test_where_operands_are_rounded_each_receives_its_own_precision(product, halves):
+    """One of them is in bfloat16 already, which its derivative is, too."""
+    dtypes = [jnp.dtype("bfloat16" if half else "float32") for half in halves]
+    both = [x.astype(dtype) for x, dtype in zip(operands(5, 3), dtypes, strict=True)]
+    with jax.default_matmul_precision("bfloat16"):
+        gradients = jax.grad(lambda *both: jnp.sum(product(*both) ** 2), (0, 1))(*both)
+        assert product(*both).dtype == jnp.float32
+    assert [x.dtype for x in gradients] == dtypes
+
+
+def test_a_policy_may_keep_images_under_matrices_alone():
+    """Without it they are made a second time on the way back, and so are sines either way."""
+
+    def operations_of(policy):
+        loss = jax.checkpoint(bent(linear), policy=policy)
+        program = str(jax.make_jaxpr(jax.grad(loss))(*operands(5, 3)))
+        return [len(re.findall(rf"= {name}\b", program)) for name in ("linear", "sin")]
+
+    assert operations_of(is_linear) == [1, 2]
+    assert operations_of(jax.checkpoint_policies.nothing_saveable) == [2, 2]
+
+
+def test_a_product_of_half_precision_is_in_the_precision_of_its_sums():
+    left, right = (x.astype(jnp.bfloat16) for x in (random_states(1, 2, 3), random_states(2, 3, 4)))
+    found = matmul(left, right)
+    assert found.dtype == jnp.float32
+    expected = np.asarray(left).astype(float) @ np.asarray(right).astype(float)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_double_precision_is_not_rounded():

@@ -59,7 +59,7 @@ def test_every_dependency_has_a_lower_bound_and_one_version_is_excluded():
     requirements = [r for r in PROJECT["dependencies"] + extras if not r.startswith("lim_jax[")]
     assert all(">=" in requirement for requirement in requirements)
     excluded = [requirement for requirement in requirements if "!=" in requirement]
-    assert excluded == ["jax>=0.10.0,!=0.10.2", "jaxlib>=0.10.0,!=0.10.2"]
+    assert excluded == ["jax>=0.10.1,!=0.10.2", "jaxlib>=0.10.1,!=0.10.2"]
 
 
 def test_figures_and_files_that_it_names_are_there():

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS
 
 import lim_jax as lim
 from benchmarks.validation.prompted import ask_prompts
@@ -22,9 +23,12 @@ from benchmarks.validation.texts import PromptSetting
 from lim_jax import models, tasks
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
+from lim_jax.attribution.segments import document_segments
 from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
 from lim_jax.models.causal import open_network
+from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts.cutting import sentences
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -137,3 +141,19 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     assert float(score) == pytest.approx(float(expected), abs=0.02) and share[:2] == of[:2]
     page = (out / "answer.html").read_text(encoding="utf-8")
     assert page.count("Mira Castellan") > 1 and len(page) > 10_000
+
+
+def test_documents_of_every_script_are_cut_whole(tokenizer):
+    """Many of its tokens are a space and the first byte of a letter."""
+    context = context_of(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
+    assert any(
+        token == "" and context.tokens[at + 1].startswith(" ")
+        for at, token in enumerate(context.tokens[:-1])
+    )
+    segments = document_segments(context)
+    names = [document.name for document in named_documents(DOCUMENTS)]
+    for name, text, document in zip(names, TEXTS, DOCUMENTS, strict=True):
+        title, cut = f"{document.title}\n" * bool(document.title), sentences(document.text)
+        said = [title, *(document.text[start:end] for start, end in cut)]
+        own = [one.text for one in segments if one.within == name]
+        assert own == [part for part in said if part] and "".join(own) == text

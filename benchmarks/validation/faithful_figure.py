@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.validation.faithfulness import RANDOM
 from benchmarks.validation.judged_faithfulness import SCORE
-from lim_jax.attribution.methods import Cost
+from lim_jax.attribution.scores import Cost
 from lim_jax.plots.drawing import COLOURS, MARKERS, ShownFigure, legend_below
 
 Record = Mapping[str, Any]

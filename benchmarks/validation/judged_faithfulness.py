@@ -27,7 +27,7 @@ from benchmarks.validation.faithfulness import (
     variants_of,
 )
 from benchmarks.validation.intervals import bootstrap_interval
-from lim_jax.attribution.methods import Cost
+from lim_jax.attribution.scores import Cost
 
 SCORE = "datamodeling score"
 MASK, CENTRED = "mask-gradient", ", less the mean"

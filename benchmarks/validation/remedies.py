@@ -32,7 +32,12 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
 from lim_jax.tasks.prompts import Example, record_weights
-from lim_jax.training.balancing import Penalty, influence_penalty, risk_and_penalty
+from lim_jax.training.balancing import (
+    Penalty,
+    influence_penalty,
+    raised_multiplier,
+    risk_and_penalty,
+)
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.estimators import (
     Energies,
@@ -333,7 +338,7 @@ def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: f
 
     def gradient(model, multiplier, batches):
         value, slope = eqx.filter_value_and_grad(penalty)(model, batches.probes)
-        raised = jnp.maximum(0.0, multiplier + stiffness * (value - limit))
+        raised = raised_multiplier(multiplier, value, limit=limit, stiffness=stiffness)
         risk = _risk_gradient(model, batches.training)
         # The multiplier follows slowly: one batch is no minimisation.
         return _added(risk, _clipped(slope, raised)), multiplier + 0.02 * (raised - multiplier)

@@ -68,7 +68,7 @@ def continuous_adjoint(
     x, y = require_loss(terminal_loss, example)
     times = guarded_times(times, flow.horizon)
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))
-    forward = forward.result.error_if(forward, ~diffrax.is_successful(forward.result))
+    forward = flow.reached(forward, forward)
     assert forward.ys is not None
     loss, gradient = jax.value_and_grad(terminal_loss)(forward.ys[-1], y)
     terminal = gradient / grid.weights[:, None]
@@ -78,8 +78,8 @@ def continuous_adjoint(
     at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
     rates, saveat = _Rates(forward, flow.profile, grid), diffrax.SaveAt(subs=[at_times, at_end])
     backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
-    failed = ~diffrax.is_successful(backward.result)
-    covectors, (cone, local) = backward.result.error_if(backward.ys, failed)
+    assert backward.ys is not None
+    covectors, (cone, local) = flow.reached(backward, backward.ys)
     ends = jnp.array([0.0, flow.horizon], x.dtype), (x, forward.ys[-1])
     return ContinuousAdjoint(
         loss, times, covectors[::-1], terminal, _causal(cone[0], flow, grid, *ends), local[0]

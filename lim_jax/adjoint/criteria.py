@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import require_floats, require_kind
+from lim_jax._checks import as_nonnegative, error_if, require_floats, require_kind
 from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
@@ -62,6 +62,18 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
     return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
 
 
+def _refuting_positions(cone: JointCone, regions: Regions) -> int:
+    r"""Count where an energy is below :math:`\Gamma`'s least on E_L, above its largest on E_M."""
+    inside = np.asarray(regions.weights) > 0
+    area = (float(cone.horizon) * np.asarray(cone.future, float)) ** 2
+    energy = np.asarray(cone.energy, float)
+    least, most = area * np.asarray(cone.lowest, float), area * np.asarray(cone.largest, float)
+    rounding = half_digits(cone.energy.dtype)
+    below = inside[0] & (energy < least - rounding * (np.abs(least) + energy))
+    above = inside[1] & (energy > most + rounding * (np.abs(most) + energy))
+    return int((below | above).sum())
+
+
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     r"""Primacy of the cone channel where contributions do not cancel.
 
@@ -73,12 +85,18 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     require_concrete("cone", cone)
     bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
+    refuted = _refuting_positions(cone, regions)
+    statement = "κ_L and K_M bound the cone energy, but at so many positions"
+    bounding = Premise(statement, float(refuted), refuted == 0)
     cancels = f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
     vacuous = "" if lowest > 0 else f"{cancels}so its lower bound is not positive"
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
-        premises=(Premise("κ_L > 0: no cancellation on the left", lowest, lowest > 0),),
+        premises=(
+            Premise("κ_L > 0: no cancellation on the left", lowest, lowest > 0),
+            bounding,
+        ),
         inequalities=(
             compare("κ_L T² A_L > K_M T² A_M", bounds.left_bound, bounds.middle_bound, precision),
         ),
@@ -112,7 +130,9 @@ def energy_stability(
     .. math:: |\mathcal A_B(P_0) - \mathcal A_B(P_T)|
               \le \tfrac{1}{|B|}\,\mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr].
 
-    Of :math:`P_T` and :math:`P_0` of every example, densities, and the `amplification` c.
+    Of :math:`P_T` and :math:`P_0` of every example, densities, and the `amplification` c, with
+    :math:`\|P_0 - P_T\| \le c\,\|P_T\|` in the grid's norm (`eq:residual-stability-bound`): a c
+    that is negative, or smaller than the covectors say, raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -124,16 +144,38 @@ def energy_stability(
     >>> jnp.round(energies.bound, 4).tolist()
     [3.75, 3.75, 3.75]
     """
+    stability, change = _stability(terminal, initial, amplification, regions)
+    message = (
+        "amplification: got a c that the covectors refute, expected |P_0 - P_T| <= c |P_T| in "
+        "every example. Take it from residual.amplification, of the same layers and grid."
+    )
+    return error_if(stability, jnp.any(change.refuted), message)
+
+
+class _Change(NamedTuple):
+    r""":math:`\|P_0 - P_T\|/\|P_T\|` of every example, and whether it is above c for sure."""
+
+    ratio: Float[Array, " examples"]
+    refuted: Bool[Array, " examples"]
+
+
+def _stability(
+    terminal: Array, initial: Array, amplification: Array, regions: Regions
+) -> tuple[EnergyStability, _Change]:
     require_regions(regions)
     for covectors, name in ((terminal, "terminal"), (initial, "initial")):
         require_on_grid(covectors, regions.grid, name, "examples length width")
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
-    squares, energy, moved = _squares(terminal, initial, amplification, regions.grid.weights)
-    return EnergyStability(
+    cure = "It bounds a norm: take 0 for layers that change nothing."
+    amplification = as_nonnegative(amplification, "amplification", cure)
+    weights = regions.grid.weights
+    squares, energy, moved = _squares(terminal, initial, amplification, weights)
+    stability = EnergyStability(
         regional_averages(squares, regions),
         regional_averages(energy, regions),
         moved / regions.weights.sum(axis=1),
     )
+    return stability, _change(terminal, initial, amplification, weights)
 
 
 @jax.jit
@@ -144,8 +186,31 @@ def _squares(
     terminal, initial, amplification = promote((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
-    moved = (growth * (squares @ weights)).mean()
+    moved = _times(growth, squares @ weights).mean()
     return squares.mean(axis=0), (initial**2).sum(axis=2).mean(axis=0), moved
+
+
+@jax.jit
+def _change(terminal: Array, initial: Array, amplification: Array, weights: Array) -> _Change:
+    arrays = terminal, initial, amplification
+    rounding = max(half_digits(array.dtype) for array in arrays)
+    terminal, initial, amplification = promote(arrays)
+    # Squares of small covectors underflow: those of each example over its largest entry do not.
+    largest = jnp.maximum(jnp.abs(terminal), jnp.abs(initial)).max(axis=(1, 2), keepdims=True)
+    largest = jnp.where(largest > 0, largest, 1)
+
+    def norm(covectors: Array) -> Float[Array, " examples"]:
+        return jnp.sqrt(((covectors / largest) ** 2).sum(axis=2) @ weights)
+
+    before, after, apart = map(norm, (terminal, initial, initial - terminal))
+    beyond = apart - _times(amplification, before)
+    ratio = jnp.where(before > 0, apart / jnp.where(before > 0, before, 1), jnp.inf)
+    return _Change(jnp.where(apart > 0, ratio, 0), beyond > rounding * (before + after))
+
+
+def _times(factor: Array, size: Array) -> Array:
+    """A product that is zero where the size is, of an infinite factor too."""
+    return jnp.where(size > 0, factor * size, 0)
 
 
 def recency_survival(
@@ -159,7 +224,8 @@ def recency_survival(
     .. math:: \mathsf R_{\rm res} > \Bigl(\tfrac{1}{|E_R|} + \tfrac{1}{|E_M|}\Bigr)
               \mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr]
 
-    implies that the influence is on average larger over E_R than over E_M
+    implies that the influence is on average larger over E_R than over E_M, if
+    :math:`\|P_0 - P_T\| \le c\,\|P_T\|`: a premise that fails where some example refutes it
     (`eq:regional-recency-survival-condition`, under `eq:recency-moment-condition`, which no sample
     tests: `probes.tail_index` of :math:`(2c + c^2)\|P_T\|^2` is well above 1 where it does not
     refute it). As :math:`\mathsf R_{\rm res} \le \mathbb E\|P_T\|^2/|E_R|`, it cannot hold where
@@ -177,7 +243,8 @@ def recency_survival(
     amplification, sampled = _sampled(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     later = amplification.reshape(len(amplification), -1)
-    stability = energy_stability(terminal, initial, later[:, 0], regions)
+    later = as_nonnegative(later, "amplification", "It bounds a norm.")
+    stability, moved = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
     bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
@@ -185,6 +252,8 @@ def recency_survival(
     heavy = compare("R_res > 0", before[2], before[1], precision)
     statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
     finite = Premise(statement, bound, math.isfinite(bound))
+    statement = "c >= |P_0 - P_T| / |P_T| of every example, which is at most"
+    bounding = Premise(statement, float(moved.ratio.max()), not bool(moved.refuted.any()))
     statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
     added = before[2] + before[1] + bound
     survives = compare(statement, contrast, bound, precision, added=added)
@@ -194,6 +263,7 @@ def recency_survival(
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
             finite,
+            bounding,
             *sampled,
         ),
         inequalities=(survives,),
@@ -257,9 +327,17 @@ def right_biased_queries(
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
+    cure = "They are means of squares: take them from readout_residual_energies."
+    residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
-    measured, gap = _measured_queries(query_weights, residual_energies, terminal, weights)
+    measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
+    # Over the two regions that are compared: large energies on the left hide nothing there.
+    apart, sizes = (
+        float(regional_averages(of, regions)[1:].sum())
+        for of in (jnp.abs(measured - expected), measured + expected)
+    )
+    gap = apart / sizes if sizes > 0 else 0.0
     precision = jnp.result_type(measured)
     energies = np.asarray(regional_averages(measured, regions))
     inside = np.asarray(regions.weights) > 0
@@ -278,8 +356,8 @@ def right_biased_queries(
         decisive = "without the queries of the right region that are answered for certain"
     statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
     biased = compare(statement, least * squares[2], most * squares[1], precision)
-    statement = "P_T's energies are χ² ρ, but for this part of the largest"
-    tokenwise = Premise(statement, float(gap), bool(gap <= half_digits(precision)))
+    statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
+    tokenwise = Premise(statement, gap, gap <= half_digits(precision))
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
@@ -296,12 +374,9 @@ def right_biased_queries(
 def _measured_queries(
     query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
 ) -> tuple[Array, Array]:
-    r"""The mean :math:`\|P_T\|^2`, and its distance from :math:`\chi^2\rho` over the largest."""
+    r"""The mean :math:`\|P_T\|^2` and :math:`\chi^2\rho` at every position."""
     query_weights, residual_energies, terminal = promote(
         (query_weights, residual_energies, terminal)
     )
     measured = (terminal**2).sum(axis=2).mean(axis=0)
-    expected = (query_weights / weights) ** 2 * residual_energies
-    largest = jnp.maximum(measured.max(), expected.max())
-    gap = jnp.abs(measured - expected).max() / jnp.where(largest > 0, largest, 1)
-    return measured, gap
+    return measured, (query_weights / weights) ** 2 * residual_energies

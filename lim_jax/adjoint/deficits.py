@@ -25,10 +25,12 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
     An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
-    `regional` is from `regional_channels`.
+    `regional` is from `regional_channels`; numbers that are no products of vectors raise
+    ValueError.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
+    _require_products(regional)
     sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
     added, precision = _added(regional), jnp.result_type(regional.products)
     sides = []
@@ -107,6 +109,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")
     require_concrete("regional and bounds", (regional, bounds))
+    _require_products(regional)
     _require_true(regional, bounds)
     upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
     scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
@@ -163,6 +166,23 @@ def _lost_in_the_middle(
     return tuple(
         compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
         for name, b, total in (("left", 0, left), ("right", 2, right))
+    )
+
+
+def _require_products(regional: RegionalChannels) -> None:
+    """Raise ValueError for numbers that are no products of three vectors with each other."""
+    products = np.asarray(regional.products, float)
+    turned = products.swapaxes(-1, -2)
+    slack = math.sqrt(np.finfo(regional.products.dtype).eps) * np.abs(products).sum((-1, -2))
+    least = np.linalg.eigvalsh((products + turned) / 2)[..., 0]
+    fails = (np.abs(products - turned).max((-1, -2)) > slack) | (least < -slack)
+    example, region = np.unravel_index(np.argmax(fails), fails.shape)
+    require(
+        not fails.any(),
+        "regional.products",
+        got=f"numbers that no three channels have (example {example}, {REGIONS[region]})",
+        expected="products of vectors: symmetric, with no negative eigenvalue",
+        cure=REGIONAL,
     )
 
 

@@ -11,7 +11,7 @@ from lim_jax._checks import ARRAYS, as_int, error_if, error_if_not_finite, requi
 from lim_jax.adjoint.certificate import half_digits
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, require_regions
-from lim_jax.loss.losses import Labels, logit_residual
+from lim_jax.loss.losses import Labels, checked_queries, logit_residual
 
 
 class QueryMasses(NamedTuple):
@@ -48,7 +48,8 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
 
     The result says whether queries are right-biased, by masses (`eq:right-biased-query-mass`) or by
-    squares: by masses even queries are where delta is above 1/3.
+    squares: by masses even queries are where delta is above 1/3. Weights that are negative or do
+    not sum to one raise EquinoxRuntimeError.
 
     Examples
     --------
@@ -61,6 +62,7 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     """
     require_regions(regions)
     require_on_grid(query_weights, regions.grid, "query_weights", "length")
+    query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
     density = query_weights / regions.grid.weights
     weights = regions.weights
     return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
@@ -77,7 +79,7 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     [0.0, 0.0, 1.0, 1.0]
     """
     require_floats(query_weights, "query_weights", "length")
-    query_weights = error_if_not_finite(query_weights, "query_weights")
+    query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
     radius = as_int(radius, "radius", least=0)
     near = jnp.ones(2 * radius + 1, query_weights.dtype)
     asked = (query_weights > 0).astype(query_weights.dtype)

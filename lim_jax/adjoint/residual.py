@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import as_int, require_floats, require_key, require_kind
+from lim_jax._checks import as_int, error_if, require_floats, require_key, require_kind
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
@@ -206,7 +206,8 @@ def amplification(norms: NormBounds) -> Amplification:
 
     c of `eq:residual-stability-bound`, from the `interaction_norms` of one example.
     :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
-    they fail with at most M times the norms' probability of failure.
+    they fail with at most M times the norms' probability of failure. An upper bound below what a
+    vector attains raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -220,7 +221,14 @@ def amplification(norms: NormBounds) -> Amplification:
     cure = "Take them from interaction_norms; of a continuous flow c is norms.amplification."
     require_kind(norms, NormBounds, "norms", cure)
     require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
-    sizes = norms.upper
+    require_floats(norms.attained, "norms.attained", "layers", layers=norms.upper.shape[0])
+    rounding = jnp.sqrt(jnp.finfo(norms.upper.dtype).eps)
+    above = norms.attained > norms.upper * (1 + rounding)
+    message = (
+        "norms: got bounds that contradict each other, expected 0 <= attained <= upper in every "
+        "layer. Take them from interaction_norms."
+    )
+    sizes = error_if(norms.upper, jnp.any(above | (norms.attained < 0)), message)
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)
 

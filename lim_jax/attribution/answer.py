@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_lines
 from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
 from lim_jax.attribution.methods.table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, REST
@@ -66,7 +67,8 @@ class Answer(NamedTuple):
     @property
     def given(self) -> float | None:
         """The log odds with all documents less those with next to nothing of them, where known."""
-        return self.scores.total_effect
+        effects = self.scores.total_effect
+        return None if effects is None else float(effects.sum())
 
     @property
     def shown(self) -> str:
@@ -76,14 +78,17 @@ class Answer(NamedTuple):
     @property
     def finding(self) -> str:
         """Which document gave most, in a sentence, and what all of them give."""
-        finding = finding_of(self.parts, self.shown, self.foil, signed=METHODS[self.method].signed)
-        if self.given is None:
-            return finding
-        whole = sum(part.score for part in self.parts if part.kind == "document")
-        return (
-            f"{finding} All documents together give {self.given:+.2f} of log odds; their scores "
-            f"add up to {whole:+.2f}."
-        )
+        signed, foil = METHODS[self.method].signed, shown_answer(self.foil, cut=False)
+        said = [finding_of(self.parts, self.shown, foil, signed=signed)]
+        if self.given is not None:
+            whole = sum(part.score for part in self.parts if part.kind == "document")
+            said.append(
+                f"All documents together give {self.given:+.2f} of log odds; their scores add up "
+                f"to {whole:+.2f}."
+            )
+        if self.scores.note:
+            said.append(self.scores.note)
+        return " ".join(said)
 
     def record(self) -> dict[str, Any]:
         """Plain numbers and words, as answer.json has them."""
@@ -120,14 +125,16 @@ class Answer(NamedTuple):
 
     def __str__(self) -> str:
         """What a terminal shows."""
-        return f"{self.finding}\n\nQuestion: {self.question}\nAnswer: {self.shown}\n{self.table}"
+        question = in_lines(self.question)
+        return f"{self.finding}\n\nQuestion: {question}\nAnswer: {self.shown}\n{self.table}"
 
     def _repr_html_(self) -> str:
         lines = (self.question, self.shown, self.finding)
         question, shown, finding = map(html.escape, lines)
-        rows = ("</td><td>".join(map(html.escape, row)) for row in self._rows)
-        table = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
-        return f"<p><b>{question}</b><br>{shown}</p><p>{finding}</p><table>{table}</table>"
+        rows = ("</bdi></td><td><bdi>".join(map(html.escape, row)) for row in self._rows)
+        table = "".join(f"<tr><td><bdi>{row}</bdi></td></tr>" for row in rows)
+        asked = f'<p><b dir="auto">{question}</b><br><span dir="auto">{shown}</span></p>'
+        return f"{asked}<p>{finding}</p><table>{table}</table>"
 
 
 def finding_of(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lim_jax._checks import AnyPath, as_int, require, require_kind, require_text
+from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
 from lim_jax.attribution.methods.table import method_named
@@ -255,15 +255,31 @@ def question_line(
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
+        require_documents(documents)
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
+    answer, foil = answer and answer.strip(), foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
     answer, foil = answer and spaced(answer), foil and spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
+
+
+def require_documents(documents: object) -> None:
+    """Raise unless this is a list of texts or of documents, at least one."""
+    listed = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
+    got = "none" if isinstance(documents, Sequence) else described(documents)
+    require(
+        len(listed) > 0 and not others,
+        "documents",
+        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        expected="a folder, a file, or a list of texts or of Document, at least one",
+        cure="Pass the texts themselves, or Document(title, text) for each.",
+    )
 
 
 def answered_context(

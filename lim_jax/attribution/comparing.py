@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import require
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_one_line
 from lim_jax.attribution.methods.table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, REST
 
@@ -95,8 +96,14 @@ def compare_answers(
 
 def shown_answer(text: str, cut: bool) -> str:
     """An answer in one line, with dots where it was cut."""
-    words = " ".join(text.split())
-    return words + DOTS if cut else words
+    line = in_one_line(" ".join(text.split()))
+    return line + dots_after(line) if cut else line
+
+
+def dots_after(text: str) -> str:
+    """The dots behind an answer that was cut: three, with those that it ends with."""
+    text = text.rstrip().replace("…", DOTS)
+    return DOTS[len(text) - len(text.rstrip(".")) :]
 
 
 def _kind_of_scores(answer: Record) -> str:
@@ -118,5 +125,5 @@ def _read(file: Path, name: str) -> Record:
         record = {}
     whole = isinstance(record, dict) and ENTRIES <= record.keys()
     require(whole, name, got=f"{file}, which is damaged or of another version",
-            expected="what lim-jax ask writes", cure="Ask anew with --overwrite.")  # fmt: skip
+            expected="what lim-jax ask writes", cure="Ask anew with `overwrite`.")  # fmt: skip
     return record

@@ -19,6 +19,8 @@ from lim_jax.attribution.segments import FIRST, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
+from lim_jax.loss.losses import Slices
+from lim_jax.loss.readouts import Logits
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
@@ -70,6 +72,23 @@ def answer_weights(
     return weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
 
 
+def losses_of_rows(
+    ask: LossOfLogits, logits: Logits | Slices, y: Targets, rows: Float[Array, "rows _"]
+) -> Float[Array, " rows"]:
+    """Return the losses by other query weights, from the same logits."""
+
+    def of_row(row: Float[Array, " queries"]) -> Float[Array, ""]:
+        whole, of_row = of_query_weights(y, row)
+        return whole * ask.of_logits(logits, of_row)
+
+    return jax.lax.map(of_row, padded_rows(rows, y))
+
+
+def padded_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
+    """Return query weights filled up with zeros, as the targets of a padded context are."""
+    return jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
+
+
 def of_query_weights(y: Targets, row: Float[Array, " queries"]) -> tuple[Float[Array, ""], Targets]:
     """Return the sum of other query weights, and targets that have these over their sum.
 
@@ -80,13 +99,21 @@ def of_query_weights(y: Targets, row: Float[Array, " queries"]) -> tuple[Float[A
     return whole, y._replace(weights=weights)
 
 
-def effect_of_documents(model: CausalLM, context: Context, loss: Loss, run: Run) -> float:
-    """Return by how much the loss falls as all documents come in from next to nothing."""
-    ((without, whole),) = scores_of_ids(
-        _ends, model, [context.window], ask=[context.asked], loss=loss,
+def effects_of_documents(
+    model: CausalLM, context: Context, answer: Sequence[Segment], loss: Loss, run: Run
+) -> Float[np.ndarray, " answer"]:
+    """Return by how much each part's loss falls as all documents come in from next to nothing."""
+    if context.contrast is None and isinstance(loss, LossOfLogits):
+        rows = jax.device_put(answer_weights(model, context, answer))
+        scores = jax.tree_util.Partial(_ends_of_parts, rows)
+    else:
+        require_whole(answer, "as this loss is of all of it")
+        scores = _ends
+    (ends,) = scores_of_ids(
+        scores, model, [context.window], ask=[context.asked], loss=loss,
         parts=[document_numbers(context)], **of_context("all documents", run),
     )  # fmt: skip
-    return float(without - whole)
+    return ends[0] - ends[1]
 
 
 def mask_gradient_at(
@@ -110,13 +137,34 @@ def _ends(
     ids: Int[Array, " length"],
     y: Targets | Contrast,
     parts: Int[Array, " length"],
-) -> Float[Array, "2"]:
+) -> Float[Array, "2 1"]:
     """Return the loss where all documents weigh next to nothing, and the whole context's."""
     x = loss.embed(model, ids, y)
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, ""]:
         chosen = jnp.where(parts >= 0, log_weight, 0)
         return loss.loss(model, x, y._replace(log_weights=chosen, parts=parts))
+
+    return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))[:, None]
+
+
+def _ends_of_parts(
+    rows: Float[Array, "rows queries"],
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    parts: Int[Array, " length"],
+) -> Float[Array, "2 rows"]:
+    """Return the same for each part of the answer."""
+    x, ask = loss.embed(model, ids, y), loss.loss
+    assert isinstance(ask, LossOfLogits)
+
+    def at(log_weight: Float[Array, ""]) -> Float[Array, " rows"]:
+        log_weights = jnp.where(parts >= 0, log_weight, 0)
+        end = model.flow(x, token_grid(x.shape[0], x.dtype).weighted(log_weights, parts))
+        logits = model.logits_of_queries(end, y)
+        return losses_of_rows(ask, logits, y, rows)
 
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
@@ -190,7 +238,7 @@ def _gradients(
         return (covectors, gradients + of_layer), None
 
     def of_batch(rows):
-        rows = jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
+        rows = padded_rows(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 

@@ -84,8 +84,7 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
     """What contexts are called, each in so many orders: by question, id, or number."""
     names = []
     for number, context in enumerate(contexts):
-        places = places_by_name(context.spans).get(QUESTION, [])
-        question = "".join(context.tokens[place] for place in places).strip()
+        question = "".join(context.part_texts.get(QUESTION, {}).values()).strip()
         if question and context.id:
             name = f"“{question}” (id {context.id})"
         elif question:

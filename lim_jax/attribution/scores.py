@@ -62,15 +62,18 @@ class Scores(NamedTuple):
     by_token
         The same of every token of the context, of methods that have it; None else.
     total_effect
-        By how much the answer's loss falls as all documents come in from next to nothing, of
-        methods that say it; None else.
+        By how much the loss of each part of the answer falls as all documents come in from next to
+        nothing, of methods that say it; None else.
+    note
+        What else is to be known of these scores, in a sentence behind the finding.
     """
 
     answer: Sequence[Segment]
     parts: Sequence[Segment]
     by_part: Float[np.ndarray, "answer parts"]
     by_token: Float[np.ndarray, "answer length"] | None = None
-    total_effect: float | None = None
+    total_effect: Float[np.ndarray, " answer"] | None = None
+    note: str = ""
 
     @property
     def documents(self) -> Int[np.ndarray, " documents"]:
@@ -129,12 +132,13 @@ def scores_by_token(
     answer: Sequence[Segment],
     parts: Sequence[Segment],
     by_token: Float[np.ndarray, "answer length"],
-    total_effect: float | None = None,
+    total_effect: Float[np.ndarray, " answer"] | None = None,
+    note: str = "",
 ) -> Scores:
     """Return the scores of parts as the sums of their tokens'."""
     columns = [by_token[:, part.places].sum(axis=1) for part in parts]
     by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
-    return Scores(answer, parts, by_part, by_token, total_effect)
+    return Scores(answer, parts, by_part, by_token, total_effect, note)
 
 
 def require_whole(answer: Sequence[Segment], why: str) -> None:

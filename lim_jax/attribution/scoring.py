@@ -47,7 +47,7 @@ class ScoredContexts(NamedTuple):
     def given(self) -> Float[np.ndarray, " contexts"] | None:
         """What all documents give in each context, of methods that say it."""
         effects = [scores.total_effect for scores in self.scores]
-        known = [effect for effect in effects if effect is not None]
+        known = [float(effect.sum()) for effect in effects if effect is not None]
         return np.array(known) if known and len(known) == len(effects) else None
 
 
@@ -63,8 +63,8 @@ def score_contexts(
         any(context.spans for context in contexts),
         "data",
         got="lines without named parts",
-        expected=f"documents or spans, which --method {method} scores",
-        cure="Give lines of documents or with spans; without --method a text is told by token.",
+        expected=f"documents or spans, which `method={method}` scores",
+        cure="Give lines of documents or with spans; without `method` a text is told by token.",
     )
     score = method_named(method).scores
     rows = []

@@ -1,6 +1,10 @@
-"""An answer and documents in parts: as a whole, by paragraph, by sentence, or by token."""
+"""An answer and documents in parts: as a whole, by paragraph, by sentence, or by token.
 
-from collections.abc import Callable, Sequence
+A part is some tokens and what these show of it: joined that is the part's text, though a token may
+reach over its edges.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -10,8 +14,10 @@ from lim_jax._checks import require, require_name
 from lim_jax.attribution.parts import REST, is_document, parts_of
 from lim_jax.attribution.tokens import joined_tokens
 from lim_jax.models.text import texts_of_ids
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context, cut_text, places_by_name
 from lim_jax.prompts.cutting import paragraphs, sentences
+from lim_jax.prompts.documents import title_size
+from lim_jax.tasks.prompts import last_visible
 
 AnswerParts = Literal["answer", "sentence", "token"]
 DocumentParts = Literal["documents", "paragraphs", "sentences", "tokens"]
@@ -22,15 +28,21 @@ FIRST = -2
 
 
 class Segment(NamedTuple):
-    """A part of an answer or of a context: in what it is, what it says, and its tokens' places.
+    """A part of an answer or of a context: in what it is, what its tokens show of it, and where.
 
     The answer's places are of the tokens before its own, where the loss asks. What is in no named
     part of a context is within "".
     """
 
     within: str
-    text: str
+    texts: tuple[str, ...]  # of a character of several tokens the last has it
     places: Int[np.ndarray, " tokens"]
+    is_title: bool = False  # whether it is the line above a document, which says its name
+
+    @property
+    def text(self) -> str:
+        """What the part says."""
+        return "".join(self.texts)
 
     @property
     def label(self) -> tuple[str, str]:
@@ -38,33 +50,28 @@ class Segment(NamedTuple):
         return self.within, "part" if self.within else REST
 
 
-def _whole(texts: Texts) -> list[list[int]]:
-    return [list(range(len(texts)))]
+def cut_tokens(
+    texts: Texts, spans: Sequence[tuple[int, int]]
+) -> list[tuple[list[int], tuple[str, ...]]]:
+    """Cut tokens where their text is cut: the numbers of each part's, and what they show of it.
 
-
-def _tokens(texts: Texts) -> list[list[int]]:
-    return [group for _, group in joined_tokens(texts)]
-
-
-def _cut(by: Callable[[str], list[tuple[int, int]]]) -> Callable[[Texts], list[list[int]]]:
-    def numbers(texts: Texts) -> list[list[int]]:
-        text, sizes = "".join(texts), np.array([len(token) for token in texts], int)
+    A token belongs where its last visible character is. What has no token of its own goes with the
+    part after it.
+    """
+    text, ends = "".join(texts), np.cumsum([len(token) for token in texts]).tolist()
+    belongs, at = [], len(text) - 1
+    for token, end in zip(reversed(texts), reversed(ends), strict=True):
         # Of a character of several tokens all are where the last is, which has its text.
-        last = np.minimum(np.cumsum(sizes) - (sizes > 0), len(text) - 1)
-        parts = [np.flatnonzero((start <= last) & (last < end)) for start, end in by(text)]
-        return [part.tolist() for part in parts if part.size]
-
-    return numbers
-
-
-CUTS: dict[str, Callable[[Texts], list[list[int]]]] = {
-    "answer": _whole,
-    "paragraphs": _cut(paragraphs),
-    "sentence": _cut(sentences),
-    "sentences": _cut(sentences),
-    "token": _tokens,
-    "tokens": _tokens,
-}
+        at = last_visible(text, end - len(token), end) if token else at
+        belongs.append(at)
+    belongs, parts, begun = np.array(belongs[::-1]), [], 0
+    for start, end in spans:
+        inside = np.flatnonzero((start <= belongs) & (belongs < end)).tolist()
+        if inside:
+            tokens = [(texts[number], ends[number]) for number in inside]
+            parts.append((inside, cut_text(text, (begun, end), tokens)))
+            begun = end
+    return parts
 
 
 def answer_segments(
@@ -81,36 +88,55 @@ def answer_segments(
 
 def whole_answer(context: Context, text: str = "") -> Segment:
     """Return an answer as one part: its text, where it is known, and the places that ask."""
-    places = np.flatnonzero(context.weights)
-    return Segment("answer", text, places)
-
-
-def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
-    """The parts of a context's documents: of every span but the question and messages."""
-    require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
-    if parts == "documents":
-        return [_segment(context, *document) for document in document_places(context).items()]
-    return [
-        segment
-        for name, places in document_places(context).items()
-        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
-        for segment in _segments(name, run, [context.tokens[at] for at in run.tolist()], parts)
-    ]
+    return Segment("answer", (text,), np.flatnonzero(context.weights))
 
 
 def context_segments(context: Context, parts: str = "documents") -> list[Segment]:
     """Return all parts of a context: those of documents, other named ones, and the rest."""
     others = [
-        _segment(context, name, places)
+        _whole(context, name, places)
         for (name, kind), places in parts_of(context)
         if not is_document(name, kind) and places.size
     ]
     return [*document_segments(context, parts), *others]
 
 
-def _segment(context: Context, within: str, places: Int[np.ndarray, " tokens"]) -> Segment:
-    text = "".join(context.tokens[place] for place in places.tolist())
-    return Segment(within, text, places)
+def _whole(context: Context, within: str, places: Int[np.ndarray, " tokens"]) -> Segment:
+    shown = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
+    texts = tuple(shown[place] for place in places.tolist())
+    return Segment(within, texts, places)
+
+
+def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
+    """The parts of a context's documents: of every span but the question and messages.
+
+    A title that stands above its document is a part of the sentences, whatever it says.
+    """
+    require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
+    if parts == "documents":
+        return [_whole(context, *document) for document in document_places(context).items()]
+    shown = context.part_texts
+    return [
+        segment
+        for name, places in document_places(context).items()
+        for segment in _of_document(name, places, shown[name], parts)
+    ]
+
+
+def _of_document(
+    name: str, places: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
+) -> list[Segment]:
+    """The parts of a document's stretches, of which the first may be its title alone."""
+    stretches = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    segments = []
+    for number, stretch in enumerate(stretches):
+        texts = [shown[place] for place in stretch.tolist()]
+        text, title = "".join(texts), 0
+        if number == 0:
+            apart = len(stretches) > 1  # a template may put a title elsewhere than the text
+            title = min(len(text), title_size(name, text + "\n" * apart))
+        segments += _segments(name, stretch, texts, parts, title)
+    return segments
 
 
 def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
@@ -129,9 +155,22 @@ def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
 
 
 def _segments(
-    within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str
+    within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str, title: int = 0
 ) -> list[Segment]:
-    return [
-        Segment(within, "".join(texts[number] for number in part), places[part])
-        for part in CUTS[parts](texts)
-    ]
+    """The parts of some tokens; so many characters before the sentences are a title."""
+    text = "".join(texts)
+    match parts:
+        case "answer":
+            cut = [([*range(len(texts))], tuple(texts))]
+        case "token" | "tokens":
+            groups = [group for _, group in joined_tokens(texts)]
+            cut = [(group, tuple(texts[number] for number in group)) for group in groups]
+        case "paragraphs":
+            cut = cut_tokens(texts, paragraphs(text))
+        case _:
+            after = [(title + start, title + end) for start, end in sentences(text[title:])]
+            cut = cut_tokens(texts, [(0, title), *after] if title else after)
+    segments = [Segment(within, shown, places[numbers]) for numbers, shown in cut]
+    if parts == "sentences" and title and len(segments[0].text) == title:
+        segments[0] = segments[0]._replace(is_title=True)
+    return segments

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 from jaxtyping import Float
 
+from lim_jax._terminal import MARKS as OBEYED_MARKS
 from lim_jax.results.measured import percent
 
-MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+MARKS = {" ": "␣", **OBEYED_MARKS}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
+JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 MOST = 3  # tokens of a part that are named
 
 
@@ -44,12 +47,30 @@ def most_in_words(held: Mapping[str, float]) -> str:
 
 
 def in_text(token: str) -> str:
-    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break."""
-    blank = not token.strip(" \n")
-    letters = {"\n": MARKS["\n"] + "\n", " ": "·" if blank else " "}
-    return "".join(letters.get(letter) or visible(letter) for letter in token) or UNKNOWN
+    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
+
+    Spaces of any width and joiners of letters stay what they are beside what can be seen.
+    """
+    blank = not any(map(str.isprintable, token.replace(" ", "")))
+    return "".join(_in_text(letter, blank) for letter in token) or UNKNOWN
+
+
+def _in_text(letter: str, blank: bool) -> str:
+    if letter == "\n":
+        return MARKS[letter] + letter
+    if category(letter) == "Zs":
+        return "·" if blank else letter
+    return letter if letter in JOINERS and not blank else visible(letter)
 
 
 def visible(letter: str) -> str:
     """A letter, or a mark in its place where it cannot be seen."""
     return MARKS.get(letter) or (letter if letter.isprintable() else f"⟨{ord(letter):02x}⟩")
+
+
+def readable(text: str) -> str:
+    """A text as it is, but for a mark in place of what no page can show, such as an escape."""
+    return "".join(
+        visible(letter) if category(letter) == "Cc" and letter not in "\n\t" else letter
+        for letter in text
+    )

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import require
-from lim_jax.attribution.mask_gradients import answer_weights, of_query_weights
+from lim_jax.attribution.mask_gradients import answer_weights, losses_of_rows
 from lim_jax.attribution.parts import windows_and_asked
 from lim_jax.attribution.scores import Run, require_whole
 from lim_jax.attribution.segments import Segment
@@ -34,7 +33,11 @@ def without_parts(
         stays[parts[number].places] = False
     stays[first:] = True
     moved = np.cumsum(stays) - 1
-    spans = [Span(span.name, moved[span.places[stays[span.places]]]) for span in context.spans]
+    spans = []
+    for span in context.spans:
+        left = stays[span.places]
+        texts = tuple(text for text, stay in zip(span.texts, left, strict=False) if stay)
+        spans.append(Span(span.name, moved[span.places[left]], texts))
     asked = context.contrast
     if asked is not None:
         asked = asked._replace(length=np.array(stays.sum(), np.int32))
@@ -62,7 +65,7 @@ def losses_without(
         "loss",
         got="one that asks at every place",
         expected="one of an answer",
-        cure="What is left out may not be asked: take --loss answer or margin.",
+        cure="What is left out may not be asked: take the loss answer or margin.",
     )
     windows, asked = windows_and_asked([without_parts(context, parts, row) for row in kept])
     options = {
@@ -92,11 +95,4 @@ def _of_parts(
     of_logits = loss.loss
     assert isinstance(of_logits, LossOfLogits)
     state = model.last_state(loss.embed(model, ids, y), y)
-    logits = model.logits_of_queries(state, y)
-    weights = jnp.pad(weights, [(0, 0), (0, y.weights.shape[0] - weights.shape[1])])
-
-    def of_part(row: Float[Array, " queries"]) -> Float[Array, ""]:
-        whole, of_row = of_query_weights(y, row)
-        return whole * of_logits.of_logits(logits, of_row)
-
-    return jax.lax.map(of_part, weights)
+    return losses_of_rows(of_logits, model.logits_of_queries(state, y), y, weights)

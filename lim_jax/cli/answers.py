@@ -6,7 +6,7 @@ from functools import partial
 from tqdm import tqdm
 
 from lim_jax.attribution.asking import answer_text
-from lim_jax.attribution.comparing import DOTS
+from lim_jax.attribution.comparing import DOTS, shown_answer
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName
 from lim_jax.prompts import self_answered
@@ -22,9 +22,8 @@ def own_answers(
     own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
     lines = []
     for number in own[:SHOWN]:
-        answer = answer_text(contexts[number], model.tokenizer)
-        if contexts[number].cut:
-            answer += DOTS
+        context = contexts[number]
+        answer = shown_answer(answer_text(context, model.tokenizer), context.cut)
         lines.append(f"Of context {number} the model's own answer is asked: “{answer}”")
     if len(own) > SHOWN:
         lines.append(f"So it is of {len(own) - SHOWN} more.")

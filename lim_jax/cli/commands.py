@@ -1,5 +1,6 @@
 """The command ``lim-jax``: which subcommands there are."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -7,6 +8,8 @@ from importlib.metadata import version
 
 import tyro
 
+ARGUMENT = re.compile(r"(?<![^\s(])`(\w+)(?:=([^`]*))?`")
+QUOTES = "'\""
 STOPPED = "Interrupted. Run it again to go on from what is finished."
 # The file of each command, and its docstring's first line: a file is loaded when its command is
 # run, and none where only the list is shown.
@@ -51,6 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\n{STOPPED}", file=sys.stderr)
         return 130
+
+
+def as_flags(words: str) -> str:
+    """Say arguments in an error as the command has them: of `max_length` that is --max-length.
+
+    >>> as_flags("Raise `max_length`, take `loss='answer'` or `html=False`.")
+    'Raise --max-length, take --loss answer or --no-html.'
+    """
+    return ARGUMENT.sub(_flag, words)
+
+
+def _flag(argument: re.Match[str]) -> str:
+    name, value = argument[1].replace("_", "-"), argument[2]
+    if value == "False":
+        return f"--no-{name}"
+    return f"--{name}" if value in (None, "True") else f"--{name} {value.strip(QUOTES)}"
 
 
 def _run(arguments: Sequence[str]) -> int:

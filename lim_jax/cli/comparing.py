@@ -8,6 +8,7 @@ import tyro
 from lim_jax import plots
 from lim_jax._checks import as_path, require_extra
 from lim_jax._tables import text_table
+from lim_jax._terminal import in_one_line
 from lim_jax.attribution.comparing import Record, compare_answers, read_answers
 from lim_jax.attribution.files import read_contexts, write_compared_answers
 from lim_jax.cli.arguments import Named, Out, Overwrite
@@ -117,4 +118,5 @@ def _pages(first: Path, second: Path) -> list[str]:
 def _names(first: Path, second: Path) -> Names:
     """The folders' own names, or all of their paths where these are one."""
     one, two = first.resolve().name, second.resolve().name
-    return (one, two) if one != two else (str(first), str(second))
+    names = (one, two) if one != two else (str(first), str(second))
+    return in_one_line(names[0]), in_one_line(names[1])

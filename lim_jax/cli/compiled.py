@@ -1,9 +1,11 @@
 """Compiled programs, kept from one command to the next by the process of the command line alone."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import platformdirs
 
@@ -35,6 +37,18 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
 
 
 def _keep_in(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:  # of which JAX would warn at every program
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        warnings.warn(
+            f"compiled programs are not kept: {folder} cannot be written to ({error.strerror}). "
+            "Before the command --cache PATH keeps them elsewhere, and --no-cache nowhere.",
+            stacklevel=2,
+        )
+        return
     # JAX's own bound has it look at all files for every program that it keeps.
     _make_room(folder)
     os.environ |= {

@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._checks import require_positive
-from lim_jax._resuming import write_whole
+from lim_jax._terminal import in_one_line
+from lim_jax._writing import write_file
 from lim_jax.attribution.time_budget import duration, measuring_seconds
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.hub import model_path
@@ -29,7 +30,7 @@ def open_model(model: Path, download: bool, compute: str | None = None) -> Langu
     except ValueError as missing:
         if download or not sys.stdin.isatty():
             raise
-        print(missing, file=sys.stderr)
+        print(in_one_line(str(missing)), file=sys.stderr)
         if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
             raise
         model_path(model, download=True)
@@ -68,7 +69,7 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
     placement = FILES if network.flow.fetched else WHOLE
     for item in items:
         yield item
-        write_whole(unfinished / PLACEMENT, lambda file: file.write(placement.encode()))
+        write_file(unfinished / PLACEMENT, placement.encode())
 
 
 def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:

@@ -178,7 +178,7 @@ def _announce(
 
 
 def _require_options(
-    loss: LossName, method: MethodName, foil: str, *, html: bool, shuffle: bool, signed: bool
+    loss: LossName, method: str | None, foil: str, *, html: bool, shuffle: bool, signed: bool
 ) -> None:
     kind = loss_kind(loss)
     if html:

@@ -76,7 +76,8 @@ def primacy_of_the_cone(
     every = jnp.full_like(energy, least)
     layers = model.flow.depth - depth
     horizon = jnp.asarray(model.flow.horizon * layers / model.flow.depth, energy.dtype)
-    refuted = JointCone(every, jnp.abs(every), energy, length, horizon)
+    largest = jnp.maximum(jnp.abs(every), energy / (horizon * length) ** 2)  # at least
+    refuted = JointCone(every, largest, energy, length, horizon)
     needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
 

@@ -21,7 +21,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous import ContinuousFlow, InterpolatedControl, require_continuous
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
-from lim_jax.network.regularity import field_regularity
+from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound
 from lim_jax.network.slots import State
 
 
@@ -139,7 +139,8 @@ def proved_constants(
     of the knots of a `linear_control` (None if there is no limit). None if nothing proves them: of
     another control, or one whose knots end before T, the horizon; a field that `field_regularity`
     refuses; a profile that is neither one nor a `DepthProfile`; and prefixes other than a cell
-    grid's from 0.
+    grid's from 0, or on whose cells Hardy's inequality fails (`hardy_bound`): not on tokens,
+    midpoints and graded cells. A profile that exceeds what it states raises ValueError.
 
     Examples
     --------
@@ -155,11 +156,12 @@ def proved_constants(
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
     between = control is None or (knots is not None and _spans(knots[0], horizon))
-    prefixes = type(grid) is CellGrid and grid.starts is None and grid.log_weights is None
     fields = [*layers, *(knots or ())[1:]]
     transformers = all(type(field) is TransformerField for field in fields)
-    if not (stated and between and prefixes and transformers):
+    if not (stated and between and transformers and _averages_by_hardy(grid)):
         return None
+    if profile is not unit_profile:
+        profile.require_stated(horizon)
     try:
         hull = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fields)
         regularity = field_regularity(hull)
@@ -175,6 +177,14 @@ def proved_constants(
         profile=largest,
         profile_slope=steepest,
     )
+
+
+def _averages_by_hardy(grid: Grid) -> bool:
+    """Whether averages over the grid's prefixes are no larger than `field_regularity` supposes."""
+    if type(grid) is not CellGrid or not 0 <= grid.offset < 1:
+        return False
+    whole = grid.starts is None and grid.log_weights is None
+    return whole and hardy_bound(grid) <= HARDY
 
 
 def _spans(knots: Array, horizon: float) -> bool:

@@ -83,7 +83,7 @@ def autoregressive_cross_entropy(
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
     """
-    return _weighted_cross_entropy(logits, targets, _checked_queries(query_weights))
+    return _weighted_cross_entropy(logits, targets, checked_queries(query_weights))
 
 
 @filter_jit
@@ -108,7 +108,7 @@ def margin_loss(
     >>> bool(jnp.allclose(odds, -jnp.log(4)))
     True
     """
-    query_weights = _checked_queries(query_weights)
+    query_weights = checked_queries(query_weights)
     _require_labels(logits, targets)
     _require_for_each(query_weights, logits[:, 0])
     _require_answers(targets, logits.shape[1])
@@ -213,7 +213,7 @@ def sliced_cross_entropy(
     slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
     """`autoregressive_cross_entropy` of logits that never stand all at once."""
-    weights = _checked_queries(query_weights)
+    weights = checked_queries(query_weights)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
         return _weighted(jax.nn.softplus(others - answers), weights)
@@ -224,7 +224,7 @@ def sliced_margin_loss(
     slices: Slices, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
     """`margin_loss` of logits that never stand all at once."""
-    weights = _checked_queries(query_weights)
+    weights = checked_queries(query_weights)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted(others - answers, weights)
@@ -288,7 +288,8 @@ def _weighted_cross_entropy(
     return _weighted(_losses(logits, labels, weights != 0), weights)
 
 
-def _checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
+def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
+    """Return query weights; raise where one is negative or their sum is not one."""
     require_floats(query_weights, "query_weights", "length")
     unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
     return error_if(

@@ -15,6 +15,7 @@ from . import gguf_tokenizer as gguf_tokenizer
 from . import hub as hub
 from . import hybrid_family as hybrid_family
 from . import ids as ids
+from . import integers as integers
 from . import language as language
 from . import language_model as language_model
 from . import layer_norm_family as layer_norm_family

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require_extra
 from lim_jax._refusal import Refusal
-from lim_jax.models import quantised
+from lim_jax.models import integers, quantised
 from lim_jax.models.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -23,7 +24,8 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
 EIGHT_BITS, BYTES = "F8_E4M3", "U8"
 ADAPTER = "adapter_config.json"
-QUANTISED, MODELOPT = "quantization_config", "hf_quant_config.json"
+QUANTISED, MODELOPT = ("quantization_config", "quantization"), "hf_quant_config.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
@@ -49,15 +51,31 @@ class Checkpoint(NamedTuple):
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
         of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        packing = None if self.quantisation is None else self.quantisation.packing
+        if packing is not None and integers.is_packed(packing, name, self.stored):
+            words = self._stored_shape(name) if name in self.stored else ()
+            return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
         return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor as its file holds it."""
         require_tensor(self.files, name)
-        name = self.aliases.get(name, name)
+        return self._stored_shape(self.aliases.get(name, name))
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
         with _opened(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
+
+    def __repr__(self) -> str:
+        """Say what the folder holds."""
+        files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
+        return f"Checkpoint({self.family}, {len(self.files)} tensors in {files})"
+
+    @property
+    def family(self) -> str:
+        """The publisher's name of the family."""
+        return str(self.config.options.get("model_type"))
 
     @property
     def paths(self) -> list[Path]:
@@ -83,6 +101,18 @@ class Checkpoint(NamedTuple):
         with _opened(self.stored[name]) as file:
             scheme = {EIGHT_BITS: "fp8", BYTES: "nvfp4"}.get(file.get_slice(name).get_dtype())
         return scheme if scheme in self.quantisation.schemes else None
+
+    def _part(
+        self, name: str, shape: tuple[int, ...], known: tuple[str, ...]
+    ) -> Callable[..., np.ndarray]:
+        """Check a tensor, and return a function that reads some part of it."""
+        self._rows(name, shape, known)
+
+        def part(index: Any) -> np.ndarray:
+            with _opened(self.stored[name]) as file:
+                return file.get_slice(name)[index]
+
+        return part
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
         require_tensor(self.stored, name)
@@ -113,7 +143,7 @@ class Checkpoint(NamedTuple):
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
-        got, cure = "numbers of four bits", quantised.HALF_PRECISION
+        got, cure = "numbers of four bits", integers.UNQUANTISED
         require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
         packed, (rows, columns) = name + quantised.PACKED, shape
         packed = packed if packed in self.stored else name
@@ -146,7 +176,7 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some experts' matrices, which files hold transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * quantised.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
-        require_in(name, fits, "numbers of four bits", expected, quantised.HALF_PRECISION)
+        require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
         experts, columns, rows = shape
         scale_shape = experts, rows, columns // (2 * quantised.PAIRS)
         blocks = self._rows(name + quantised.BLOCKS, (*scale_shape, quantised.PAIRS), (BYTES,))
@@ -208,7 +238,7 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
     quantisation = quantised.quantisation_of(_stated_quantisation(folder, config))
-    if (folder / INDEX).exists():
+    if (folder / INDEX).is_file():
         files = _sharded(folder)
     else:
         _require_weights(folder)
@@ -219,22 +249,41 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
 def _stated_quantisation(folder: Path, config: Configuration) -> Any:
     text = config.get("text_config")
     for options in (config, text if isinstance(text, Mapping) else {}):
-        if options.get(QUANTISED) is not None:
-            return options[QUANTISED]
+        for name in QUANTISED:
+            if options.get(name) is not None:
+                return options[name]
     if not (folder / MODELOPT).is_file():
         return None
     return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})
 
 
 def _require_weights(folder: Path) -> None:
-    pickled = sorted(
-        p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")
-    )
-    got = f"only pickled weights ({pickled[0]})" if pickled else "neither"
-    run = "Pickled files run code when they are read: convert them to safetensors."
-    cure = run if pickled else REPOSITORY
+    """Raise ValueError without a file of all weights, and say what there is instead."""
+    files = sorted(folder.iterdir())
+    links = [file for file in files if file.name in (WHOLE, INDEX) and not file.exists()]
+    shards = [file.name for file in files if SHARD.fullmatch(file.name)]
+    pickled = [file.name for file in files if file.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+    others = [file.name for file in files if file.suffix in (".safetensors", ".gguf")]
+    got, cure = "neither", REPOSITORY
+    if links:
+        got, cure = absent(links[0]), "Download it again."
+    elif shards:
+        got, cure = f"{shards[0]} without an index", f"Download {INDEX} beside it."
+    elif pickled:
+        got = f"only pickled weights ({pickled[0]})"
+        cure = "Pickled files run code when they are read: convert them to safetensors."
+    elif others:
+        got = f"only {others[0]}"
+        cure = "Pass a GGUF file by its own path; rename weights that are whole."
     holds = (folder / WHOLE).is_file()
     require_in("folder", holds, f"{got} in {folder}", f"{WHOLE} or {INDEX}", cure)
+
+
+def absent(file: Path) -> str:
+    """Say of a file that is not there whether a link to it is."""
+    if file.is_symlink():
+        return f"{file.name}, a link to {file.readlink()}, which is not there,"
+    return f"no file {file.name}"
 
 
 def _sharded(folder: Path) -> dict[str, Path]:
@@ -249,6 +298,9 @@ def _sharded(folder: Path) -> dict[str, Path]:
         cure = "An index that leaves its folder is not to be trusted."
         expected = "safetensors files in the folder itself"
         require_in(INDEX, inside, f"the file {name!r}", expected, cure)
+    beside = (folder / WHOLE).exists() and WHOLE not in weight_map.values()
+    got, cure = f"{WHOLE} beside {INDEX}, which does not name it", "Move one of them away."
+    require_in("folder", not beside, f"{got}, in {folder}", "one of the two", cure)
     held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
     for file in held:
@@ -288,8 +340,8 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    expected = "every file that the index names"
-    require_in("weights", file.is_file(), f"no file {file}", expected, REPOSITORY)
+    got, expected = f"{absent(file)} in {file.parent}", "every file that the index names"
+    require_in("weights", file.is_file(), got, expected, REPOSITORY)
     try:
         handle = safetensors.safe_open(file, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
@@ -303,7 +355,8 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def json_object(file: Path) -> dict[str, Any]:
     """Return the object that a file of JSON holds; raise ValueError if a name stands twice."""
-    require_in(file.name, file.is_file(), f"no such file in {file.parent}", FOLDER, REPOSITORY)
+    got = f"{absent(file)} in {file.parent}"
+    require_in(file.name, file.is_file(), got, FOLDER, REPOSITORY)
     value = _loads(file.read_bytes(), file)
     is_object = isinstance(value, dict)
     require_in(file.name, is_object, type(value).__name__, "an object of names and values")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.models.options import refuse_unknown
+from lim_jax.models.options import refuse_unknown, require_in
 from lim_jax.models.own_options import own_options
-from lim_jax.models.parts import layer_norm, read_norm
+from lim_jax.models.parts import read_norm
 from lim_jax.models.placement import ON_DEVICE, WeightPlacement, place_by_kind, published_precision
 from lim_jax.models.reading import Reader, Source, Weights
 from lim_jax.models.recipe import Recipe
@@ -56,7 +56,7 @@ def read_decoder(
     if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
-        read.known.update(_layer_tensors(read, f"{names.prefix}{names.layer}.{index}."))
+        read.known.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
     if names.further is not None:
         read.known.update(_layer_tensors(read, names.further))
     positions = head_bias = None
@@ -111,6 +111,9 @@ def _head(
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows
+    expected = "a head that gives logits over words"
+    cure = "A model of embeddings or a classifier has none: take the publisher's ...ForCausalLM."
+    require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
     head = placement.rows(read, name, shape)
     return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
 
@@ -125,7 +128,7 @@ def _alike(head: Rows, rows: Rows) -> bool:
 def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     """Normalise the embedding once: its norm maps every token's row by itself."""
     assert recipe.names.embedding_norm is not None
-    norm = layer_norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
+    norm = recipe.norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
 
     @jax.jit
     def of_all(norm: Norm, rows: Rows) -> Array:

@@ -1,17 +1,26 @@
 """DeepSeek and those with its experts, beside shared ones, or with its latent attention."""
 
+import math
 from typing import Any
 
 from lim_jax.models import experts, parts
-from lim_jax.models.llama_family import llama_like, masks_by_kind, rotary_masks
-from lim_jax.models.options import Configuration, require_config
-from lim_jax.models.recipe import Biases, Recipe, SizeNames, Sizes, sizes_of
+from lim_jax.models.llama_family import exaone_like, llama_like, masks_by_kind, rotary_masks
+from lim_jax.models.options import Configuration
+from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import FULL, SLIDING, WINDOW, rope_options, yarn_weights
 from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
 from lim_jax.network.masks import AttentionMask
 
-DENSE, SPARSE = "dense", "sparse"
+# Of MiniCPM 3's files, what is usual.
+OF_MINICPM3 = {
+    "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
+}  # fmt: skip
+OF_SARVAM = Names(
+    embedding="word_embeddings", fused_qkv="attention.query_key_value", output="attention.dense",
+    query_norm="attention.query_layernorm", key_norm="attention.key_layernorm",
+)  # fmt: skip
 # Configuration of an index of tokens.
 OF_INDEX = (
     "index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset",
@@ -67,6 +76,79 @@ def youtu(config: Configuration) -> Recipe:
     return latent_like(config, 1e-6, tied=True)
 
 
+def minicpm3(config: Configuration) -> Recipe:
+    """MiniCPM 3: dense latent attention, whose features are not interleaved; multipliers."""
+    config = config.with_defaults(**OF_MINICPM3)
+    width, heads = config.get_int("hidden_size"), config.get_int("num_attention_heads")
+    if config.get("v_head_dim") is None:
+        config = config.replaced(v_head_dim=width // heads)
+    recipe = latent_like(
+        config, 1e-5, rope_interleaved=False, tied=True,
+        embedding_scale=config.get_positive("scale_emb"),
+        logit_scale=config.get_int_or("dim_model_base", width) / width,
+    )  # fmt: skip
+    if config.get("scale_depth") is None:
+        return recipe
+    return recipe._replace(
+        increment=config.get_positive("scale_depth") / math.sqrt(recipe.sizes.depth)
+    )
+
+
+def exaone_moe(config: Configuration) -> Recipe:
+    """K-EXAONE: EXAONE 4 with norms before sublayers; experts beside a shared one, by sigmoids."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    named = _by_names(config, n_routed_experts="num_experts", n_shared_experts="num_shared_experts")
+    mixture = beside_shared(named, sizes.depth, dense=1, count=64, hidden=1024)
+    mixture = mixture._replace(preference="e_score_correction_bias")
+    return exaone_like(config, sizes, names=Names(), network=mixture)
+
+
+def hy_v3(config: Configuration) -> Recipe:
+    """Hunyuan 3: norms of heads; experts beside a shared one, chosen by sigmoids."""
+    config.refuse(mlp_bias=False)
+    config.ignore("enable_moe_fp32_combine")
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    named = _by_names(
+        config, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        routed_scaling_factor="router_scaling_factor",
+    )  # fmt: skip
+    mixture = beside_shared(named, sizes.depth, dense=1, count=192, hidden=1536, factor=2.826)
+    assert mixture.shared is not None
+    mixture = mixture._replace(
+        router="router.gate", preference="expert_bias", shared=("shared_mlp", mixture.shared[1])
+    )
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=11_158_840.0), network=mixture,
+        head_norm=parts.shared_head_norm, num_mtp_layers=count_mtp_layers(config),
+    )  # fmt: skip
+
+
+def sarvam_moe(config: Configuration) -> Recipe:
+    """Sarvam: GLM-4.5 with whole heads rotated and their norms, and one matrix of projections."""
+    config.refuse(
+        moe_router_enable_expert_bias=True, score_function="sigmoid", use_bias=False,
+    )  # fmt: skip
+    config.ignore("router_dtype")
+    named = _by_names(
+        config, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        attention_bias="use_qkv_bias",
+    )  # fmt: skip
+    sizes = sizes_of(config, head_dim=64)
+    normed = parts.shared_head_norm if config.get("use_qk_norm", True) else None
+    recipe = _glm4_moe(
+        named, sizes, 1.0, 8e6, head_norm=normed, dense=1, hidden=1024, top=6, factor=2.5
+    )
+    assert isinstance(recipe.network, experts.Mixture)
+    mixture = recipe.network._replace(preference="gate.expert_bias")
+    return recipe._replace(network=mixture, projections=parts.fused_qkv, names=OF_SARVAM)
+
+
+def _by_names(config: Configuration, **others: str) -> Configuration:
+    """Return the same options, of which some have other names in this family."""
+    stated = {name: config[other] for name, other in others.items() if other in config}
+    return config.with_defaults(**stated)
+
+
 def glm4_moe(config: Configuration) -> Recipe:
     """GLM-4.5 to 4.7: half of each head is rotated; experts beside a shared one, by sigmoids."""
     sizes = sizes_of(config, norm_eps=1e-5)
@@ -92,7 +174,7 @@ def _glm4_moe(
     return llama_like(
         config, sizes, rotary_masks(config, sizes, default=theta, default_part=part),
         biases=Biases(qkv=config.get_flag("attention_bias")), head_norm=head_norm,
-        network=beside_shared(config, sizes.depth, count=128, factor=1.0, **mixture),
+        network=beside_shared(config, sizes.depth, **({"count": 128, "factor": 1.0} | mixture)),
         num_mtp_layers=count_mtp_layers(config),
     )  # fmt: skip
 
@@ -119,13 +201,17 @@ def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> 
 
 
 def latent_like(
-    config: Configuration, norm_eps: float, theta: float | None = 10_000.0, **more: Any
+    config: Configuration,
+    norm_eps: float,
+    theta: float | None = 10_000.0,
+    rope_interleaved: bool = True,
+    **more: Any,
 ) -> Recipe:
     """Return the recipe of a decoder of latent attention, by default dense.
 
     `theta` is the base of rotary positions where none is stated; None is for no positions.
     """
-    config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=True)
+    config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=rope_interleaved)
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
     scale, masks = None, sizes.depth * (AttentionMask(),)
@@ -133,7 +219,7 @@ def latent_like(
         size = sizes.head_dim + config.get_int("qk_nope_head_dim")
         scale = _yarn_scale(size, rope_options(config))
         masks = rotary_masks(config, sizes, default=theta)
-    attention = experts.read_mla(config)
+    attention = experts.read_mla(config, rope_interleaved)
     return llama_like(config, sizes, masks, attention=attention, scale=scale, **more)
 
 
@@ -157,13 +243,10 @@ def beside_shared(
     config.refuse(num_experts=count, num_local_experts=count)
     experts.require_open(routing, count)
     first = config.get_int("first_k_dense_replace", dense, least=0)
-    kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
-    holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
-    require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
     return experts.Mixture(
         count, hidden, routing, experts.PROJECTIONS, preference=preference,
         shared=("shared_experts", hidden * config.get_int("n_shared_experts", shared)),
-        dense_layers=frozenset(k for k, kind in enumerate(kinds) if kind == DENSE),
+        dense_layers=experts.read_dense_layers(config, depth, first),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Readers of mixtures of experts and of latent attention."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,6 +18,7 @@ from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field
 from lim_jax.network.tokenwise import GatedFeedForward
 
+DENSE, SPARSE = "dense", "sparse"
 LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
 
 
@@ -36,6 +38,7 @@ class Mixture(NamedTuple):
     preference: str | None = None  # the tensor of `MixtureOfExperts.preference`
     preference_axes: tuple[int, ...] = ()  # that it has before that of experts
     shared: tuple[str, int] | None = None  # name and hidden size of the network of all tokens
+    shared_scale: float = 1.0  # by which what that network gives is multiplied
     read_shared: Callable[..., Any] = gated_mlp  # reads it, where no layer is dense
     shared_gate: str | None = None  # the tensor of `MixtureOfExperts.shared_gate`
     latent: tuple[str, str, int] | None = None  # names of `inward` and `outward`, and their width
@@ -93,7 +96,12 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
     if not mixture.dense_layers:
         sizes = recipe.sizes._replace(intermediate_size=hidden)
         recipe = recipe._replace(sizes=sizes, names=recipe.names._replace(network=name or ""))
-        return mixture.read_shared(read, at, recipe, eqx.nn.Identity(), None) if name else None
+        if name is None:
+            return None
+        network = mixture.read_shared(read, at, recipe, eqx.nn.Identity(), None)
+        if mixture.shared_scale == 1:
+            return network
+        return replace(network, down=mixture.shared_scale * network.down)
     most = max(hidden, of_dense)
     matrices = [read.zeros(most, width) for _ in range(3)]
     at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
@@ -105,6 +113,8 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
     gate, up, down = matrices
     if dense and mixture.shared_gate is not None:
         down *= 2  # a gate of zeros lets half of it through
+    if not dense:
+        down *= mixture.shared_scale
     return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
 
 
@@ -178,6 +188,14 @@ def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
     return mixture.num_experts, mixture.intermediate_size, width
 
 
+def read_dense_layers(config: Configuration, depth: int, first: int) -> frozenset[int]:
+    """Return which layers are dense, by ``mlp_layer_types``, or the first where that is absent."""
+    kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
+    holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
+    require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
+    return frozenset(k for k, kind in enumerate(kinds) if kind == DENSE)
+
+
 def require_open(routing: Routing, count: int) -> None:
     """Require that each token's open groups hold as many experts as it chooses."""
     # Else the choice among closed experts would be arbitrary.
@@ -186,10 +204,19 @@ def require_open(routing: Routing, count: int) -> None:
     got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
     expected = "groups that share the experts, of which the open ones hold that many"
     require_config(fits, got, expected)
+    judged = routing.kept == routing.groups or routing.best <= count // routing.groups
+    got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
+    expected = f"at least {routing.best} in each, by whose scores a group is judged"
+    require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")
 
 
-def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
-    """Return a reader of DeepSeek's multi-head latent attention, for `recipe.Recipe.attention`."""
+def read_mla(
+    config: Configuration, rope_interleaved: bool = True
+) -> Callable[..., LatentAttention]:
+    """Return a reader of multi-head latent attention, for `recipe.Recipe.attention`.
+
+    As in DeepSeek, or with halves of the rotated features that are rotated together.
+    """
     rotary, still, features, rank = (
         config.get_int(name)
         for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
@@ -201,7 +228,7 @@ def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
         read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
     ) -> LatentAttention:
         width, heads = recipe.sizes.width, recipe.sizes.heads
-        interleaved = recipe._replace(rope_interleaved=True)
+        rotated = recipe._replace(rope_interleaved=rope_interleaved)
         norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
         names, layer = recipe.names, at
         at, parts = f"{layer}.{names.output.rpartition('.')[0]}", {}
@@ -215,8 +242,8 @@ def read_mla(config: Configuration) -> Callable[..., LatentAttention]:
         up = read(f"{at}.kv_b_proj.weight", heads * (still + features), rank)
         up = up.reshape(heads, still + features, rank)
         # Files hold the rotated features last, the module first.
-        query = deinterleaved(np.roll(query, rotary, axis=1), interleaved)
-        shared = deinterleaved(down[None, rank:], interleaved)[0]
+        query = deinterleaved(np.roll(query, rotary, axis=1), rotated)
+        shared = deinterleaved(down[None, rank:], rotated)[0]
         output = read(f"{layer}.{names.output}.weight", width, heads * features)
         if names.output_gate is not None:  # the same of all features of a head
             gate = read(f"{layer}.{names.output_gate}.weight", heads, width)

@@ -35,6 +35,7 @@ OTHER_LAYERS = {
 # Families whose layers are no flow on one state, or differ in shape, by what they have.
 OTHER_FLOWS = {
     "attention to compressed tokens, and several residual streams": ("deepseek_v4",),
+    "experts whose output goes around the sublayers that follow them": ("longcat_flash",),
     "layers that read what blocks of earlier layers gave": ("kimi_k3",),
     "layers that use earlier layers' keys and values": ("gemma3n", "gemma3n_text"),
     "attention to blocks of tokens that an index chooses": ("minimax_m3", "minimax_m3_vl"),
@@ -59,7 +60,8 @@ def recipe_of(config: Configuration) -> Recipe:
     family = config.get("model_type")
     if family not in FAMILIES:
         _require_attention(family, _other_kind(config))
-    require_config(family in FAMILIES, f"model_type = {family!r}", " or ".join(FAMILIES), WRITE)
+    expected = f"one of the {len(FAMILIES)} families in models.families.FAMILIES"
+    require_config(family in FAMILIES, f"model_type = {family!r}", expected, WRITE)
     return FAMILIES[str(family)](config)
 
 

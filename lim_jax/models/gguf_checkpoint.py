@@ -58,6 +58,16 @@ class GGUFCheckpoint(NamedTuple):
         require_tensor(self.files, name)
         return self.files[name].shape
 
+    def __repr__(self) -> str:
+        """Say what the file holds."""
+        files = " and ".join(path.name for path in self.paths)
+        return f"GGUFCheckpoint({self.family}, {len(self.files)} tensors in {files})"
+
+    @property
+    def family(self) -> str:
+        """The publisher's name of the family."""
+        return str(self.config.options.get("model_type"))
+
     @property
     def paths(self) -> list[Path]:
         """The files that hold the weights."""

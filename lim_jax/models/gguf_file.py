@@ -66,7 +66,8 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     require_in(file.name, kind == "model", got, "model: a whole one", cure)
     name = options.get("general.architecture")
     got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
-    require_in(file.name, name in ARCHITECTURES, got, " or ".join(ARCHITECTURES), cure)
+    expected = f"one of the {len(ARCHITECTURES)} in models.gguf_architectures.ARCHITECTURES"
+    require_in(file.name, name in ARCHITECTURES, got, expected, cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
     factors = {}
     for stem in FACTORS:
@@ -148,7 +149,8 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
     tensor, (stem, _, kind) = stored[name], name.rpartition(".")
     mixture, reader = recipe.network, Stacked()
     if isinstance(mixture, Mixture):
-        at, reader = f"{at}{recipe.names.network}.", mixture.read
+        inside = f"{recipe.names.network}." if recipe.names.network else ""
+        at, reader = f"{at}{inside}", mixture.read
     part = re.search(r"ffn_(gate|up|down)_exps$", stem)
     if isinstance(reader, ByExpert) and part is not None:
         own, each = getattr(reader, part[1]), range(tensor.shape[0])

@@ -87,8 +87,13 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     expected = f"the name of the first of {count} files, which ends in -00001-of-{count:05}.gguf"
     require_in(file.name, first, got, expected, "Pass the first file; the others lie beside it.")
     assert name is not None
-    for number in range(1, count):
-        part = file.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}.gguf")
+    names = [f"{name[1]}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
+    missing = [other for other in names if not file.with_name(other).is_file()]
+    got = f"{count - len(missing)} of {count} files, without {' and '.join(missing[:3])}"
+    expected = "all of them in one folder"
+    require_in(file.name, not missing, got, expected, "Download the others beside it.")
+    for number, other in enumerate(names, 1):
+        part = file.with_name(other)
         more, its = _of_one(part)
         of_them = its.get("split.no") == number and its.get("split.count") == count
         of_them = of_them and not more.keys() & tensors.keys()

@@ -11,7 +11,7 @@ from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._refusal import Refusal
 
 huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
-NAME = re.compile(r"\w[\w.-]*/[\w.-]*\w")
+NAME = re.compile(r"(?P<name>\w[\w.-]*/[\w.-]*\w)(?:@(?P<revision>[\w./-]+))?")
 FILES = "config.json", "adapter_config.json"
 READ = ("*.json", "*.jinja", "model*.safetensors")  # neither pickled weights nor a second copy
 EXPECTED = (
@@ -24,29 +24,53 @@ OFFLINE = "Without a network copy its folder or a GGUF file here, and pass that.
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
     """Where a model's files are: a path as it is, or the cached folder of a ``name/of-model``.
 
-    That is the revision that was ``main`` when it came, or with `download` today's.
+    That is the revision that was ``main`` when it came, or with `download` today's; or that of a
+    ``name/of-model@revision``, a branch, a tag or a commit.
     """
     local = as_path(path)
-    name = local.as_posix()
-    if local.exists() or local.suffix == ".gguf" or NAME.fullmatch(name) is None:
+    match = NAME.fullmatch(local.as_posix())
+    if local.exists() or local.suffix == ".gguf" or match is None:
         return local
+    name, revision = match["name"], match["revision"]
     got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
     cure = 'The package comes with an extra: python -m pip install "lim_jax[models]".'
     require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)
     if download:
         try:
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+            options = {"revision": revision, "allow_patterns": READ}
+            return Path(huggingface_hub.snapshot_download(name, **options))
         except OSError as error:  # no network, no such name, no access: all these are the package's
             reason = str(error).strip().splitlines()[0]
             raise Refusal(
-                f"path: got {name!r}, which cannot be downloaded ({reason}), expected {EXPECTED}. "
-                f"{OFFLINE}"
+                f"path: got {local.as_posix()!r}, which cannot be downloaded ({reason}), expected "
+                f"{EXPECTED}. {OFFLINE}"
             ) from error
     # An adapter's folder has no configuration, and is refused for what it is.
-    found = (huggingface_hub.try_to_load_from_cache(name, file) for file in FILES)
+    look = huggingface_hub.try_to_load_from_cache
+    found = (look(name, file, revision=revision) for file in FILES)
     cached = [path for path in found if isinstance(path, str)]
-    got = f"{name!r}: no such path, and not in the cache"
-    door = f"models.load({name!r}, download=True)"
-    cure = f"Download it: --download of a command, or {door}. {OFFLINE}"
+    others = [] if cached else _cached_revisions(name)
+    got = f"{local.as_posix()!r}: no such path, and not in the cache"
+    cure = f"Download it: `download=True`. {OFFLINE}"
+    if others:
+        got += f", which has of it the revisions {', '.join(others)}"
+        cure = f"Take one of these, such as {name}@{others[0]}, or download it: `download=True`."
     require(len(cached) > 0, "path", got=got, expected=EXPECTED, cure=cure)
     return Path(cached[0]).parent
+
+
+def _cached_revisions(name: str) -> list[str]:
+    """The revisions of a model that the cache holds: by branch or tag, or else by commit."""
+    try:
+        cache = huggingface_hub.constants.HF_HUB_CACHE
+        repositories = huggingface_hub.scan_cache_dir(cache).repos
+    except huggingface_hub.errors.CacheNotFound:
+        return []
+    return sorted(
+        label
+        for repository in repositories
+        if (repository.repo_id, repository.repo_type) == (name, "model")
+        for revision in repository.revisions
+        if any(file.file_name in FILES for file in revision.files)
+        for label in revision.refs or {revision.commit_hash}
+    )

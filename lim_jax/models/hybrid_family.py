@@ -11,6 +11,7 @@ import jax
 from lim_jax.models import experts, parts, recurrent
 from lim_jax.models.deepseek_family import by_sigmoids
 from lim_jax.models.llama_family import AFTER, llama_like, multipliers, rotary_masks
+from lim_jax.models.mixture_family import OF_GRANITE, granite_experts
 from lim_jax.models.options import Configuration, require_config
 from lim_jax.models.reading import ACTIVATIONS, Reader
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
@@ -215,16 +216,10 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     config.ignore("rope_theta", "rope_scaling", "rope_parameters")  # beside nope
     masks = sizes.depth * (AttentionMask(),) if kind != "rope" else rotary_masks(config, sizes)
     shared = config.get_int("shared_intermediate_size", 1024)
-    names = Names(network="", up="input_linear", down="output_linear")
+    names = OF_GRANITE
     count = config.get_int("num_local_experts", 8, least=0)
     if count:
-        at = "block_sparse_moe"
-        network = experts.Mixture(
-            count, sizes.intermediate_size, Routing(config.get_int("num_experts_per_tok", 2)),
-            experts.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
-            router=f"{at}.router.layer", shared=("shared_mlp", shared),
-            read_shared=parts.fused_gated_mlp,
-        )  # fmt: skip
+        network = granite_experts(config, sizes, shared)
     else:
         network, names = parts.fused_gated_mlp, names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)

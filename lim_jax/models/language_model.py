@@ -31,6 +31,16 @@ class LanguageModel(NamedTuple):
     name: str = ""  # the last part of the path or of the public name
     source: Source | None = None  # the files; None of a network of your own
 
+    def __repr__(self) -> str:
+        """Say which model it is, and of what size."""
+        network, chats = self.network, "a" if self.chat_template is not None else "no"
+        family = "a network of your own" if self.source is None else self.source.family
+        words, width = network.embedding.shape
+        return (
+            f"LanguageModel({self.name!r}: {family}, {network.flow.depth} layers of width {width}, "
+            f"{words:,} words, {network.embedding.dtype.name}, {chats} chat template)"
+        )
+
     @classmethod
     def from_pretrained(
         cls,
@@ -79,7 +89,7 @@ def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
     require(path.exists(), "model", got=f"{path}, which is not there", expected=EXPECTED,
-            cure="Look at the path, or pass a public name with --download.")  # fmt: skip
+            cure="Look at the path, or pass a public name with `download=True`.")  # fmt: skip
     source = open_files(path)
     header = source.header if isinstance(source, GGUFCheckpoint) else {}
     return {

@@ -1,13 +1,14 @@
 """Decoders with layer norms: older ones with biases everywhere, and newer ones with gates."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from lim_jax._checks import described
 from lim_jax.models import parts
 from lim_jax.models.llama_family import biases_of, llama_like, masks_by_kind, rotary_masks
-from lim_jax.models.options import Configuration, require_config
-from lim_jax.models.reading import bloom_gelu
+from lim_jax.models.options import Configuration, refuse_unknown, require_config
+from lim_jax.models.reading import bloom_gelu, exact_gelu
 from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import (
     FULL,
@@ -34,6 +35,7 @@ OF_BLOOM = SizeNames("hidden_size", "n_layer", "n_head", None, "layer_norm_epsil
 OF_FALCON = SizeNames(
     intermediate_size="ffn_hidden_size", norm_eps="layer_norm_epsilon", num_kv_heads="num_kv_heads"
 )
+OF_MPT_SIZES = SizeNames("d_model", "n_layers", "n_heads", None, "layer_norm_epsilon")
 LAYER_NORM_EPS = SizeNames(norm_eps="layer_norm_eps")
 GPT_NAMES = Names(
     prefix="transformer.", embedding="wte", positions="wpe", layer="h", up="c_fc", down="c_proj",
@@ -44,6 +46,17 @@ FALCON_NAMES = Names(
     fused_qkv="self_attention.query_key_value", output="self_attention.dense",
     up="dense_h_to_4h", down="dense_4h_to_h",
 )  # fmt: skip
+MPT_NAMES = Names(
+    prefix="transformer.", embedding="wte", layer="blocks", fused_qkv="attn.Wqkv",
+    output="attn.out_proj", network="ffn", before_attention="norm_1", before_network="norm_2",
+    last="norm_f",
+)  # fmt: skip
+# Options of other programs that compute the network.
+OF_BIGCODE = (
+    "inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache",
+    "runner_max_sequence_length", "validate_runner_input",
+)  # fmt: skip
+OF_MPT = "init_config", "init_device", "max_seq_len", "tokenizer_name", "verbose"
 
 
 def gpt2(config: Configuration) -> Recipe:
@@ -80,6 +93,23 @@ def gpt_neox(config: Configuration) -> Recipe:
         config, sizes, of_layers, names=names, projections=parts.fused_qkv_by_group,
         act="hidden_act", activation="gelu", tied=False,
         step=euler if config.get("use_parallel_residual", True) else split,
+    )  # fmt: skip
+
+
+def gpt_bigcode(config: Configuration) -> Recipe:
+    """SantaCoder and StarCoder: GPT-2 with one key head, and matrices that are not transposed."""
+    config.refuse(scale_attn_weights=True)
+    config.ignore(*OF_BIGCODE)
+    sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
+    one_group = config.get_flag("multi_query", True)
+    sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
+    names = GPT_NAMES._replace(
+        fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
+    )
+    return biased(
+        config, sizes, sizes.depth * (AttentionMask(),), names=names,
+        projections=parts.fused_qkv if one_group else parts.fused_qkv_by_group,
+        activation="gelu_pytorch_tanh", num_positions=config.get_int("n_positions"),
     )  # fmt: skip
 
 
@@ -155,6 +185,35 @@ def bloom(config: Configuration) -> Recipe:
     )  # fmt: skip
 
 
+def mpt(config: Configuration) -> Recipe:
+    """MPT: ALiBi, layer norms without shift, and projections that may be clipped."""
+    config.refuse(no_bias=True, expansion_ratio=4)
+    # With ALiBi there are no learned positions, whatever is said; the rest concerns training.
+    config.ignore("learned_pos_emb", "embedding_fraction", "norm_type", *OF_MPT)
+    config.refuse(logit_scale=None)
+    stated = config.get("attn_config") or {}
+    holds = isinstance(stated, Mapping)
+    config.require("attn_config", stated, holds, "an object of names and values")
+    attention = Configuration(stated)
+    attention.refuse(
+        alibi=True, alibi_bias_max=8, attn_type="multihead_attention", prefix_lm=False, qk_ln=False,
+    )  # fmt: skip
+    attention.ignore("attn_impl", "attn_uses_sequence_id")
+    clip = scale = None
+    if attention.get("clip_qkv"):
+        clip = parts.clipped(attention.get_positive("clip_qkv"))
+    if attention.get("softmax_scale") is not None:
+        scale = attention.get_positive("softmax_scale")
+    refuse_unknown(attention)
+    sizes = sizes_of(config, OF_MPT_SIZES, norm_eps=1e-5)
+    alibi = AttentionMask(positions=Alibi(parts.alibi_slopes(sizes.heads)))
+    return biased(
+        config, sizes, sizes.depth * (alibi,), names=MPT_NAMES, projections=parts.fused_qkv,
+        norm=parts.layer_norm_without_shift, activation=exact_gelu, biases=Biases(),
+        head_norm=clip, value_norm=clip, scale=scale,
+    )  # fmt: skip
+
+
 def falcon(config: Configuration) -> Recipe:
     """Falcon: parallel blocks behind one norm or two, one key head or several."""
     config.refuse(alibi=False, apply_residual_connection_post_layernorm=False)
@@ -201,6 +260,7 @@ def starcoder2(config: Configuration) -> Recipe:
         mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
         layer_norm_epsilon=sizes.norm_eps,
     )  # fmt: skip
+    config.ignore("activation_function")  # beside hidden_act; the publisher's reader ignores it too
     seen = masks_by_kind(config, sizes, slide_if_stated(config, sizes.depth))
     return biased(
         config, sizes, seen, names=Names(up="c_fc", down="c_proj"),
@@ -261,29 +321,36 @@ def cohere(config: Configuration) -> Recipe:
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     of_layers = rotary_masks(config, sizes, default=500_000.0)
     normed = parts.per_head_norm if config.get("use_qk_norm", False) else None
-    return _cohere(config, sizes, of_layers, head_norm=normed)
+    return cohere_like(config, sizes, of_layers, head_norm=normed)
 
 
 def cohere2(config: Configuration) -> Recipe:
     """Command R7B: windows in all but every fourth layer, which is full and without positions."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     period = config.get_int("sliding_window_pattern", 4)
+    refuse_other_commands(config, period)
+    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
+    positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
+    return cohere_like(config, sizes, masks_of(config, kinds, positions))
+
+
+def refuse_other_commands(config: Configuration, period: int) -> None:
+    """Raise ValueError at options by which a Command model says that it is another network."""
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     config.refuse(
         layer_switch=period, order_of_interleaved_layers="local_attn_first",
         position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
         use_gated_activation=True, use_parallel_block=True,
     )  # fmt: skip
-    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
-    positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
-    return _cohere(config, sizes, masks_of(config, kinds, positions))
 
 
-def _cohere(
+def cohere_like(
     config: Configuration, sizes: Sizes, of_layers: tuple[AttentionMask, ...], **more: Any
 ) -> Recipe:
+    """Return the recipe of a Command model, whose blocks are parallel and whose logits scaled."""
+    usual: dict[str, Any] = {"norm": parts.layer_norm_without_shift}
     return llama_like(
-        config, sizes, of_layers, tied=True, norm=parts.layer_norm_without_shift, step=euler,
-        names=Names(before_network="input_layernorm"), **more,
+        config, sizes, of_layers, tied=True, step=euler,
+        names=Names(before_network="input_layernorm"), **(usual | more),
         rope_interleaved=True, logit_scale=config.get_positive("logit_scale", 0.0625),
     )  # fmt: skip

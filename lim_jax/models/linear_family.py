@@ -117,7 +117,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         scale_router_input=False, score_function="sigmoid", up_proj_norm=False, use_kda_lora=False,
         use_mla_nope=False, use_nGPT=False, use_qk_norm=True, value_norm=False,
     )  # fmt: skip
-    config.ignore("mtp_loss_scaling_factor", "mtp_use_kda", "output_dropout", "router_dtype", PART)
+    config.ignore("mtp_loss_scaling_factor", "mtp_use_kda", "router_dtype", PART)
     rope = {name: value for name, value in rope_config.rope_options(config).items() if name != PART}
     config = _with_newer_names(config).replaced(rope_parameters=rope, rope_scaling=None)
     recipe = latent_like(config, 1e-6, 6e6, names=OF_LING)

@@ -39,6 +39,7 @@ OF_MINISTRAL = {
     "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, TRAINED: 16384,
     "mscale": 1.0, "mscale_all_dim": 1.0, TEMPERED: 0.1,
 }  # fmt: skip
+OF_NANOCHAT = Names(embedding_norm="norm", up="fc1", down="fc2")
 # Options of Hunyuan's files about heads that are not there, images, and layers that share.
 OF_HUNYUAN = (
     "add_classification_head", "class_num", "cla_share_factor", "dense_list", "enc_head_dim",
@@ -245,6 +246,54 @@ def multipliers(config: Configuration) -> dict[str, Any]:
     }
 
 
+def granite_swa(config: Configuration) -> Recipe:
+    """Granite with sinks, and windows in all but every fourth layer from the first."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    usual = (SLIDING if k % 4 else FULL for k in range(sizes.depth))
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    bases = config.get("layer_rope_theta")
+    if bases is None:
+        masks = masks_of(config, kinds, rotary_of(config, sizes.head_dim), 128)
+    else:
+        masks = _by_bases(config, sizes, kinds, bases)
+    names = Names(sinks="self_attn.sinks")
+    return llama_like(config, sizes, masks, names=names, tied=True, **multipliers(config))
+
+
+def _by_bases(
+    config: Configuration, sizes: Sizes, kinds: tuple[str, ...], bases: Any
+) -> tuple[AttentionMask, ...]:
+    """Return what layers see, each with its own base of rotary positions, or zero for none."""
+    holds = isinstance(bases, list) and len(bases) == sizes.depth
+    config.require("layer_rope_theta", bases, holds, f"{sizes.depth} numbers, one for each layer")
+    config.ignore("rope_theta")  # which says nothing beside those of layers
+    rope = {name: value for name, value in rope_options(config).items() if name != "rope_theta"}
+
+    def rotary(base: Any) -> Rotary | None:
+        if base == 0:
+            return None
+        own = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
+        stated = config.replaced(
+            rope_parameters={**rope, "rope_theta": own}, rope_scaling=None, rope_theta=None
+        )
+        return rotary_of(stated, sizes.head_dim)
+
+    of_kind = {kind: masks_of(config, (kind,), None, 128)[0] for kind in {*kinds}}
+    pairs = zip(kinds, bases, strict=True)
+    return tuple(replace(of_kind[kind], positions=rotary(base)) for kind, base in pairs)
+
+
+def nanochat(config: Configuration) -> Recipe:
+    """nanochat: norms without weights, of embeddings too and after a rotation that is backwards."""
+    biased = config.get_flag("attention_bias")
+    return llama_like(
+        config, sizes_of(config), names=OF_NANOCHAT, biases=Biases(biased, biased),
+        activation="relu2", network=parts.plain_mlp, projections=parts.rotated_backwards,
+        norm=parts.rms_norm_without_weights, head_norm=parts.shared_head_norm,
+        rope_before_qk_norm=True, logit_cap=config.get("final_logit_softcapping", 15.0),
+    )  # fmt: skip
+
+
 def phi3(config: Configuration) -> Recipe:
     """Phi-3, 3.5 and 4: Llama with one fused matrix of projections, and one of gates."""
     config.refuse(
@@ -263,20 +312,23 @@ def phi3(config: Configuration) -> Recipe:
 
 def exaone4(config: Configuration) -> Recipe:
     """EXAONE 4: norms after sublayers and of heads; with windows, positions there alone."""
-    sizes = sizes_of(config, norm_eps=1e-5)
+    return exaone_like(config, sizes_of(config, norm_eps=1e-5), names=Names(**AFTER))
+
+
+def exaone_like(config: Configuration, sizes: Sizes, *, names: Names, **more: Any) -> Recipe:
+    """Return the recipe of an EXAONE, whose full layers beside windows know no positions."""
     window = config.get("sliding_window", WINDOW)
-    period = config.get("sliding_window_pattern", 4)
+    config.ignore("sliding_window_pattern")  # beside layer_types, which say it
     usual = sizes.depth * (FULL,)
-    if window is not None and isinstance(period, int) and period > 0:
-        usual = full_every(period, sizes.depth)
+    if window is not None and config.get("layer_types") is None:
+        usual = full_every(config.get_int("sliding_window_pattern", 4), sizes.depth)
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim)
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     config.ignore(*(name for name in config if "mtp" in name), "num_nextn_predict_layers")
-    names = Names(**AFTER, further="mtp.")
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions), names=names, biases=Biases(),
-        head_norm=parts.shared_head_norm,
+        config, sizes, masks_of(config, kinds, positions), names=names._replace(further="mtp."),
+        biases=Biases(), head_norm=parts.shared_head_norm, **more,
     )  # fmt: skip
 
 

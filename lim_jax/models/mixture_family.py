@@ -1,9 +1,13 @@
 """Decoders whose tokenwise networks are mixtures of experts."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from lim_jax.models import experts, parts
+from lim_jax.models.layer_norm_family import cohere_like, refuse_other_commands
 from lim_jax.models.llama_family import (
+    AFTER,
     biases_of,
     hunyuan_v1_dense,
     llama_like,
@@ -12,7 +16,7 @@ from lim_jax.models.llama_family import (
     rotary_masks,
 )
 from lim_jax.models.options import Configuration, require_config
-from lim_jax.models.recipe import Biases, Names, Recipe, sizes_of
+from lim_jax.models.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.models.rope_config import (
     CHUNKED,
     FULL,
@@ -44,6 +48,7 @@ OF_TRINITY = Names(
     before_network="pre_mlp_layernorm",
     after_network="post_mlp_layernorm",
 )
+OF_GRANITE = Names(network="", up="input_linear", down="output_linear")
 BLOCK, OF_MIXTRAL = Names(network="block_sparse_moe"), experts.ByExpert("w1", "w3", "w2")
 # Options that repeat what others say.
 REPEATED = (
@@ -162,6 +167,62 @@ def olmoe(config: Configuration) -> Recipe:
     return llama_like(config, sizes, head_norm=parts.across_heads, network=mixture)
 
 
+def flex_olmo(config: Configuration) -> Recipe:
+    """FlexOlmo: OLMo 2 with experts."""
+    sizes, count = sizes_of(config), config.get_int("num_experts", 7)
+    routing = Routing(_top(config, 5), normalised=config.get_flag("norm_topk_prob"))
+    mixture = experts.Mixture(count, sizes.intermediate_size, routing, experts.PROJECTIONS)
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=500_000.0), names=Names(**AFTER),
+        head_norm=parts.across_heads, network=mixture, biases=_attention_biases(config),
+    )  # fmt: skip
+
+
+def cohere2_moe(config: Configuration) -> Recipe:
+    """Command A+: Command R7B with experts beside shared ones, in all layers but the first."""
+    names = SizeNames(norm_eps="layer_norm_eps")
+    norm = parts.layer_norm_without_shift
+    if config.get("rms_norm_eps") is not None:
+        config.ignore("layer_norm_eps")
+        names, norm = SizeNames(), parts.rms_norm
+    sizes = sizes_of(config, names, norm_eps=1e-5, head_dim=128)
+    depth, first = sizes.depth, config.get_int("first_k_dense_replace", 0, least=0)
+    period, prefix = (
+        config.get_int(f"{name}sliding_window_pattern", usual)
+        for name, usual in (("", 4), ("prefix_dense_", 1))
+    )
+    usual = full_every(prefix, first) + full_every(period, max(0, depth - first))
+    kinds = layer_kinds(config, depth, *usual)
+    refuse_other_commands(config, period)
+    mixture = _of_cohere(config, sizes, experts.read_dense_layers(config, depth, first))
+    rotary = rotary_of(config, sizes.head_dim)
+    seen = masks_of(config, kinds, {SLIDING: rotary, FULL: None})
+    if prefix == 1:  # dense layers know positions though they see everything
+        dense = mixture.dense_layers
+        seen = tuple(replace(m, positions=rotary) if k in dense else m for k, m in enumerate(seen))
+    biases = _attention_biases(config)
+    return cohere_like(config, sizes, seen, norm=norm, network=mixture, biases=biases)
+
+
+def _of_cohere(config: Configuration, sizes: Sizes, dense: frozenset[int]) -> experts.Mixture:
+    hidden = sizes.intermediate_size
+    shared = config.get_int("num_shared_experts", 0, least=0)
+    scores: Any = config.get_choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
+    # A softmax of the chosen experts' logits is that of all, normalised.
+    normalised = config.get_flag("norm_topk_prob", True) or scores == "softmax"
+    combined = config.get_choice(
+        "shared_expert_combination_strategy", ("average", "sum"), "average"
+    )
+    half = 0.5 if shared and combined == "average" else 1.0
+    routing = Routing(_top(config, 2), scores, normalised, half)
+    count = config.get_int("num_experts", 8)
+    return experts.Mixture(
+        count, hidden, routing, experts.PROJECTIONS, shared_scale=half,
+        shared=("shared_experts", hidden * shared) if shared else None, dense_layers=dense,
+        dense_intermediate_size=config.get_int_or("prefix_dense_intermediate_size", hidden),
+    )  # fmt: skip
+
+
 def phimoe(config: Configuration) -> Recipe:
     """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
     sizes = sizes_of(config, norm_eps=1e-5)
@@ -241,13 +302,30 @@ def hunyuan_v1_moe(config: Configuration) -> Recipe:
 
 def granitemoe(config: Configuration) -> Recipe:
     """Granite with experts."""
+    return _granite(config, 0)
+
+
+def granitemoeshared(config: Configuration) -> Recipe:
+    """Granite with experts beside a shared MLP, or without one."""
+    return _granite(config, config.get_int("shared_intermediate_size", 0, least=0))
+
+
+def _granite(config: Configuration, shared: int) -> Recipe:
     sizes = sizes_of(config)
-    mixture = experts.Mixture(
-        config.get_int("num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
-        experts.Stacked("input_linear.weight", "output_linear.weight"), router="router.layer",
-    )  # fmt: skip
+    mixture = granite_experts(config, sizes, shared)
+    return llama_like(config, sizes, names=OF_GRANITE, network=mixture, **multipliers(config))
+
+
+def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> experts.Mixture:
+    """Return Granite's experts, beside an MLP of so many hidden features if there are any."""
+    at = "block_sparse_moe"
     config.ignore(*REPEATED)
-    return llama_like(config, sizes, names=BLOCK, network=mixture, **multipliers(config))
+    return experts.Mixture(
+        config.get_int("num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
+        experts.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
+        router=f"{at}.router.layer", shared=("shared_mlp", shared) if shared else None,
+        read_shared=parts.fused_gated_mlp,
+    )  # fmt: skip
 
 
 def gpt_oss(config: Configuration) -> Recipe:

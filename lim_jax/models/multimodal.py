@@ -17,7 +17,14 @@ from lim_jax.models.options import (
 TEXT, TIED = "text_config", "tie_word_embeddings"
 OTHERS = {
     "exaone4_5": "exaone4", "gemma4": "gemma4_text", "internvl": "qwen2", "lfm2_vl": "lfm2",
-    "mistral3": "mistral", "voxtral": "llama",
+    "llava": "llama", "mistral3": "mistral", "voxtral": "llama",
+}  # fmt: skip
+# The sizes of LLaVA's texts, by their family, where files do not state them.
+OF_LLAVA: Mapping[str, Mapping[str, int]] = {
+    family: {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": hidden,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": groups,
+    } for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
 }  # fmt: skip
 QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
@@ -63,7 +70,8 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
     got = f"model_type = {family!r} with {TEXT}"
-    require_config(family in MULTIMODAL, got, " or ".join(MULTIMODAL), SAVE_TEXT)
+    expected = f"one of the {len(MULTIMODAL)} in models.multimodal.MULTIMODAL"
+    require_config(family in MULTIMODAL, got, expected, SAVE_TEXT)
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
@@ -78,6 +86,9 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
         if config.get("use_sliding_window") is False:  # beside which a window says nothing
             config.ignore("sliding_window")
         refuse_unknown(config, {name: (value,) for name, value in inner.items()})
+    if family == "llava":
+        text = inner.get("model_type", defaults["model_type"])
+        defaults = {**defaults, **OF_LLAVA.get(text, {})}
     texts = Configuration({**defaults, **inner, **outer})
     aliases = _texts(checkpoint)
     files = {name: checkpoint.files[stored] for name, stored in aliases.items()}

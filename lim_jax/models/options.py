@@ -12,43 +12,43 @@ from lim_jax._checks import described, require
 # heads, the file itself (`quantised` reads how), or how other programs compute the network.
 HARMLESS = frozenset(
     """
-    activation_dropout architectures attention_dropout attention_probs_dropout_prob
-    attention_softmax_in_fp32 _attn_implementation _attn_implementation_autoset attn_pdrop auto_map
-    aux_loss_alpha bad_words_ids begin_suppress_tokens bias_dropout_fusion bos_token_id
-    cache_implementation classifier_dropout decoder_start_token_id diversity_penalty do_sample
-    dropout dtype early_stopping embd_pdrop embed_dropout embedding_dropout
+    architectures attention_softmax_in_fp32 _attn_implementation _attn_implementation_autoset
+    auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens bias_dropout_fusion bos_token_id
+    cache_implementation decoder_start_token_id diversity_penalty do_sample dtype early_stopping
     encoder_no_repeat_ngram_size eod_token_id eos_token_id exponential_decay_length_penalty
     finetuning_task _flash_attn_2_enabled for_llm_compressor forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label init_std initializer_factor
-    initializer_range input_jitter_noise is_decoder is_llama_config keys_to_ignore_at_inference
-    label2id layerdrop length_penalty masked_softmax_fusion max_length max_position_embeddings
-    max_sequence_length min_length model_max_length model_type n_ctx n_positions _name_or_path
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences offset_alibi
-    original_max_position_embeddings
+    gradient_checkpointing id2label init_std initializer_factor initializer_range input_jitter_noise
+    is_decoder is_llama_config keys_to_ignore_at_inference label2id layerdrop length_penalty
+    masked_softmax_fusion max_length max_position_embeddings max_sequence_length min_length
+    model_max_length model_type n_ctx n_positions _name_or_path no_repeat_ngram_size num_beam_groups
+    num_beams num_labels num_return_sequences offset_alibi original_max_position_embeddings
     output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
-    pretraining_tp problem_type quantization_config remove_invalid_values reorder_and_upcast_attn
-    repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise
-    scale_attention_softmax_in_fp32 sep_token_id seq_aux seq_length skip_bias_add skip_bias_add_qkv
-    slow_but_exact summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
-    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_parallel_embedding
-    internal_version _num_labels attn_implementation neftune_noise_alpha num_logits_to_keep
+    pretraining_tp problem_type quantization quantization_config remove_invalid_values
+    reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 sep_token_id seq_aux
+    seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+    transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache use_parallel_embedding internal_version _num_labels attn_implementation
+    neftune_noise_alpha num_logits_to_keep
     """.split()
 )
-TOKENS = "_token_id", "_token_index"  # ends of names of tokens with a meaning of their own
+# Ends of names of tokens with a meaning of their own, and of what training leaves out.
+HARMLESS_ENDS = "_token_id", "_token_index", "dropout", "dropout_prob", "pdrop"
 # Families whose classes in transformers have another name.
 CLASSES = {
     "hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1",
     "internlm3": "(internlm3|llama)", "iquestcoder": "(iquestcoder|llama)",
-    "kimi_k2": "(kimik2|deepseekv3)",
+    "kimi_k2": "(kimik2|deepseekv3)", "sarvam_moe": "(sarvammoe|glm4moe)",
 }  # fmt: skip
 # Options that any family may state, with the only value that is supported.
 SUPPORTED = {
     "add_cross_attention": False, "chunk_size_feed_forward": 0, "is_causal": True,
     "is_encoder_decoder": False, "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
+# How classes of networks end that have another head than that over words.
+CLASSIFIES = re.compile("(Classification|QuestionAnswering|MultipleChoice|Reward(Model)?)$")
 Options = Mapping[str, Any]
 CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
 DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again."
@@ -151,7 +151,8 @@ def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | Non
     """Raise ValueError at an option, not null nor one of `own`, that nobody read."""
     config.refuse(**SUPPORTED)
     for name, value in config.options.items():
-        if value is None or name in config.asked or name in HARMLESS or name.endswith(TOKENS):
+        harmless = name in HARMLESS or name.endswith(HARMLESS_ENDS)
+        if value is None or name in config.asked or harmless:
             continue
         values = (own or {}).get(name, ())
         expected = " or ".join(map(str, values)) or "options of the family"
@@ -166,6 +167,11 @@ def _alike(value: Any, other: Any) -> bool:
 
 def refuse_other_architectures(config: Options, family: str) -> None:
     """Raise ValueError if the weights say that they are of another family than the options are."""
+    expected, other = "a language model", "Take the model that it was made from, ...ForCausalLM."
+    for name in config.get("architectures") or ():
+        classifies = CLASSIFIES.search(str(name)) is not None
+        got = f"architectures = {name}, which gives no logits over words"
+        require_config(not classifies, got, expected, other)
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     known = rf"{stem}(for|lmhead|model|doubleheads)"
     cure = "A model_type that was changed by hand reads the weights as another network."

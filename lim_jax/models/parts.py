@@ -43,6 +43,11 @@ def layer_norm_without_weights(read: Reader, name: str, width: int, norm_eps: fl
     return LayerNorm(1 + read.zeros(width), read.zeros(width), norm_eps)
 
 
+def rms_norm_without_weights(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
+    """Return an RMS norm that has no scale."""
+    return RMSNorm(1 + read.zeros(width), norm_eps)
+
+
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read the recipe's norm over a head's features, the same for every head."""
     norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
@@ -70,7 +75,7 @@ def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> 
 
 def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Return an RMS norm of each head without a scale."""
-    return RMSNorm(1 + read.zeros(recipe.sizes.head_dim), recipe.sizes.norm_eps)
+    return rms_norm_without_weights(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
 
 
 def keys_as_values(read: Reader, at: str, recipe: Recipe) -> Arrays:
@@ -106,6 +111,15 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     counts = (names.query, sizes.heads), (names.key, groups), (names.value, groups)
     pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts]
     return _named(pairs, recipe)
+
+
+def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read a matrix of each, of heads that files rotate by negative angles."""
+    # To turn (a, b) back by an angle is to turn (b, a) by it: the halves of heads change places.
+    half = recipe.sizes.head_dim // 2
+    arrays = separate_qkv(read, at, recipe)
+    turned = {name: np.roll(rows, half, axis=1) for name, rows in arrays.items()}
+    return turned | {name: rows for name, rows in arrays.items() if name.startswith("value")}
 
 
 def gated_queries(read: Reader, at: str, recipe: Recipe) -> Arrays:

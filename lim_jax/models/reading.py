@@ -68,9 +68,11 @@ class Reader:
         # Without JAX's double precision no array of it leaves this reader.
         self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
         self.of_matrices = half or self.dtype
-        # Base models name their weights without the prefix that models with a head put first.
-        prefixed = any(name.startswith(prefix) for name in checkpoint.files)
-        self.prefix, self.known = prefix if prefixed else "", set()
+        # Base models name their weights without the prefix that models with a head put first, or
+        # without its beginning, as OPT's without "model." of "model.decoder.".
+        while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
+            prefix = prefix.partition(".")[2]
+        self.prefix, self.known = prefix, set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model."""

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
 from lim_jax._files import decoded
 from lim_jax._refusal import Refusal
-from lim_jax.models.checkpoint import json_object
+from lim_jax.models.checkpoint import absent, json_object
 from lim_jax.models.gguf_tokenizer import CURE, tokenizer_of_header
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
@@ -41,7 +41,8 @@ def read_tokenizer(path: Path, header: Header) -> Any:
     if gguf and not file.is_file():
         return tokenizer_of_header(path.name, header)
     expected = f"the publisher's {FILE}"
-    require(file.is_file(), "tokenizer", got=f"no file {file}", expected=expected, cure=CURE)
+    got = f"{absent(file)} in {file.parent}"
+    require(file.is_file(), "tokenizer", got=got, expected=expected, cure=CURE)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower

@@ -1,7 +1,7 @@
 """The continuous depth flow that residual recursions discretise, and its controls."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import diffrax
 import equinox as eqx
@@ -14,6 +14,7 @@ from lim_jax._checks import (
     as_int,
     described,
     error_if,
+    error_if_first,
     error_if_not_finite,
     require,
     require_callable,
@@ -31,6 +32,8 @@ from lim_jax.network.flow import (
     unit_profile,
 )
 from lim_jax.network.slots import State
+
+Tree = TypeVar("Tree")
 
 
 class LayerwiseControl(eqx.Module):
@@ -103,7 +106,8 @@ def control_distance(
     >>> def norm(scale):
     ...     return lim.LayerNorm(scale, 0 * scale)
     >>> layers = jax.vmap(norm)(jnp.array([[0.0, 0.0], [2.0, 0.0]]))
-    >>> float(control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0))
+    >>> distance = control_distance(layers, lambda time: norm(jnp.array([1.0, 0.0])), horizon=3.0)
+    >>> round(float(distance), 12)
     3.0
     """
     require_horizon(horizon)
@@ -236,10 +240,28 @@ class ContinuousFlow(eqx.Module):
         )  # fmt: skip
 
     def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
-        failed = ~diffrax.is_successful(solution.result)
-        states = solution.result.error_if(solution.ys, failed)
+        states = self.reached(solution, solution.ys)
         assert states is not None
         return states
+
+    def reached(self, solution: diffrax.Solution, values: Tree) -> Tree:
+        """Return values of a solution; their use raises where the solver stopped before its end."""
+        stopped = solution.result == diffrax.RESULTS.max_steps_reached
+        whole = "flow: expected a solution over the whole depth, got"
+        smooth = "or a control and a profile that are smoother in depth time."
+        return error_if_first(
+            values,
+            (
+                stopped,
+                f"{whole} none within {self.max_steps} steps. Take more max_steps, looser "
+                f"tolerances in stepsize_controller, a constant step, {smooth}",
+            ),
+            (
+                ~diffrax.is_successful(solution.result),
+                f"{whole} a solver that failed on the way. Take another solver or a constant "
+                f"step, {smooth}",
+            ),
+        )
 
 
 def require_continuous(flow: Any) -> None:

@@ -162,6 +162,10 @@ class MixtureOfExperts(eqx.Module):
         fits = count % routing.groups == 0 and 0 < routing.kept <= routing.groups
         cure = "Take a checkpoint's own numbers."
         require(fits, "routing.groups", got=got, expected=expected, cure=cure)
+        best, held = getattr(routing, "best", 1), count // routing.groups
+        judged = routing.kept == routing.groups or best <= held
+        expected = f"groups of at least {best}, by whose scores each is judged"
+        require(judged, "routing.best", got=f"groups of {held}", expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""

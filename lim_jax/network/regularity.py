@@ -5,9 +5,10 @@ their blocks (`ass:bounded`). Every function takes one field, or one whose array
 axis: then each constant holds for all of these fields and for their convex combinations, such as
 `linear_control` between them, since norms are convex.
 
-States are compared in the grid's :math:`L^2` norm, on cells or in the continuum; not on
+States are compared in :math:`L^2` of the continuum, or of a token, midpoint or graded grid; not of
 Gauss--Legendre panels, whose prefix weights have signs. Below, :math:`h(p) = \|X(p) - Y(p)\|` and
-:math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average, whose norm on :math:`L^2` is at most 2.
+:math:`(Hh)(p) = p^{-1}\int_0^p h` is Hardy's average, whose norm on :math:`L^2` is at most 2. On
+tokens that is Copson's inequality; on other cells it may be false, and `hardy_bound` says so.
 """
 
 import math
@@ -17,9 +18,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import as_finite, described, require, require_floats
+from lim_jax._checks import (
+    as_finite_nonnegative,
+    as_nonnegative,
+    described,
+    require,
+    require_floats,
+)
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
@@ -241,6 +249,31 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     )
 
 
+def hardy_bound(grid: CellGrid) -> float:
+    r"""Bound the norm of Hardy's average on a grid of cells, whose prefixes begin at 0.
+
+    :math:`(Hh)_i = \sum_j W_{ij}h_j / \sum_j W_{ij}` has no negative entry, so for any positive u
+
+    .. math:: \|H\|^2 = \varrho(H^*H) \le \max_j\,(H^*Hu)_j / u_j
+
+    (Collatz and Wielandt), with the adjoint in the grid's :math:`L^2`. By u near
+    :math:`p^{-1/2}`, which gives 4 in the continuum, and a few powers of :math:`H^*H`.
+    """
+    assert type(grid) is CellGrid and grid.starts is None and 0 <= grid.offset < 1
+    weights, share = np.asarray(grid.weights, float), float(1 - grid.offset)
+    prefixes = np.cumsum(weights) - (1 - share) * weights
+
+    def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
+        mass = weights * u
+        pulled = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
+        return np.cumsum(pulled[::-1])[::-1] - (1 - share) * pulled
+
+    u = np.cumsum(weights) ** -0.5
+    for _ in range(3):
+        u = squared(u)
+    return math.sqrt((squared(u) / u).max())
+
+
 def field_regularity(field: TransformerField) -> FieldRegularity:
     r"""Lipschitz constant :math:`C_F` and bound :math:`M_R` of a field, uniform over all states.
 
@@ -279,10 +312,11 @@ def trajectory_radius(
 
     `rem:bounded-state-preln`, from the input x at depth `times` t, with the `profile_bound`
     :math:`\|\zeta\|_\infty`. The `fields` are the layers, or those that a `linear_control` joins,
-    as in `field_regularity`. It holds for the depth flow and for residual recursions by every step
-    here, since each increment is a mean of bounded ones: on cells, and in the continuum as far as
-    cells resolve it. On panels (ValueError) prefix weights have signs, so that attention may be
-    larger than every value that it reads.
+    as in `field_regularity`; in the grid's norm :math:`M_R` counts times the root of the grid's
+    mass. It holds for the depth flow and for residual recursions by every step here, since each
+    increment is a mean of bounded ones: on cells, and in the continuum as far as cells resolve it.
+    On panels (ValueError) prefix weights have signs, so that attention may be larger than every
+    value that it reads. Times and bounds below zero raise EquinoxRuntimeError.
 
     Examples
     --------
@@ -296,9 +330,10 @@ def trajectory_radius(
     cure = "Take token_grid, midpoint_grid or graded_grid."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
-    profile_bound = as_finite(profile_bound, "profile_bound")
-    start = jnp.sqrt(inner(x, x, grid))
-    return start + times * profile_bound * field_regularity(fields).bound
+    times = as_nonnegative(times, "times", "A flow begins at 0.")
+    profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
+    start, mass = jnp.sqrt(inner(x, x, grid)), jnp.sqrt(grid.weights.sum())
+    return start + times * profile_bound * mass * field_regularity(fields).bound
 
 
 def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:

@@ -1,9 +1,11 @@
 from . import gramian as gramian
 from . import trace_estimates as trace_estimates
 from .gramian import ObservedTokens as ObservedTokens
+from .gramian import condition_numbers as condition_numbers
 from .gramian import gramian_traces as gramian_traces
 from .gramian import layer_products as layer_products
 from .gramian import observability_gramians as observability_gramians
+from .trace_estimates import accumulated_numbers as accumulated_numbers
 from .trace_estimates import gaussian_probe_moments as gaussian_probe_moments
 from .trace_estimates import layer_injected_traces as layer_injected_traces
 from .trace_estimates import penalty_bias as penalty_bias

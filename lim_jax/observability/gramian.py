@@ -241,7 +241,38 @@ def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
 
 
 def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
-    r"""Divide the extreme eigenvalues of every Gramian, :math:`\kappa_0`; infinite if singular."""
+    r"""Compute the condition number of every Gramian, the largest eigenvalue over the smallest.
+
+    .. math:: \kappa(G_i) = \lambda_{\max}(G_i)/\lambda_{\min}(G_i)
+
+    What balanced traces do not see: how unlike the directions are in which a position is
+    observed. A factor at each position leaves it as it is
+    (`eq:simulation-condition-number-invariance`), so a network that learns such factors alone
+    balances all traces and no direction. Works under jit, vmap, grad and jvp, the derivatives where
+    the extreme eigenvalues are simple.
+
+    Parameters
+    ----------
+    gramians
+        Symmetric positive semidefinite matrices of shape ``(positions, width, width)``, as
+        `observability_gramians` returns them.
+
+    Returns
+    -------
+    Array
+        A number for each position, at least one, and infinite where a Gramian is singular.
+
+    Raises
+    ------
+    ValueError
+        If the Gramians are no floating-point array of this shape.
+
+    Examples
+    --------
+    >>> condition_numbers(jnp.array([[[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]])).tolist()
+    [4.0, inf]
+    """
+    require_floats(gramians, "gramians", "positions width width")
     spectrum = jnp.linalg.eigvalsh(gramians)
     smallest = spectrum[:, 0]
     singular = smallest <= 0

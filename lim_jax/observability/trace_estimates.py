@@ -5,6 +5,7 @@ comes back from every layer to all positions at once. Signs (`probes.rademacher_
 noisier than Gaussian entries, on either way.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -128,6 +129,66 @@ def trace_products(
     monitored = x.shape[0] if positions is None else positions.shape[0]
     depth = exact["forward"] // (monitored * x.shape[1])
     return exact | {"probes": monitored * draws * depth, "injected": draws * depth}
+
+
+def accumulated_numbers(
+    observations: Observations, x: State, draws: int, positions: Positions | None = None
+) -> dict[str, int]:
+    r"""Count the numbers that each route to the traces squares and adds up.
+
+    The accumulation of `subsec:algorithm-complexity`, beside the products of `trace_products`. With
+    S positions of width :math:`d_x` of L, K layers observed, r numbers at each, and R draws:
+
+    - ``probes``: :math:`S R K r`, the forward probes of `probed_observability`;
+    - ``injected``: :math:`L d_x R`, the noise of `layer_injected_traces`;
+    - ``forward``: :math:`S d_x K r`, exact Gramians in forward mode;
+    - ``reverse``: :math:`L d_x K r`, exact Gramians in reverse mode.
+
+    The paper's :math:`S R K d_x` is that of maps that observe one whole token, :math:`r = d_x`; of
+    all L tokens r is :math:`L d_x`. A product with a layer costs at least :math:`L d_x^2`
+    operations, so these numbers count where r is large and layers are few or narrow. Nothing is
+    computed: shapes alone are looked at, and it works inside a transformation.
+
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (K, r)``, what is seen of an input at each observed layer, as of
+        `observability_gramians`.
+    x
+        The input of one example, of shape ``(length, width)``.
+    draws
+        R, how many probes, or draws of noise.
+    positions
+        The S monitored positions, all L by default. The reverse routes go to all in any case.
+
+    Returns
+    -------
+    dict
+        The numbers of each route, ``forward``, ``probes``, ``reverse`` and ``injected``.
+
+    Raises
+    ------
+    ValueError
+        If the observations are no function, `x` is not of one example, or a count is no whole
+        number that is known before tracing.
+
+    Examples
+    --------
+    >>> accumulated_numbers(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
+    {'forward': 4, 'probes': 20, 'reverse': 4, 'injected': 10}
+    """
+    require_observations(observations, x)
+    draws = as_int(draws, "draws")
+    if positions is not None:
+        require_indices(positions, "positions")
+    monitored = len(x) if positions is None else len(positions)
+    observed = math.prod(jax.eval_shape(observations, x).shape)
+    return {
+        "forward": monitored * x.shape[1] * observed,
+        "probes": monitored * draws * observed,
+        "reverse": x.size * observed,
+        "injected": x.size * draws,
+    }
 
 
 def probed_traces(

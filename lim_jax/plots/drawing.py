@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lim_jax._checks import described, require, require_text
+from lim_jax._writing import saying_what_is_lacking
 from lim_jax.grid.partition import Regions
 
 POSITION = "position p (part of the context)"
@@ -185,4 +186,6 @@ def shade_boundaries(axes: Axes, delta: float) -> None:
 def save_figure(figure: Any, folder: Path, name: str) -> None:
     """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
-        figure.savefig(folder / f"{name}.{kind}")
+        file = folder / f"{name}.{kind}"
+        with saying_what_is_lacking(file):
+            figure.savefig(file)

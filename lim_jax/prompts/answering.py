@@ -8,6 +8,7 @@ import numpy as np
 from lim_jax._checks import described, require, require_kind
 from lim_jax.models import LanguageModel, answer
 from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 
@@ -21,13 +22,15 @@ def self_answered(
 ) -> list[Context]:
     """Contexts with the answers that the model gives itself where they have none.
 
-    An answer, of so many `tokens` at most, ends before one of the model's ``end_ids``; one that did
-    not end is marked as `Context.cut`, and one that ends at once raises ValueError. `prompts` are
-    such as `unanswered` makes; `progress` wraps their list; `asked` is as in `context_of`.
+    An answer, of so many `tokens` at most, ends before one of the model's ``end_ids``, or in a chat
+    before the token with which the model's template ends a turn. One that did not end is marked as
+    `Context.cut`, and one that ends at once raises ValueError. `prompts` are such as `unanswered`
+    makes; `progress` wraps their list; `asked` is as in `context_of`.
 
     Examples
     --------
-    >>> from lim_jax.prompts.contexts import unanswered
+    >>> from lim_jax.prompts.chat import turn_ends
+    from lim_jax.prompts.contexts import unanswered
     >>> from lim_jax.prompts.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
     >>> model = LanguageModel(byte_model(16, width=4, depth=1, key=jax.random.key(0)))
@@ -38,8 +41,9 @@ def self_answered(
 
     def answered(prompt: PromptOnly) -> Context:
         given = jax.device_put(prompt.encoded.ids)
-        ids = np.asarray(answer(model.network, given, tokens, model.end_ids))
-        ends = np.isin(ids, model.end_ids)
+        end_ids = (*model.end_ids, *of_turns) if prompt.laid.marked else model.end_ids
+        ids = np.asarray(answer(model.network, given, tokens, end_ids))
+        ends = np.isin(ids, end_ids)
         return prompt.answered(ids[~ends], model.tokenizer, asked)._replace(cut=not ends.any())
 
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
@@ -48,6 +52,9 @@ def self_answered(
         require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),
                 expected="contexts, or prompts that are unanswered",
                 cure="Take them from unanswered.")  # fmt: skip
+    in_chats = any(isinstance(one, PromptOnly) and one.laid.marked for one in prompts)
+    template = model.chat_template if in_chats else None
+    of_turns = () if template is None else turn_ends(template, model.tokenizer)
     loss_kind(asked)  # an unknown name is refused before the first answer
     return [
         answered(prompt) if isinstance(prompt, PromptOnly) else prompt

@@ -121,6 +121,21 @@ def chat_prompt(
     )
 
 
+def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
+    """Return the id of the token that a template puts behind what an assistant says, if it does.
+
+    Publishers' files do not always name it among those that end an answer.
+    """
+    answer, question = f"{OPENS}0{CLOSES}", {"role": "user", "content": "?"}
+    chat = [question, {"role": "assistant", "content": answer}, question]
+    (outcome,) = rendered(template, [{"messages": chat, "add_generation_prompt": False}])
+    _, found, after = outcome.get("text", "").rpartition(answer)
+    added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    ids = {token.content: number for number, token in added.items()}
+    ends = [word for word in ids if found and after.lstrip().startswith(word)]
+    return (ids[max(ends, key=len)],) if ends else ()
+
+
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
@@ -179,7 +194,7 @@ def _layout(
     layout = _Layout([], {"messages": laid}, set())
     taken = {document.name for document in documents}
     for number, message in enumerate(messages):
-        role, text = message["role"], _text(message.get("content"))
+        role, text = message["role"], content_text(message.get("content"))
         asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
         while name in taken:
             name += " (message)"
@@ -254,7 +269,7 @@ def require_messages(messages: Any) -> None:
         where, role = f"messages, message {number}", one.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
         calls = one.get("tool_calls") is not None
-        says = bool((_text(one.get("content")) or "").strip())
+        says = bool((content_text(one.get("content")) or "").strip())
         says = says or (calls and one.get("content") in (None, ""))
         require(
             isinstance(role, str) and bool(role.strip()) and says
@@ -272,7 +287,8 @@ def require_messages(messages: Any) -> None:
     )  # fmt: skip
 
 
-def _text(content: Any) -> str | None:
+def content_text(content: Any) -> str | None:
+    """Return the text of a message's content; None of one that is no text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

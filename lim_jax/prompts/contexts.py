@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import require, require_kind, require_text
+from lim_jax._terminal import in_one_line
 from lim_jax.models import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
 from lim_jax.models.losses import LossKind, LossName, loss_kind
@@ -26,6 +27,9 @@ class Span(NamedTuple):
 
     name: str
     places: Int[np.ndarray, " tokens"]
+    # What each token shows of the part: joined they are its text, of which a token at its edges may
+    # hold less or more. Empty where nothing says so: then tokens show their own texts.
+    texts: tuple[str, ...] = ()
 
 
 def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
@@ -59,6 +63,17 @@ class Context(NamedTuple):
     def length(self) -> int:
         """The number of tokens l that are read."""
         return len(self.weights)
+
+    @property
+    def part_texts(self) -> dict[str, dict[int, str]]:
+        """What tokens show of each named part, by their places and in order."""
+        by_name: dict[str, dict[int, str]] = {}
+        for name, places, texts in self.spans:
+            shown = texts or [self.tokens[place] for place in places.tolist()]
+            of_part = by_name.setdefault(name, {})
+            for place, text in zip(places.tolist(), shown, strict=True):
+                of_part.setdefault(place, text)
+        return {name: dict(sorted(of_part.items())) for name, of_part in by_name.items()}
 
 
 class PromptOnly(NamedTuple):
@@ -107,7 +122,7 @@ def context_of(
 ) -> Context:
     """The ids of a text and its answer, which are read together, and what is asked of them.
 
-    A token belongs to the part in which its last character lies. `laid` is such as
+    A token belongs to the part in which its last visible character lies. `laid` is such as
     `document_prompt` makes; its spans may reach into the answer. `answer`, and the `foil` that
     might have followed instead, are as they follow the text, with the space before them where there
     is one. `tokenizer` is the model's own; None where ids are bytes of UTF-8. `asked` is a name of
@@ -156,7 +171,7 @@ def _contrast(
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(bool(foil), where, got="no foil", expected="what might have followed instead",
-            cure='Give "foil", or --foil TEXT.')  # fmt: skip
+            cure='Give `foil`, or a line its "foil".')  # fmt: skip
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
@@ -172,7 +187,7 @@ def _contrast(
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
     weights = kind.weights(np.arange(size) == size - 1)
-    spans = tuple(_span(one, found, len(laid.text), where, size) for one in laid.spans)
+    spans = _spans(laid.spans, found, len(laid.text), where, size)
     return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
 
 
@@ -187,22 +202,69 @@ def _context(
     require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
             got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
             expected="a prompt and an answer of some tokens each",
-            cure="--loss next-token takes any text.")  # fmt: skip
-    spans = tuple(_span(one, found, end, where, length) for one in laid.spans)
+            cure="The loss next-token takes any text.")  # fmt: skip
+    spans = _spans(laid.spans, found, end, where, length)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
 
-def _span(
-    span: tuple[int, int, str], found: EncodedText, most: int, where: str, length: int
-) -> Span:
-    """The context's tokens whose last characters lie in [start, end)."""
-    parts: Any = list(span) if isinstance(span, Sequence) else [span]
-    require(list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most, where,
+def _spans(
+    spans: Sequence[tuple[int, int, str]], found: EncodedText, most: int, where: str, length: int
+) -> tuple[Span, ...]:
+    """The first tokens of a text, so many, that belong to the characters of each span."""
+    shown = [
+        token if last >= 0 else ""
+        for token, last in zip(found.tokens, found.last.tolist(), strict=True)
+    ]
+    text, ends = "".join(shown), np.cumsum([len(token) for token in shown])
+    made = []
+    for span in spans:
+        parts: Any = list(span) if isinstance(span, Sequence) else [span]
+        require(
+            list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most, where,
             got=f"the span {parts}",
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
-            cure="The end is not of the span, as in a Python slice.")  # fmt: skip
-    start, end, name = span
-    return Span(name, np.flatnonzero(found.within(start, end)[:length]))
+            cure="The end is not of the span, as in a Python slice.",
+        )  # fmt: skip
+        start, end, name = span
+        places = np.flatnonzero(found.within(start, end)[:length])
+        # A part may go on in the answer, of which the last token is a target only.
+        stop = min(end, int(ends[length - 1]))
+        pieces = cut_text(
+            text, (start, stop), [(shown[at], int(ends[at])) for at in places.tolist()]
+        )
+        made.append(Span(in_one_line(name), places, pieces))
+    return tuple(made)
+
+
+def cut_text(
+    text: str, part: tuple[int, int], tokens: Sequence[tuple[str, int]]
+) -> tuple[str, ...]:
+    r"""Cut a part of a text where its tokens end: what these show joined is the part's own text.
+
+    What a token reaches over the part's edges is left out; what belongs to none of its tokens goes
+    with the one after it, or at the end with the last.
+
+    Parameters
+    ----------
+    text
+        The whole text.
+    part
+        The part's start and end in characters; the end is not of it.
+    tokens
+        The text of each of the part's tokens, and where it ends. One without a text is of a
+        character that a later one shows.
+
+    Examples
+    --------
+    >>> cut_text("It is.\n\nNo", (0, 6), [("It", 2), (" is", 5), (".\n\n", 8)])
+    ('It', ' is', '.')
+    """
+    (reached, end), pieces = part, []
+    for token, stop in tokens:
+        stop = min(max(reached, stop), end) if token else reached
+        pieces.append(text[reached:stop])
+        reached = stop
+    return (*pieces[:-1], pieces[-1] + text[reached:end]) if pieces else ()
 
 
 class _Control(NamedTuple):

@@ -1,9 +1,9 @@
 """A text cut into paragraphs and into sentences: spans in characters, to each character one.
 
-In any language a line stands alone unless it is one of a wrapped paragraph or of code. A sentence
-ends after its mark and what closes after it, before white space; not before a small letter, nor
-after a line's own mark, an abbreviation or an initial that goes on. It gets wrong sentences that
-begin with a small letter, and ordinals of other languages (am 5. Mai).
+In any language a line stands alone unless it is one of a wrapped paragraph or of code; a line of a
+log or of a talk always does. A sentence ends after its mark and what closes after it, before white
+space; not before a small letter, nor after a line's own mark, an abbreviation, an ordinal (am 5.
+Mai) or an initial that goes on. It gets wrong sentences that begin with a small letter.
 """
 
 import re
@@ -20,23 +20,45 @@ FENCE = "```"
 ALONE = re.compile(r"\s|[-*+•–]\s|[|#>}]|```|\(?(?:\d{1,3}|[a-zA-Z])[.)]\s")
 HARD = re.compile(r"[;{}|:]\s*$")
 WRAPPED = 60
+# What begins a line of a log, a time with or without its date, or of a talk, who speaks: where
+# several lines of a paragraph do. A name of several words has capitals, if its script has.
+TIME = r"[\[(]?(?:\d{1,4}[-./]\d{1,2}(?:[-./]\d{1,4})?[,T\s]\s*)?\d{1,2}:\d{2}"
+SPEAKER = r"<[^<>\n]{1,30}>\s|(?:[^\W\d_a-zß-ÿ][\w.'’-]*\s){0,2}\w[\w.'’-]{0,20}(?::\s|：)"
+LEAD = re.compile(f"{TIME}|{SPEAKER}")
 
-CLOSING = r"""["'”’»›)\]}*_]*(?:\[\d+\])*"""
+# French has a space before the marks that close a quotation.
+CLOSING = r"""(?:["'”’“‘»›«‹)\]}*_]|\s»(?=\s|$))*(?:\[\d+\])*"""
 END = re.compile(rf"(?P<stop>[.!?…]+){CLOSING}(?=\s|$)|[。！？｡।॥؟۔։።။]+[”’」』）】》\"')\]]*")
 AROUND = 60  # characters that are looked at before a mark and after it
 BEFORE_NAMES = frozenset(
-    "Dr Mr Mrs Ms Mx Prof St Gen Col Capt Lt Sgt Rev Hon Gov Sen Rep Pres Mt Mme Mlle".split()
+    "Dr Mr Mrs Ms Mx Prof St Gen Col Capt Lt Sgt Rev Hon Gov Sen Rep Pres Mt Mme Mlle "
+    "Hr Sra Srta Dra Sig".split()
 )
 BEFORE_NUMBERS = frozenset(
     "no nr nos fig figs eq eqs sec ch vol art pp p para par ed tab ref refs ca approx al "
-    "jan feb mar apr jun jul aug sep sept oct nov dec".split()
+    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+)
+# German has a stop after an ordinal, and a capital after it: before a month, and after these.
+ORDINAL = re.compile(r"(?:\d{1,3}\.[/–-])*\d{1,3}|[IVXLC]+")
+MONTHS = frozenset(
+    "Januar Jänner Februar Feber März April Mai Juni Juli August September Oktober November "
+    "Dezember".split()
+)
+BEFORE_ORDINALS = frozenset(
+    "am im vom zum zur beim der die das dem den des ein eine einem einen einer eines".split()
 )
 NEVER_LAST = frozenset("e.g i.e cf vs viz z.b d.h p.ej".split())
-INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+# A Sr. stands before a name in Spanish, and after one in English.
+INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]|Sr")
+SPACED_INITIALS = re.compile(r"\W*(?:[^\W\d_]|Chr)\.")  # as in z. B. or v. Chr.
 BEGINNERS = frozenset(
     "The This That These Those There Then They He She It We You I A An In On At As But And So If "
     "When While Where After Before However Its His Her Their Our My No Not For From By To With "
     "What Who Why How".split()
+)
+GERMAN_BEGINNERS = frozenset(
+    "Der Die Das Den Dem Er Sie Es Wir Ihr Ich Ein Eine Am Im Auf Bei Mit Nach Vor Von Seit Und "
+    "Aber Doch Da Dann Danach Dort Hier Als Wenn Wer Was Wo Wie Sein Seine Ihre".split()
 )
 
 
@@ -66,12 +88,13 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     for start, end in paragraphs(text):
         lines = text[start:end].splitlines(keepends=True)
         width, begun = max(len(line.rstrip()) for line in lines), start
+        led = sum(LEAD.match(line) is not None for line in lines) > 1
         for line, after, at in zip(
             lines, [*lines[1:], ""], accumulate(map(len, lines)), strict=True
         ):
             fence = line.lstrip().startswith(FENCE)
             code, fenced = fenced or fence, fenced ^ fence
-            if code or not _wrapped(line, after, width):
+            if code or (led and LEAD.match(after)) or not _wrapped(line, after, width):
                 yield begun, start + at - len(line) + len(line.rstrip()), code
                 begun = start + at
 
@@ -98,11 +121,28 @@ def _goes_on(before: str, stop: str, after: str) -> bool:
     first, words = next(filter(str.isalnum, after), ""), before.split()
     if first.islower() or stop != "." or not words:
         return first.islower()
-    word, begins = words[-1].lstrip("\"'“‘«([{"), re.match(r"\W*(\w+)", after)
+    word, begins = words[-1].lstrip("\"'“„‘‚«»‹›([{"), re.match(r"\W*(\w+)", after)
     marks_line = len(words) == 1 and re.fullmatch(r"\d{1,3}|[a-zA-Z]", word) is not None
     if marks_line or word in BEFORE_NAMES or word.lower() in NEVER_LAST:
         return True
     if word.lower() in BEFORE_NUMBERS and first.isdigit():
         return True
+    if begins is None:
+        return False
+    if ORDINAL.fullmatch(word) and _is_ordinal(words[:-1], begins[1]):
+        return True
+    if len(word) == 1 and word.islower():
+        spaced = re.fullmatch(r"\W*[^\W\d_]\.", words[-2]) if len(words) > 1 else None
+        return (spaced or SPACED_INITIALS.match(after)) is not None
     initials = word[:1].isupper() and INITIALS.fullmatch(word) is not None
-    return initials and begins is not None and begins[1] not in BEGINNERS
+    return initials and begins[1] not in BEGINNERS
+
+
+def _is_ordinal(before: list[str], following: str) -> bool:
+    """Whether a number with a stop is an ordinal, by the words before it and the one after."""
+    if following in MONTHS:
+        return True
+    begins = following in BEGINNERS or following in GERMAN_BEGINNERS
+    if begins or not before or before[-2:] == ["I", "am"]:
+        return False
+    return before[-1].lower() in BEFORE_ORDINALS

@@ -7,12 +7,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from lim_jax._checks import described, require, require_several
+from lim_jax._terminal import in_one_line
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
 # message's part is called by its role and its number.
 QUESTION, ANSWER, REST = "question", "answer", "the rest"
+MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
 MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
+NUMBER = re.compile(r" \(document \d+\)$")
 
 
 class Document(NamedTuple):
@@ -40,8 +43,9 @@ class RenderedPrompt(NamedTuple):
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The same documents, at least one and each with a text, each with a name of its own.
 
-    That is its title, or its number from 1. Where several would be called alike, or one as a part
-    that is no document (`RESERVED_NAMES`, a role and a number), the number follows.
+    That is its title, with marks for control characters, or its number from 1. Where several would
+    be called alike, or one as a part that is no document (`RESERVED_NAMES`, a role and a number),
+    the number follows.
 
     Examples
     --------
@@ -55,7 +59,8 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
                 f"documents, document {number}", got=f"{tuple(one)!r}"[:60],
                 expected="texts, of which that of the document is not empty",
                 cure="Leave a document without a text out.")  # fmt: skip
-    names = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
+    named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
+    names = list(map(in_one_line, named))
     while shared := {
         name for name, count in Counter(names).items() if count > 1 or is_reserved(name)
     }:
@@ -64,6 +69,24 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
             for number, name in enumerate(names, 1)
         ]
     return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
+
+
+def title_size(name: str, text: str) -> int:
+    r"""Return how many characters of a document's text its title has, with the end of its line.
+
+    `text` is as the document was laid out: its title stands above it if it says the document's
+    `name`, or that without the number that `named_documents` added.
+
+    Examples
+    --------
+    >>> title_size("Wren (document 1)", "Wren\nA bird."), title_size("Wren", "Wrens sing.")
+    (5, 0)
+    """
+    while not text.startswith(f"{name}\n"):
+        name, numbered = NUMBER.subn("", name)
+        if not numbered:
+            return 0
+    return len(name) + 1
 
 
 def is_reserved(name: str) -> bool:

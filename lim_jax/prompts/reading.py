@@ -15,10 +15,17 @@ from lim_jax._refusal import Refusal
 from lim_jax.models import LanguageModel
 from lim_jax.models.losses import LossName, loss_kind
 from lim_jax.models.text import CURE_OF_CHATS, ChatTemplate
-from lim_jax.prompts.chat import Message, chat_prompt, require_messages
-from lim_jax.prompts.contexts import Context, PromptOnly, context_of, unanswered
+from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_messages
+from lim_jax.prompts.contexts import (
+    Context,
+    PromptOnly,
+    context_of,
+    places_by_name,
+    unanswered,
+)
 from lim_jax.prompts.documents import (
     ANSWER,
+    MOST_LETTERS,
     REST,
     Document,
     RenderedPrompt,
@@ -81,11 +88,25 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)
+    _warn_of_ends(lines)
     chats = [line.where for line in lines if line.messages]
     require(not chats or template is not None, "".join(chats[:1]), cure=CURE_OF_CHATS,
             got="messages of a chat, and a model without a chat template",
             expected="one with chat_template.jinja, or in tokenizer_config.json")  # fmt: skip
     return [line._replace(template=template) if line.messages else line for line in lines]
+
+
+def _warn_of_ends(lines: Sequence[Line]) -> None:
+    """Say that white space at the end of what follows a prompt, left as it is, is asked too."""
+    texts = [(line.where, text) for line in lines for text in (line.answer, line.foil) if text]
+    wheres = list(dict.fromkeys(where for where, text in texts if text != text.rstrip()))
+    if wheres:
+        more = f", as in {len(wheres) - 1} more" * (len(wheres) > 1)
+        warnings.warn(
+            f"{wheres[0]}: the answer or foil ends in white space, which is asked as a part of "
+            f"it{more}. Take it away unless it is meant.",
+            stacklevel=4,
+        )
 
 
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
@@ -97,13 +118,13 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
             expected="a folder of texts, a text, or lines", cure="Look at the path.")  # fmt: skip
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
-    title = _title(Path(path.name))
-    return _documents([{"title": title, "text": text_of_file(path, "documents")}], f"{path}")
+    title, text = _title(Path(path.name)), text_of_file(path, "documents", MOST_LETTERS)
+    return _documents([{"title": title, "text": text}], f"{path}")
 
 
 def _of_folder(folder: Path) -> tuple[Document, ...]:
     files = files_within(folder)
-    texts = {file: text_of_file(folder / file, "documents") for file in files}
+    texts = {file: text_of_file(folder / file, "documents", MOST_LETTERS) for file in files}
     empty = [file for file, text in texts.items() if not text.strip()]
     require(len(files) > len(empty), "documents", got=f"{folder} without a file that has a text",
             expected="some", cure="Each file is a document.")  # fmt: skip
@@ -124,6 +145,7 @@ def context_of_line(
     line: Line, tokenizer: Any, asked: LossName, max_length: int
 ) -> Context | PromptOnly:
     """The context of a line, or its prompt where an answer is asked and it has none."""
+    _require_letters(line)
     with _told_of(line.where):
         laid, context = line.laid, None
         if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
@@ -132,12 +154,48 @@ def context_of_line(
         context = context_of(
             laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
         )
+    shorter = "give fewer or shorter documents" if line.documents else "shorten the text"
     require(
-        context.length <= max_length, line.where, got=f"{context.length + 1} tokens",
-        expected=f"from 2 to {max_length + 1}: a context of --max-length, and the target after it",
-        cure="Raise --max-length, or leave the line out.",
-    )  # fmt: skip
+        context.length <= max_length,
+        line.where,
+        got=f"{context.length + 1} tokens{_tokens_of_documents(line, context)}",
+        expected=f"from 2 to {max_length + 1}: a context of `max_length`, and the target after it",
+        cure=f"Raise `max_length`, or {shorter}.",
+    )
     return context._replace(id=line.id)
+
+
+def _require_letters(line: Line) -> None:
+    """Refuse at once what would be laid out and cut into tokens for a minute first."""
+    texts = {document.name: document.text for document in line.documents}
+    for number, message in enumerate(line.messages, 1):
+        texts[f"{message['role']} {number}"] = content_text(message.get("content")) or ""
+    sizes = {name: len(text) for name, text in (*texts.items(), ("the text", line.text))}
+    longest = max(sizes, key=lambda name: sizes[name])
+    require(
+        sum(sizes.values()) <= MOST_LETTERS,
+        line.where,
+        got=f"{sum(sizes.values()):,} letters, {sizes[longest]:,} of them in “{longest}”",
+        expected=f"at most {MOST_LETTERS:,}",
+        cure="Cut out what matters, or leave the rest out.",
+    )
+
+
+def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
+    """How many of a context's tokens documents have, and the longest of them."""
+    names = {document.name for document in line.documents}
+    if isinstance(context, Context):
+        places = places_by_name(context.spans)
+        sizes = {name: at.size for name, at in places.items() if name in names}
+    else:
+        within = context.encoded.within
+        sizes = {n: int(within(a, b).sum()) for a, b, n in context.laid.spans if n in names}
+    if not sizes:
+        return ""
+    longest = max(sizes, key=lambda name: sizes[name])
+    count = f"{len(sizes)} documents have" if len(sizes) > 1 else "the document has"
+    most = f" and “{longest}” has the most, {sizes[longest]:,}" * (len(sizes) > 1)
+    return f", of which {count} {sum(sizes.values()):,}{most}"
 
 
 def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
@@ -209,6 +267,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
             expected="a list", cure="Each is a schema of a function.")  # fmt: skip
     if question:
         answer, foil = answer and spaced(answer), foil and spaced(foil)
+    elif messages:
+        answer, foil = answer and answer.strip(), foil.strip()
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),
@@ -255,8 +315,8 @@ def _told_of(where: str) -> Iterator[None]:
 
 
 def spaced(answer: str) -> str:
-    """An answer as it follows a question: after one space."""
-    return f" {answer.lstrip()}"
+    """An answer as it follows a question: after one space, and without white space at its end."""
+    return f" {answer.strip()}"
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:

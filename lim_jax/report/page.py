@@ -4,6 +4,7 @@ It is one file that loads nothing; Vega, which draws its charts, makes 0.9 MB of
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
+from lim_jax._writing import write_file
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.parts import REST
@@ -28,6 +30,7 @@ from lim_jax.report.wording import certificate_words, index_words, verdict
 from lim_jax.results.measured import percent
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
+markupsafe: Any = lazy_loader.load("markupsafe")
 vl_convert: Any = lazy_loader.load("vl_convert")
 PACKAGES = ("altair", "jinja2", "vl_convert")
 HERE = Path(__file__).parent
@@ -56,7 +59,7 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     table ``by_place`` of shares by document and place, whose first row names the columns.
     """
     page, path = page_of(*contents, **options), as_path(path)
-    path.write_text(page, encoding="utf-8")
+    write_file(path, page.encode())
     return path
 
 
@@ -250,9 +253,14 @@ def write_comparison(
         for caption, figure in figures.items()
     }
     page = template("compare").render(
-        title=title, sentences=sentences, rows=rows, figures=pictures, pages=pages
+        title=title,
+        sentences=sentences,
+        rows=rows,
+        figures=pictures,
+        pages=pages,
+        style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "compare.css")),
     )
-    path.write_text(page, encoding="utf-8")
+    write_file(path, page.encode())
 
 
 def template(name: str) -> Any:
@@ -264,5 +272,14 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["isolated"] = _isolated
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template(f"{name}.html.jinja")
+
+
+def _isolated(sentence: str) -> Any:
+    """A sentence in which what stands in quotation marks runs in its own direction."""
+    parts = re.split("(?<=“)([^“”]*)(?=”)", sentence)
+    quoted = markupsafe.Markup("<bdi>{}</bdi>")
+    shown = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]
+    return markupsafe.Markup("").join(shown)

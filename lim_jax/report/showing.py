@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._writing import write_file
 from lim_jax.density.adjoints import Loss
 from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
@@ -40,7 +41,7 @@ class Page(NamedTuple):
     def save(self, path: AnyPath) -> Path:
         """Write it to a file, and say where."""
         path = as_path(path)
-        path.write_text(self.html, encoding="utf-8")
+        write_file(path, self.html.encode())
         return path
 
 

@@ -11,9 +11,12 @@ const rowsOf = (pick) => pick.dataset.rows.split(" ").map(Number);
 const sum = (values) => values.reduce((one, other) => one + other, 0);
 const signed = (value) =>
   (value < 0 ? "−" : "+") + Number(Math.abs(value).toPrecision(2)).toString();
+/* What an element says, in its own direction. */
 const said = (element) => {
-  const text = element.textContent.trim().replace(/\s+/g, " ");
-  return "“" + (text.length > 160 ? text.slice(0, 159) + "…" : text) + "”";
+  const letters = [...element.textContent.trim().replace(/\s+/g, " ")];
+  const quoted = document.createElement("bdi");
+  quoted.textContent = letters.length > 160 ? letters.slice(0, 159).join("") + "…" : letters.join("");
+  return ["“", quoted, "”"];
 };
 
 /* What parts of the answer came from, by token and by sentence. */
@@ -33,16 +36,19 @@ function shade(elements, values, count = values.length) {
   });
 }
 
-/* The elements that gave most, each a button that leads to it; text only, never markup. */
+/* The elements that gave most, each a button that leads to it; text only, never markup. A title is
+   no sentence. Who walks through the list stays where they are in it. */
 function list(elements, values) {
-  const order = values.map((_, at) => at).filter((at) => values[at] !== 0);
+  const at = all("button", most).indexOf(document.activeElement);
+  const order = values.map((_, at) => at)
+    .filter((at) => values[at] !== 0 && !elements[at].matches(".title"));
   order.sort((one, other) => Math.abs(values[other]) - Math.abs(values[one]));
   most.replaceChildren(...order.slice(0, MOST).map((at) => {
     const entry = document.createElement("li"), button = document.createElement("button");
     const score = document.createElement("b");
     score.textContent = signed(values[at]);
     score.dataset.shade = values[at] < 0 ? -2 : 2;
-    button.append(score, " " + said(elements[at]));
+    button.append(score, " ", ...said(elements[at]));
     button.addEventListener("click", () => {
       focusOn(elements[at]);
       elements[at].scrollIntoView({ block: "center" });
@@ -50,6 +56,7 @@ function list(elements, values) {
     entry.append(button);
     return entry;
   }));
+  if (at >= 0) (all("button", most)[at] ?? whole).focus();
 }
 
 function press(element) {
@@ -66,10 +73,10 @@ function choose(pick) {
     const own = all(".part", document).map((part) => values[parts.indexOf(part)]);
     document.querySelector(".gave").textContent = signed(sum(own));
   }
-  const of = pick === whole ? "the whole answer" : said(rows.find((row) => row === pick) ?? {
+  const of = pick === whole ? ["the whole answer"] : said(rows.find((row) => row === pick) ?? {
     textContent: chosen.map((row) => rows[row].textContent).join(""),
   });
-  status.textContent = `What ${of} came from; the sentences that gave most:`;
+  status.replaceChildren("What ", ...of, " came from; the sentences that gave most:");
   list(parts, values);
 }
 
@@ -83,28 +90,32 @@ function feed(part) {
   shade(sentences, sentences.map(fed));
   for (const gave of all(".gave")) gave.textContent = "";
   const total = signed(sum(data.parts.map((row) => row[at])));
-  status.textContent = `What ${said(part)} gave, ${total} in all; the parts of the answer it fed most:`;
+  const rest = ` gave, ${total} in all; the parts of the answer it fed most:`;
+  status.replaceChildren("What ", ...said(part), rest);
   list(rows, values);
 }
 
 /* Tab goes to the answer and to each document, arrows through its parts. */
+const groupOf = (element) => all("[role=button]", element.closest("#answer, .document"));
 function focusOn(element) {
-  const group = element.parentElement;
-  for (const one of all("[role=button]", group)) one.tabIndex = one === element ? 0 : -1;
+  for (const one of groupOf(element)) one.tabIndex = one === element ? 0 : -1;
   element.focus();
 }
 
+/* A part of the answer or a sentence of a document, as it was clicked or was before printing. */
+const take = (element) => (element.matches(".pick") ? choose : feed)(element);
+
 document.addEventListener("click", (event) => {
-  const pick = event.target.closest(".pick"), part = event.target.closest(".part");
-  if (pick ?? part) focusOn(pick ?? part);
-  if (pick) choose(pick);
-  else if (part) feed(part);
+  const clicked = event.target.closest(".pick, .part");
+  if (!clicked) return;
+  focusOn(clicked);
+  take(clicked);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") choose(whole);
   const here = event.target.closest("[role=button]");
   if (!here) return;
-  const group = all("[role=button]", here.parentElement), at = group.indexOf(here);
+  const group = groupOf(here), at = group.indexOf(here);
   const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1 };
   const to = { Home: 0, End: group.length - 1, ...next }[event.key];
   if (event.key === "Enter" || event.key === " ") here.click();
@@ -112,6 +123,11 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-matchMedia("print").addEventListener("change", (event) => event.matches && choose(whole));
+/* On paper stands the whole answer; afterwards what was chosen before. */
+let before = whole;
+matchMedia("print").addEventListener("change", (event) => {
+  if (event.matches) before = document.querySelector("[aria-pressed=true]");
+  take(event.matches ? whole : before);
+});
 whole.tabIndex = 0;
 choose(whole);

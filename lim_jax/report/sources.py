@@ -9,10 +9,12 @@ from jaxtyping import Float
 
 from lim_jax._checks import require_extra
 from lim_jax.attribution.answer import Answer
+from lim_jax.attribution.comparing import dots_after
 from lim_jax.attribution.methods.table import METHODS
 from lim_jax.attribution.scores import Scores, scores_by_token
-from lim_jax.attribution.segments import CUTS, Segment, document_segments
-from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, visible
+from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
+from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, readable
+from lim_jax.prompts import cutting
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.page import HERE, template
 from lim_jax.report.showing import Page
@@ -30,6 +32,20 @@ class _Shown(NamedTuple):
 
     number: int
     tokens: Sequence[tuple[str, list[int]]]
+
+
+class _ShownDocument(NamedTuple):
+    """A document: its name, and its title, if one stands above it, and its sentences."""
+
+    name: str
+    title: list[_Shown]
+    sentences: list[_Shown]
+
+    @property
+    def number(self) -> str:
+        """What its name has after its title, such as the number of one that is called as others."""
+        title = "".join(text for part in self.title for text, _ in part.tokens).strip()
+        return self.name.removeprefix(title).strip() if title else ""
 
 
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
@@ -72,14 +88,16 @@ def sources_page(
     """Return the text of the page of scores: by token and sentence, where tokens have scores."""
     require_extra("jinja2", "report")
     scores = _shown_scores(scores, context)
-    documents = _documents(context, scores.parts, scores.by_part)
-    rest = _tokens(context, np.setdiff1d(np.arange(context.length), _places(scores.parts)))
-    shown = [part for _, parts in documents for part in parts]
+    documents = _documents(scores.parts, scores.by_part)
+    others = np.setdiff1d(np.arange(context.length), _places(scores.parts))
+    rest = _tokens([context.tokens[place] for place in others.tolist()], others)
+    shown = [part for document in documents for part in (*document.title, *document.sentences)]
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
     order = [part.number for part in shown]
     return template("sources").render(
         question=question,
         answer=_answer([part.text for part in scores.answer]),
+        dots=dots_after(scores.answer[-1].text) if context.cut else "",
         count=len(scores.answer),
         findings=findings,
         facts=about or {},
@@ -111,37 +129,33 @@ def _places(segments: Sequence[Segment]) -> np.ndarray:
 
 
 def _documents(
-    context: Context, sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
-) -> list[tuple[str, list[_Shown]]]:
-    """Each document's name and sentences; of many first those that gave most of the answer."""
-    documents: dict[str, list[_Shown]] = {}
+    sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
+) -> list[_ShownDocument]:
+    """Each document with its sentences; of many first those that gave most of the answer."""
+    documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
-        part = _Shown(number, _tokens(context, sentence.places))
-        documents.setdefault(sentence.within, []).append(part)
-        gave[sentence.within] = gave.get(sentence.within, 0.0) + float(score)
-    names = list(documents)
-    if len(names) > MANY:
-        names.sort(key=lambda name: -abs(gave[name]))
-    return [(name, documents[name]) for name in names]
+        name, part = sentence.within, _Shown(number, _tokens(sentence.texts, sentence.places))
+        document = documents.setdefault(name, _ShownDocument(name, [], []))
+        (document.title if sentence.is_title else document.sentences).append(part)
+        gave[name] = gave.get(name, 0.0) + float(score)
+    shown = list(documents.values())
+    if len(shown) > MANY:
+        shown.sort(key=lambda document: -abs(gave[document.name]))
+    return shown
 
 
-def _tokens(context: Context, places: np.ndarray) -> list[tuple[str, list[int]]]:
+def _tokens(texts: Sequence[str], places: np.ndarray) -> list[tuple[str, list[int]]]:
     """Tokens as they are shown, each with its places in the context."""
-    texts = [context.tokens[place] for place in places.tolist()]
-    return [(_plain(text), places[group].tolist()) for text, group in joined_tokens(texts)]
-
-
-def _plain(text: str) -> str:
-    """A text to be read, in which only what cannot be seen at all has a mark."""
-    return "".join(letter if letter in " \n\t" else visible(letter) for letter in text)
+    return [(readable(text), places[group].tolist()) for text, group in joined_tokens(texts)]
 
 
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     """The parts of the answer by sentence: the number and the text of each."""
-    sentences = CUTS["sentence"]([text or UNKNOWN for text in texts])
-    shown = [_plain(text) if text.strip("\n") else in_text(text) for text in texts]
-    return [[(row, shown[row]) for row in rows] for rows in sentences]
+    texts = [text or UNKNOWN for text in texts]
+    shown = [readable(text) if text.strip("\n") else in_text(text) for text in texts]
+    sentences = cut_tokens(texts, cutting.sentences("".join(texts)))
+    return [[(row, shown[row]) for row in rows] for rows, _ in sentences]
 
 
 def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -67,15 +67,15 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)
     >>> energies = jnp.array([[1.0, 2.0, 4.0, 1.0], [3.0, 2.0, 2.0, 1.0]])
     >>> first, second = (
-    ...     Influence.from_energies(scale * energies, regions, keep_examples=True)
-    ...     for scale in (1.0, 3.0)
+    ...     Influence.from_energies(energies + more, regions, keep_examples=True)
+    ...     for more in (0.0, jnp.array([[1.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 1.0]]))
     ... )
     >>> print(compare(first, second))
     second minus first, pair by pair
                            left             middle              right
-    density               0 ± 0              0 ± 0              0 ± 0
-    gap 0 ± 0   LIM 0 ± 0   contrast 0 ± 0
-    total 4 ± 0
+    density          0.4 ± 0.04       -0.25 ± 0.05         0.1 ± 0.14
+    gap 0.35 ± 0.19   LIM 0.833 ± 0.389   contrast 0.179 ± 0.168
+    total 0.5 ± 0.25
     """
     for influence, name in ((first, "first"), (second, "second")):
         require_kind(influence, Influence, name, "Measure one with density.influence.")

@@ -17,7 +17,8 @@ from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
 from lim_jax._refusal import Refusal
-from lim_jax._resuming import write_whole
+from lim_jax._terminal import in_lines
+from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
 UNFINISHED, FINISHED = "unfinished", "finished"
@@ -46,7 +47,7 @@ def run_folder(
     except OSError as error:
         raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
-            "there or to be made. Choose another by --out."
+            "there or to be made. Choose another by `out`."
         ) from error
     try:
         with redirect_stdout(_Echo(sys.stdout)) as echo:
@@ -69,6 +70,7 @@ class _Echo(StringIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
+        text = in_lines(text)  # names, answers and tokens are others'
         self._stream.write(text)
         return super().write(text)
 
@@ -88,13 +90,12 @@ def finished_before(
     if not all((out / name).exists() for name in finished["files"]):
         return False
     print(f"Finished before, as {RECORD} says; --overwrite runs it anew. It printed:\n")
-    print(finished["printed"], end="")
+    print(in_lines(finished["printed"]), end="")
     return True
 
 
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:
-    text = json.dumps(record, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_file(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _kept_record(out: Path) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
     if not files:
         return
     expected = "a new or empty folder, or the same run to go on with"
-    cure = "Choose another by --out, or write over it with --overwrite."
+    cure = "Choose another by `out`, or write over it with `overwrite`."
     got = f"{out}, which holds files"
     require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
     kept = _kept_record(out)

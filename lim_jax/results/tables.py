@@ -1,11 +1,14 @@
 """Tables and documents as files: every column of them, its unit and what it means."""
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from lim_jax._writing import write_file
 
 NUMBER, SHARE, TEXT = "number", "0 to 1", "text"
 DENSITY, ENERGY = "1 is uniform", "squared gradient"
@@ -94,7 +97,7 @@ FILES: dict[str, tuple[str, ...]] = {
 
 def write_json(path: Path, document: Any) -> None:
     """Write a document; what is not finite, such as the error of one example, becomes null."""
-    path.write_text(json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "utf-8")
+    write_file(path, (json.dumps(finite(document), indent=2, allow_nan=False) + "\n").encode())
 
 
 def finite(value: Any) -> Any:
@@ -108,5 +111,6 @@ def finite(value: Any) -> Any:
 
 def write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write comma-separated values; what is not finite becomes an empty cell."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([names, *map(finite, map(list, rows))])
+    text = io.StringIO()
+    csv.writer(text).writerows([names, *map(finite, map(list, rows))])
+    write_file(path, text.getvalue().encode())

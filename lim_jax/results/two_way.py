@@ -76,10 +76,11 @@ def two_way_shares(
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
     fits = [_fitted(*context) for context in zip(shares, documents, strict=True)]
-    between = np.full(places, -1 / max(places - 2, 1))
-    between[[0, -1]] = 1 / 2
-    ends = np.concatenate([between, np.zeros(places)])
-    of_levels = np.concatenate([np.eye(2 * places), ends[None]])
+    of_levels = np.eye(2 * places)
+    if places > 2:
+        between = np.full(places, -1 / (places - 2))
+        between[[0, -1]] = 1 / 2
+        of_levels = np.vstack([of_levels, np.concatenate([between, np.zeros(places)])])
     value, error = _averaged(fits, of_levels) if contexts > 1 else _of_one(fits[0], of_levels)
     by_place, by_document, gap = (
         _estimate(value[part], error[part])

@@ -37,10 +37,12 @@ class EncodedText(NamedTuple):
 
     ids: Int[np.ndarray, " tokens"]
     tokens: tuple[str, ...]  # what each shows: one after another they are the text
-    last: Int[np.ndarray, " tokens"]  # where each one's last character is; -1 for marks
+    # Where each one's last character is that is no white space, if it has any; -1 for marks. Some
+    # tokenizers have a full stop and the blank line after it as one token.
+    last: Int[np.ndarray, " tokens"]
 
     def within(self, start: int, end: int) -> Bool[np.ndarray, " tokens"]:
-        """Which tokens belong to a part of the text: those whose last character lies in it."""
+        """Which tokens belong to a part of the text: those whose `last` lies in it."""
         return (self.last >= start) & (self.last < end)
 
 
@@ -70,7 +72,7 @@ def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
 
 
 def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> EncodedText:
-    """The ids of a text, with what each token shows and where it ends.
+    """The ids of a text, with what each token shows and where it belongs.
 
     `tokenizer` is the model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     Without `marks` it puts none of its own around the text: a chat's text spells them itself.
@@ -102,14 +104,26 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
         else:  # what stands between two tokens, as a space may, is shown with the second
             tokens.append(text[reached:end])
             reached = end
-    last = [end - 1 if end > start else -1 for start, end in offsets]
+    last = [last_visible(text, start, end) if end > start else -1 for start, end in offsets]
     return EncodedText(np.asarray(encoding.ids, np.int32), tuple(tokens), np.asarray(last, int))
+
+
+def last_visible(text: str, start: int, end: int) -> int:
+    r"""Return where the last character is, from start to end, that is no white space.
+
+    Examples
+    --------
+    >>> last_visible("It is.\n\n", 5, 8), last_visible("It is.\n\n", 6, 8)
+    (5, 7)
+    """
+    part = text[start:end]
+    return start + len(part.rstrip() or part) - 1
 
 
 def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     """The ids of a prompt and its answer, which are read together, and the record of each place.
 
-    A token belongs where its last character is: one of a space and a word, to the word's record.
+    A token belongs where its last visible character is: one of a space and a word, to the word's.
     What is asked are the answer's tokens, each at the place before it. `tokenizer` is as in
     `encode_text`.
 
@@ -128,7 +142,7 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     require(bool(answered.any() and not answered[0]), "prompt",
             got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
             expected="a text and an answer of some tokens each",
-            cure="A token belongs where its last character is.")  # fmt: skip
+            cure="A token belongs where its last visible character is.")  # fmt: skip
     weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
     records = np.full(len(encoded.ids) - 1, -1, np.int32)
     for number, (start, end) in enumerate(prompt.spans):

@@ -10,9 +10,12 @@ from . import reweighting as reweighting
 from . import sensitivity as sensitivity
 from .balancing import Penalty as Penalty
 from .balancing import balanced_objective as balanced_objective
+from .balancing import constrained_objective as constrained_objective
 from .balancing import influence_penalty as influence_penalty
+from .balancing import raised_multiplier as raised_multiplier
 from .balancing import risk_and_penalty as risk_and_penalty
 from .bias import parameter_shift as parameter_shift
+from .bias import ratio_bias as ratio_bias
 from .bias import shift_bound as shift_bound
 from .discrepancy import cross_entropy_discrepancy as cross_entropy_discrepancy
 from .discrepancy import influence_discrepancy as influence_discrepancy
@@ -24,6 +27,7 @@ from .dynamics import gradient_flow as gradient_flow
 from .dynamics import risk as risk
 from .estimators import Estimator as Estimator
 from .estimators import balanced_density as balanced_density
+from .estimators import crossed_density as crossed_density
 from .loop import resumable as resumable
 from .mixed_derivative import functional_of_adjoints as functional_of_adjoints
 from .mixed_derivative import gradients_apart as gradients_apart
@@ -33,11 +37,13 @@ from .observing import injected_objective as injected_objective
 from .observing import observability_objective as observability_objective
 from .observing import trace_penalty as trace_penalty
 from .reweighting import Response as Response
+from .reweighting import Reweighting as Reweighting
 from .reweighting import first_order_step as first_order_step
 from .reweighting import importance_weights as importance_weights
 from .reweighting import response as response
 from .reweighting import response_map as response_map
 from .reweighting import reweight_positions as reweight_positions
+from .reweighting import reweighting_run as reweighting_run
 from .sensitivity import FourthMoments as FourthMoments
 from .sensitivity import adjoint_growth as adjoint_growth
 from .sensitivity import fourth_moments as fourth_moments

@@ -1,4 +1,4 @@
-r"""Algorithm 1: objectives that balance the influence density against a target.
+r"""Algorithm 1: objectives that balance the influence density against a target, or within a limit.
 
 They converge as the grid is refined, and as functions of input adjoints `jax.grad` of them takes
 the rule of `mixed_derivative` by itself.
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import (
     as_finite,
     as_finite_nonnegative,
+    error_if,
     error_if_not_finite,
     require,
     require_callable,
@@ -37,6 +38,7 @@ from lim_jax.training.estimators import (
 )
 from lim_jax.training.mixed_derivative import (
     Adjoints,
+    Functional,
     Losses,
     RiskAndPenalty,
     functional_of_adjoints,
@@ -70,7 +72,8 @@ class Penalty(eqx.Module):
         `squared_discrepancy`, the formula above, `cross_entropy_discrepancy`, or a function
         ``discrepancy(density, target, weights)`` of your own.
     estimate
-        `balanced_density`, or an `Estimator` of your own.
+        `balanced_density`, `crossed_density` with its independent denominators, or an `Estimator`
+        of your own.
     pools
         :math:`W_{ri}`, the weights of the integral over each pool, as ``Regions.weights`` and rows
         of `grid.interval_weights`: nowhere negative, no row of zeros. None for every position.
@@ -152,7 +155,8 @@ def influence_penalty(
     influence; the other arguments and errors are those of `influence`.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
-    return _objective(loss, params, batch, grid, _options(penalty, grid, share=0.0, strength=1.0))
+    options = _options(penalty, grid, share=0.0, strength=1.0)
+    return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
 
 
 def balanced_objective(
@@ -183,7 +187,139 @@ def balanced_objective(
     True
     """
     options = _options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
-    return _objective(loss, params, batch, grid, options)
+    return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
+
+
+def constrained_objective(
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    penalty: Penalty = EVEN,
+    *,
+    limit: Scalar | float,
+    multiplier: Scalar | float,
+    stiffness: Scalar | float,
+) -> Scalar:
+    r"""Compute the risk under the constraint :math:`\Phi_\nu \le \tau`: an augmented Lagrangian.
+
+    .. math:: R + \frac1{2\rho}\Bigl(\max\bigl(0,\,\lambda + \rho\,(\Phi_\nu - \tau)\bigr)^2
+              - \lambda^2\Bigr)
+
+    The constrained formulation that the paper's remark after Algorithm 1 names in place of a
+    strength: it asks how much imbalance is tolerable, not what balance may cost. Minimise it in the
+    parameters, put `raised_multiplier` of the discrepancy found there in place of `multiplier`, and
+    repeat. What this tends to is a point where :math:`\nabla R + \lambda\nabla\Phi_\nu = 0`,
+    :math:`\Phi_\nu \le \tau`, :math:`\lambda \ge 0` and :math:`\lambda(\Phi_\nu - \tau) = 0`
+    (Karush, Kuhn and Tucker), at any `stiffness` that is large enough, and a minimiser of the risk
+    itself where that keeps to the limit. Its gradient is :math:`\nabla R + \lambda'\nabla\Phi_\nu`
+    with :math:`\lambda'` the raised multiplier, so the gradients that `risk_and_penalty` returns
+    apart serve too. It works under jit, vmap, grad and jvp, in the parameters, the batch, the
+    penalty's numbers and the three numbers of the constraint.
+
+    Parameters
+    ----------
+    loss, params, batch, grid
+        As of `influence`: a loss ``loss(params, x, y)`` of one example, its parameters, the batch
+        ``(x, y)`` and the positions.
+    penalty
+        What :math:`\Phi_\nu` is, a `Penalty`: by default the distance from even influence.
+    limit
+        :math:`\tau`, the largest discrepancy that is tolerable.
+    multiplier
+        :math:`\lambda \ge 0`; 0 to begin with.
+    stiffness
+        :math:`\rho > 0`. The larger, the fewer times the multiplier is raised, and the worse
+        conditioned each minimisation.
+
+    Returns
+    -------
+    Array
+        The objective, a scalar.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not of its kind or its shape.
+    EquinoxRuntimeError
+        If a number of the batch or of the constraint is not finite, the multiplier negative, or the
+        stiffness not positive.
+
+    Examples
+    --------
+    >>> loss = lambda weight, x, y: jnp.vdot(weight, x[:, 0])
+    >>> batch, weight = (jnp.ones((1, 2, 1)), None), jnp.array([1.0, 2.0])
+    >>> problem = loss, weight, batch, lim.token_grid(2), Penalty(epsilon=0.0)  # R = 3, Phi = 0.18
+    >>> constraint = dict(limit=0.08, multiplier=0.0, stiffness=10.0)
+    >>> round(float(constrained_objective(*problem, **constraint)), 6)  # 3 + 1^2 / 20
+    3.05
+    """
+    stiffness = _as_stiffness(stiffness)
+    multiplier = as_finite_nonnegative(multiplier, "multiplier")
+    constraint = {"limit": as_finite(limit, "limit"), "multiplier": multiplier}
+    options = _options(penalty, grid, stiffness=stiffness, **constraint)
+    return _value(_Lagrangian(grid), loss, params, batch, grid, options)
+
+
+def raised_multiplier(
+    multiplier: Scalar | float,
+    value: Scalar | float,
+    *,
+    limit: Scalar | float,
+    stiffness: Scalar | float,
+) -> Scalar:
+    r"""Compute the multiplier for the next minimisation of `constrained_objective`.
+
+    .. math:: \max\bigl(0,\, \lambda + \rho\,(\Phi_\nu - \tau)\bigr)
+
+    It rises while the discrepancy is above its limit, falls while it is below, and is zero where
+    the constraint costs nothing. Where batches are small, one of them is no minimisation: move the
+    multiplier by a part of the way only. Works under jit, vmap, grad and jvp.
+
+    Parameters
+    ----------
+    multiplier
+        :math:`\lambda \ge 0`, what `constrained_objective` was minimised with.
+    value
+        :math:`\Phi_\nu` at what minimises it, from `influence_penalty` or `risk_and_penalty`.
+    limit, stiffness
+        :math:`\tau` and :math:`\rho > 0`, those of `constrained_objective`.
+
+    Returns
+    -------
+    Array
+        The next multiplier, a scalar that is nowhere negative.
+
+    Raises
+    ------
+    ValueError
+        If an argument is no number, or one known before tracing is not finite or is negative.
+    EquinoxRuntimeError
+        If a traced number is so, or the stiffness is not positive.
+
+    Examples
+    --------
+    >>> float(raised_multiplier(1.0, 0.5, limit=0.25, stiffness=4.0))
+    2.0
+    """
+    multiplier = as_finite_nonnegative(multiplier, "multiplier")
+    value, limit = as_finite(value, "value"), as_finite(limit, "limit")
+    return _raised(multiplier, value, limit, _as_stiffness(stiffness))
+
+
+def _raised(
+    multiplier: Scalar | float,
+    value: Scalar | float,
+    limit: Scalar | float,
+    stiffness: Scalar | float,
+) -> Scalar:
+    return jnp.maximum(0.0, multiplier + stiffness * (value - limit))
+
+
+def _as_stiffness(stiffness: Scalar | float) -> Scalar | float:
+    stiffness = jnp.asarray(as_finite(stiffness, "stiffness"))
+    message = "stiffness: expected a positive number, got others. Try 10."
+    return error_if(stiffness, stiffness <= 0, message)
 
 
 def risk_and_penalty(
@@ -243,10 +379,14 @@ def _options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[st
     return {"penalty": penalty._on(grid), "average": None} | weights
 
 
-def _objective(
-    loss: Loss, params: PyTree, batch: Batch, grid: Grid, options: dict[str, Any]
+def _value(
+    functional: Functional,
+    loss: Loss,
+    params: PyTree,
+    batch: Batch,
+    grid: Grid,
+    options: dict[str, Any],
 ) -> Scalar:
-    functional = _RiskAndPenalty(grid)
     return functional_of_adjoints(functional, loss, params, batch, grid, options, has_aux=True)[0]
 
 
@@ -258,10 +398,36 @@ class _RiskAndPenalty(eqx.Module):
     def __call__(
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
-        options = jax.tree.map(lambda leaf: jnp.asarray(leaf, adjoints.dtype), options)
-        penalty, weights = options["penalty"], self.grid.weights
-        energies = (adjoints**2).sum(axis=2)
-        if penalty.pools is not None:
-            energies, weights = pooled_energies(energies, penalty.pools)
-        value, statistic = penalty._of_energies(energies, weights, options["average"])
+        options = _cast(options, adjoints)
+        value, statistic = _discrepancy(adjoints, self.grid, options)
         return options["share"] * losses.mean() + options["strength"] * value, statistic
+
+
+class _Lagrangian(eqx.Module):
+    """Losses and adjoints to the augmented Lagrangian of a constraint, and its statistic."""
+
+    grid: Grid
+
+    def __call__(
+        self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
+    ) -> tuple[Scalar, Statistic]:
+        options = _cast(options, adjoints)
+        value, statistic = _discrepancy(adjoints, self.grid, options)
+        multiplier, stiffness = options["multiplier"], options["stiffness"]
+        raised = _raised(multiplier, value, options["limit"], stiffness)
+        return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness), statistic
+
+
+def _cast(options: dict[str, Any], adjoints: Adjoints) -> dict[str, Any]:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, adjoints.dtype), options)
+
+
+def _discrepancy(
+    adjoints: Adjoints, grid: Grid, options: dict[str, Any]
+) -> tuple[Scalar, Statistic]:
+    """The discrepancy of the adjoints' density, and the statistic that the density is of."""
+    penalty, weights = options["penalty"], grid.weights
+    energies = (adjoints**2).sum(axis=2)
+    if penalty.pools is not None:
+        energies, weights = pooled_energies(energies, penalty.pools)
+    return penalty._of_energies(energies, weights, options["average"])

@@ -1,4 +1,4 @@
-r"""How far penalties move a minimiser."""
+r"""What penalties cost: how far they move a minimiser, and how far off a batch's density is."""
 
 from collections.abc import Callable
 
@@ -9,16 +9,90 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
     as_finite,
+    as_finite_nonnegative,
     as_nonnegative,
     error_if,
     error_if_not_finite,
+    require,
     require_callable,
     require_positive,
     require_scalar,
 )
 from lim_jax._errors import in_our_words
+from lim_jax._jit import filter_jit
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
-Scalar = Float[Array, ""]
+Profile = Float[Array, " length"]
+
+
+@filter_jit
+def ratio_bias(
+    energies: Float[Array, "examples length"], grid: Grid, *, epsilon: Scalar | float = 0.0
+) -> Profile:
+    r"""Estimate by the jackknife how far off a batch's density is on average.
+
+    The density of a batch is a ratio of means, whose mean over batches is not the ratio of the
+    means: the paper's remark after Algorithm 1,
+
+    .. math:: \mathbb E\Bigl[\frac{\hat I}{\hat Z + \epsilon_{inf}}\Bigr]
+              \ne \frac{I}{Z + \epsilon_{inf}}
+
+    With the density :math:`\hat m` of all B examples and :math:`\hat m_{-b}` of all but one, the
+    difference of the two sides is on average, up to :math:`O(B^{-2})`,
+
+    .. math:: (B - 1)\Bigl(\frac1B\sum_b \hat m_{-b} - \hat m\Bigr)
+
+    Compare it with what a penalty is to tell apart, to see whether batches are large enough, or
+    subtract it from the density. It is the bias of `balanced_density`, not of other estimators.
+    Works under jit, vmap, grad and jvp.
+
+    Parameters
+    ----------
+    energies
+        Every example's energy at every position, of shape ``(examples, length)``, as
+        `density.adjoint_energies` returns them; at least two examples.
+    grid
+        Their positions.
+    epsilon
+        :math:`\epsilon_{inf}`, which a `Penalty` has as 1e-8.
+
+    Returns
+    -------
+    Array
+        The estimated bias at each position, of shape ``(length,)``. Its integral is zero where
+        `epsilon` is.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two examples, or not one column for each position.
+
+    Examples
+    --------
+    >>> ratio_bias(jnp.array([[1.0, 3.0], [1.0, 3.0]]), lim.token_grid(2)).tolist()  # all alike
+    [0.0, 0.0]
+    >>> ratio_bias(jnp.array([[1.0, 1.0], [0.0, 4.0]]), lim.token_grid(2)).round(3).tolist()
+    [0.167, -0.167]
+    """
+    require_on_grid(energies, grid, "energies", "examples length")
+    require(
+        len(energies) > 1,
+        "energies",
+        got="one example",
+        expected="at least two",
+        cure="Enlarge the batch: the jackknife leaves one example out at a time.",
+    )
+    epsilon = as_finite_nonnegative(epsilon, "epsilon")
+    energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
+
+    count = len(energies)
+    totals = energies @ grid.weights + epsilon
+    others = jnp.where(jnp.eye(count, dtype=bool), 0, totals[None, :]).sum(axis=1)
+    density = energies.sum(axis=0) / totals.sum()
+    # What leaving b out changes is (density * totals_b - energies_b) / others_b, and these
+    # numerators add up to zero: so no densities that differ by 1/B are subtracted.
+    excess = totals[:, None] * density[None, :] - energies
+    return (count - 1) / count * (totals / others) @ excess / totals.sum()
 
 
 @in_our_words()
@@ -34,7 +108,9 @@ def parameter_shift(
     By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
     conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
     of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
-    functions of the parameters, at which the risk is least and its Hessian positive definite.
+    functions of the parameters, at which the risk is least and its Hessian positive definite: a
+    risk half as steep there as the penalty times its strength, or whose curvature along the shift
+    is not positive, raises EquinoxRuntimeError.
 
     Examples
     --------
@@ -52,12 +128,32 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
+    pushed, rest = abs(strength) * _size(slope), _size(jax.grad(risk)(params))
+    # Where both balance, the penalty has moved the minimiser already.
+    slope = error_if(
+        slope,
+        (pushed > 0) & (2 * rest >= pushed),
+        "params: expected those at which the risk is least, got some where its slope is half of "
+        "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
+        "strength: the shift is proportional to it.",
+    )
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
+    curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
+    solution = error_if(
+        solution,
+        (_size(slope) > 0) & (curvature <= 0),
+        "risk: expected a positive definite Hessian at params, got one that is not. No minimum of "
+        "the risk is there, or a flat one: no shift is known.",
+    )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
+
+
+def _size(tree: PyTree) -> Scalar:
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
 def shift_bound(

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable
+from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable, require_known
 from lim_jax._digest import digest
 from lim_jax._resuming import RUN, Run, checkpoint_file, store, stored
 
@@ -64,6 +64,7 @@ def resumable(
             expected="a name of your own, or all that the steps compute with",
             cure="A checkpoint does not compare the step: pass another name when it changes.",
         )
+        require_known((state, run), "checkpoint", "arrays to keep in a file")
         start = digest((digest(state, named=True), run))
         about = {"function": "resumable", "start": start}
     records, done = None, 0

@@ -1,4 +1,4 @@
-r"""Algorithm 2: loss weights that answer measured influence, as steps of any training stage."""
+r"""Algorithm 2: loss weights that answer measured influence, over any training stage."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
+    AnyPath,
     as_finite,
     as_int,
     error_if,
@@ -23,9 +24,10 @@ from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
 from lim_jax.grid.integrals import guarded_density, integral, require_profile
-from lim_jax.grid.measure import Grid, Scalar, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_grid, require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.dynamics import risk
+from lim_jax.training.loop import Progress, resumable
 
 Profile = Float[Array, " length"]
 WeightedLoss = Callable[[Profile], Loss]
@@ -100,6 +102,144 @@ def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> Non
     require_on_grid(weights, grid, "weights", "length")
     require_on_grid(density, grid, "density", "length")
     require_profile(target, grid, "target")
+
+
+class Reweighting(NamedTuple):
+    r"""What Algorithm 2 did: where it ended, and what it measured on the way.
+
+    Attributes
+    ----------
+    state
+        What the last stage returned.
+    weights
+        The loss weights :math:`w^{(n)}` that each stage trained under, a row for each, of unit mean
+        (`eq:mask-aware-weight-update`). The last row is where a longer run goes on.
+    densities
+        The influence densities :math:`\hat m^{(n)}` measured before the stages, a row for each.
+    records
+        What the stages recorded, with a leading axis of stages.
+    """
+
+    state: PyTree
+    weights: Float[Array, "updates length"]
+    densities: Float[Array, "updates length"]
+    records: PyTree
+
+
+def reweighting_run(
+    stage: Callable[[Any, Profile, int], tuple[Any, PyTree]],
+    measure: Callable[[Any, int], Profile],
+    state: Any,
+    grid: Grid,
+    updates: int,
+    *,
+    target: Profile | float = 1.0,
+    rate: Scalar | float,
+    smallest: float,
+    largest: float,
+    weights: Profile | None = None,
+    run: PyTree = None,
+    checkpoint: AnyPath | None = None,
+    every: int = 1,
+    progress: Progress = iter,
+) -> Reweighting:
+    r"""Run Algorithm 2: measure the influence, reweight the loss, train a stage, and again.
+
+    .. math:: \hat m^{(n)} = \mathtt{measure}(\vartheta^{(n)}),\qquad
+              w^{(n+1)} \leftarrow (w^{(n)}, \hat m^{(n)}),\qquad
+              \vartheta^{(n+1)} = \mathtt{stage}(\vartheta^{(n)}, w^{(n+1)})
+
+    with `reweight_positions` in the middle (`eq:mask-aware-weight-update`). A heuristic: no
+    decrease of LIM follows from it, and `response` says whether one is to be expected. It changes
+    what is minimised, so let each stage record the unweighted risk of validation data too.
+
+    A run that was interrupted and is called again with the same arguments gives the same numbers,
+    bit for bit, as one that was not: see `resumable`. `stage` and `measure` are ordinary Python:
+    jit what is inside. Without a `checkpoint` the run itself works under jit, vmap, grad and jvp
+    where they do, unrolled; with one it does not.
+
+    Parameters
+    ----------
+    stage
+        ``stage(state, weights, index) -> (state, record)``: trains an epoch under these loss
+        weights, the integrand's factor of `cross_entropy` (`eq:discrete-weighted-cross-entropy`),
+        and returns what is to be recorded, a pytree of arrays. What it draws at random belongs to
+        the index, which counts from zero.
+    measure
+        ``measure(state, index) -> density``: the influence density, of integral one, of the loss
+        under *even* weights.
+    state
+        The parameters, the optimiser's state, and what else a stage needs; any pytree.
+    grid
+        The positions.
+    updates
+        How many times to measure, reweight and train, those before an interruption included.
+    target
+        :math:`\nu`, of integral one: a number for each position, or one for all.
+    rate
+        :math:`\eta_w`, the rate of each update.
+    smallest, largest
+        The interval to which weights are clipped before they are brought to unit mean.
+    weights
+        :math:`w^{(0)}`, a number for each position, nowhere negative; 1 everywhere by default.
+    run
+        What `stage` and `measure` compute with besides, such as an optimiser's rate: a checkpoint
+        of another `run`, `state` or update is refused.
+    checkpoint
+        A file to go on from, if it is there, and to write; none by default.
+    every
+        How many updates stand between two checkpoints.
+    progress
+        Wraps the range of updates that are left, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    Reweighting
+        The last state, and the weights, densities and records of all stages.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not of its kind, a density not on the grid, or the checkpoint is of
+        another run, of more updates, or cut short.
+    EquinoxRuntimeError
+        If a density, the target or the rate is not finite, a weight negative, or the interval
+        empty.
+
+    Examples
+    --------
+    >>> def stage(gates, weights, index):  # influence that follows the weights by half
+    ...     return jnp.array([1.5, 0.5]) * jnp.sqrt(weights), gates[0] - gates[1]
+    >>> measure = lambda gates, index: gates / gates.mean()
+    >>> start, options = jnp.array([1.5, 0.5]), dict(rate=0.5, smallest=0.1, largest=8.0)
+    >>> done = reweighting_run(stage, measure, start, lim.token_grid(2), 40, **options)
+    >>> done.densities[0].tolist(), done.densities[-1].round(3).tolist()
+    ([1.5, 0.5], [1.0, 1.0])
+    """
+    require_callable(stage, "stage", "stage(state, weights, index)")
+    require_callable(measure, "measure", "measure(state, index)")
+    require_grid(grid)
+    start = jnp.ones_like(grid.weights) if weights is None else weights
+    require_on_grid(start, grid, "weights", "length")
+    update = {"target": target, "rate": rate, "smallest": smallest, "largest": largest}
+
+    def step(carried: tuple[Any, Profile], index: int) -> tuple[tuple[Any, Profile], Any]:
+        state, weights = carried
+        density = measure(state, index)
+        weights = reweight_positions(weights, density, grid=grid, **update)
+        state, record = stage(state, weights, index)
+        return (state, weights), (weights, density, record)
+
+    (state, _), (trained_under, densities, records) = resumable(
+        step,
+        (state, start),
+        updates,
+        run=(grid, update, run),
+        checkpoint=checkpoint,
+        every=every,
+        progress=progress,
+    )
+    return Reweighting(state, trained_under, densities, records)
 
 
 def _trained(

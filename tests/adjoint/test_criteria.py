@@ -11,6 +11,7 @@ from reference.networks import random_flow, random_labels, random_states, random
 import lim_jax as lim
 from lim_jax.adjoint import criteria, queries, residual
 from lim_jax.adjoint.cone import JointCone
+from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.ledger import channels
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.loss import last_token, teacher_forcing
@@ -152,7 +153,7 @@ def test_primacy_is_vacuous_where_contributions_cancel():
     certificate = criteria.primacy_noncancellation(cone, REGIONS)
     assert not certificate.holds
     assert "cancels" in certificate.vacuous and "later depth" in certificate.decisive
-    assert [premise.holds for premise in certificate.premises] == [False]
+    assert [premise.holds for premise in certificate.premises] == [False, True]
 
 
 @jax.jit
@@ -223,7 +224,115 @@ def test_recencys_sides_and_conclusion_by_hand():
     np.testing.assert_allclose((measured.greater, measured.lesser), (1 / 4, 1))
     assert not certificate.concluded
     unbounded = criteria.recency_survival(terminal, initial, jnp.array([jnp.inf]), REGIONS)
-    assert [premise.holds for premise in unbounded.premises] == [True, False]
+    assert [premise.holds for premise in unbounded.premises] == [True, False, True]
+
+
+def test_a_c_that_the_covectors_refute_proves_nothing():
+    """P_T of ones on the right, P_0 of fives in the middle: |P_0 - P_T|^2 = 304/20, |P_T|^2 = 4/20.
+
+    A second example, whose layers change nothing, keeps c.
+    """
+    # `eq:residual-stability-bound`, `prop:regional-recency-persistence`.
+    terminal = np.repeat([0.0, 0.0, 1.0], [4, 12, 4])[None, :, None]
+    initial = np.repeat([0.0, 5.0, 0.0], [4, 12, 4])[None, :, None]
+    first, last = (jax.device_put(np.concatenate([p, terminal])) for p in (terminal, initial))
+    needed = np.sqrt(304 / 4)
+    for c, kept in ((0.01, False), (needed * (1 - 1e-6), False), (needed * (1 + 1e-12), True)):
+        growth = jnp.array([c, 0.0])
+        certificate = criteria.recency_survival(first, last, growth, REGIONS)
+        premise = certificate.premises[2]
+        assert premise.holds is kept and not certificate.holds and not certificate.concluded
+        assert premise.statement.startswith("c >= |P_0 - P_T| / |P_T|")
+        np.testing.assert_allclose(premise.value, needed, rtol=1e-12)
+        if kept:
+            criteria.energy_stability(first, last, growth, REGIONS)
+            continue
+        with pytest.raises(RuntimeError, match=r"c that the covectors refute, expected \|P_0"):
+            criteria.energy_stability(first, last, growth, REGIONS)
+    # Where P_T is zero no c is enough, but for a P_0 that is zero too.
+    for start, kept in ((1.0, False), (0.0, True)):
+        nothing = jnp.zeros((1, LENGTH, 1))
+        found = criteria.recency_survival(nothing, nothing + start, jnp.array([9.0]), REGIONS)
+        assert found.premises[2].holds is kept and not found.holds
+    # A million-millionth of these covectors says the same, though its squares vanish in float32.
+    grid = lim.token_grid(LENGTH, jnp.float32)
+    tiny = np.float32(1e-25)
+    first, last = (jax.device_put(tiny * np.asarray(p, np.float32)) for p in (first, last))
+    growth = jnp.array([0.01, 0.0], jnp.float32)
+    found = criteria.recency_survival(first, last, growth, lim.boundary_regions(grid, 0.2))
+    np.testing.assert_allclose(found.premises[2].value, needed, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [[-0.5], [0.5, -0.1]])
+def test_a_negative_c_is_refused(layers):
+    spike = jnp.asarray(np.eye(LENGTH)[None, :, -1:])
+    growth = jnp.array([layers])
+    with pytest.raises(RuntimeError, match="amplification: expected nothing below zero"):
+        criteria.recency_survival(spike, spike, growth, REGIONS)
+    if len(layers) == 1:
+        with pytest.raises(RuntimeError, match="amplification: expected nothing below zero"):
+            criteria.energy_stability(spike, spike, growth[:, 0], REGIONS)
+
+
+def test_norms_that_contradict_each_other_make_no_c():
+    """A vector attains more than the upper bound, or less than nothing."""
+    upper = jnp.array([0.5, 1.0])
+    for attained in ([0.5, 1.1], [0.5, -1.0]):
+        with pytest.raises(RuntimeError, match="norms: got bounds that contradict each other"):
+            residual.amplification(NormBounds(jnp.array(attained), upper))
+    np.testing.assert_allclose(residual.amplification(NormBounds(upper, upper)).product, 2)
+
+
+def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
+    """Of three positions each is a region; T = 1 and all cones of length 1."""
+    # `eq:cone-left-actual-lower-bound`, `eq:cone-middle-actual-upper-bound`.
+    regions, one = lim.boundary_regions(lim.token_grid(3), "1/3"), jnp.ones(())
+
+    def judged(energy):
+        lowest, largest = jnp.array([4.0, 0.0, 0.0]), jnp.array([9.0, 2.0, 2.0])
+        cone = JointCone(lowest, largest, jnp.array(energy), jnp.ones(3), one)
+        return criteria.primacy_noncancellation(cone, regions)
+
+    held = judged([5.0, 1.0, 7.0])
+    assert held.holds and held.concluded
+    for energy, refuted in (([1.0, 1.0, 7.0], 1), ([5.0, 6.0, 7.0], 1), ([1.0, 6.0, 7.0], 2)):
+        certificate = judged(energy)
+        assert certificate.inequalities[0].holds and not certificate.holds
+        assert (certificate.premises[1].value, certificate.premises[1].holds) == (refuted, False)
+
+
+def test_queries_that_are_no_weights_are_refused():
+    """Those below zero in the middle were not counted there, and their squares are on P_T."""
+    # `eq:query-mass-discrete`, `eq:right-biased-squared-query-mass`.
+    weights = np.zeros(LENGTH)
+    weights[[8, 18]] = -1.0, 2.0
+    energies = jnp.ones(LENGTH)
+    for wrong in (weights, np.full(LENGTH, 1.0)):
+        wrong = jax.device_put(wrong)
+        for call in (
+            lambda w=wrong: queried(w, energies),
+            lambda w=wrong: queries.query_masses(w, REGIONS),
+            lambda w=wrong: queries.readout_support(w, 1),
+        ):
+            with pytest.raises(RuntimeError, match="query_weights: expected non-negative weights"):
+                call()
+    with pytest.raises(RuntimeError, match="residual_energies: expected nothing below zero"):
+        criteria.right_biased_queries(
+            last_token(LENGTH), -energies, energies[None, :, None], REGIONS
+        )
+
+
+def test_energies_on_the_left_hide_nothing_elsewhere():
+    """The left asks ten million times as much; on the right and in the middle P_T is another's."""
+    asked = np.repeat([1e8, 0.0, 1.0], [4, 12, 4])
+    asked = jax.device_put(asked / asked.sum())
+    energies = jnp.ones(LENGTH)
+    honest = covectors_of(asked, energies)
+    other = honest[:, jnp.concatenate([jnp.arange(4), jnp.arange(4, 20)[::-1]])]
+    held = criteria.right_biased_queries(asked, energies, honest, REGIONS)
+    assert held.holds and held.concluded
+    refuted = criteria.right_biased_queries(asked, energies, other, REGIONS)
+    assert not refuted.concluded and not refuted.holds and not refuted.premises[1].holds
 
 
 def test_a_covector_in_bfloat16_is_judged_by_sums_in_float32():
@@ -273,9 +382,12 @@ def test_a_continuous_flow_has_its_c_from_its_horizon_and_no_certificate_from_sa
         certificate = criteria.recency_survival(terminal, initial, proved, regions)
         assert not sampled.holds and certificate.holds is (growth < 1.1)
         assert sampled.inequalities[0].holds is (rate < 0.1) is (not sampled.vacuous)
-        *_, premise = sampled.premises
+        *_, bounding, premise = sampled.premises
         assert "not measured at sampled times" in premise.statement
-        assert (premise.value, premise.holds, len(certificate.premises)) == (2, False, 2)
+        assert (premise.value, premise.holds, len(certificate.premises)) == (2, False, 3)
+        # What was measured at whole times is refuted by P_0 itself.
+        assert bounding.holds is (swing == 0)
+        np.testing.assert_allclose(bounding.value, growth - 1)
     with pytest.raises(ValueError, match=r"got GeneratorNorms.+of a continuous flow c is nor"):
         residual.amplification(norms)
 

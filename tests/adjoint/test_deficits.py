@@ -247,6 +247,30 @@ def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
         deficits.double_deficit(regional, change(exact_bounds(regional)))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda products: products.at[0, 2, 0, 1].add(0.5),  # not symmetric
+        lambda products: products.at[1, 1].multiply(-1),  # energies below zero
+        lambda products: products.at[0, 0, 1, 2].set(3.0).at[0, 0, 2, 1].set(3.0),  # |ab| > |a||b|
+    ],
+    ids=["unsymmetric", "negative", "too correlated"],
+)
+def test_numbers_that_no_channels_have_are_no_products(change):
+    # `cor:exact-double-deficit`, `thm:channel-energy-double-deficit`.
+    vectors = np.random.default_rng(0).standard_normal((2, 3, 3, 4))
+    regional = RegionalChannels(jax.device_put(np.einsum("nbad,nbcd->nbac", vectors, vectors)))
+    deficits.exact_characterisation(regional)
+    bounds, wrong = exact_bounds(regional), RegionalChannels(change(regional.products))
+    for call in (
+        lambda: deficits.exact_characterisation(wrong),
+        lambda: deficits.double_deficit(wrong, bounds),
+    ):
+        with pytest.raises(ValueError, match="regional.products: got numbers that no three chan"):
+            call()
+
+
+@pytest.mark.slow
 def test_bootstrap_bounds_cover_the_data_and_the_truth():
     """Energies |z|^2 with mean 1: over 50 samples the upper bound is above 1 nearly always."""
     generator = np.random.default_rng(0)

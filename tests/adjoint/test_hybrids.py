@@ -93,6 +93,7 @@ def expected():
     return state, *gradients
 
 
+@pytest.mark.slow
 def test_layers_of_several_kinds_are_a_loop_over_them():
     state, gradient, _ = expected()
     np.testing.assert_allclose(found()["channels"].states[-1], state, atol=1e-13)

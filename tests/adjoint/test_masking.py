@@ -123,6 +123,7 @@ def test_on_other_grids_both_derivatives_are_densities_of_central_differences(ma
     np.testing.assert_allclose(found, slope, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_it_converges_to_the_first_variation_in_the_measure():
     """Of a smooth field and a smooth measure, by layer, in the largest norm, to order 1."""
     flow = light_flow(width=3)

@@ -119,10 +119,11 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
 def test_masses_that_are_equal_but_for_rounding_are_not_biased():
     """0.3 in the middle and on the right, but for a part in 10^15; then a millionth more."""
     regions = lim.boundary_regions(lim.token_grid(9), "1/3")
-    tenths = jnp.array([0.1, 0.1, 0.1, 0.1, 0.2, 0.0, 0.0, 0.3 * (1 + 1e-15), 0.0])
+    tenths = jnp.array([0.1, 0.1, 0.2, 0.1, 0.2, 0.0, 0.0, 0.3 * (1 + 1e-15), 0.0])
     found = queries.query_masses(tenths, regions)
     assert found.masses[2] != found.masses[1] and not found.right_biased
-    more = queries.query_masses(tenths.at[8].set(1e-6), regions)
+    moved = tenths.at[8].set(1e-6).at[0].add(-1e-6)
+    more = queries.query_masses(moved, regions)
     assert more.right_biased and more.right_biased_by_squares
 
 

@@ -3,12 +3,18 @@
 import numpy as np
 
 from lim_jax.attribution.answer import AnswerPart, finding_of
-from lim_jax.attribution.comparing import compare_answers
+from lim_jax.attribution.comparing import compare_answers, shown_answer
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
 from lim_jax.attribution.time_budget import described_contexts, duration
-from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.tokens import (
+    held_by_text,
+    in_text,
+    joined_tokens,
+    most_in_words,
+    readable,
+)
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.prompts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
@@ -18,7 +24,7 @@ SPANS = ((0, 4, "first"), (4, 8, "second"), (8, 12, "third"))
 
 def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
     context = context_of(RenderedPrompt("a=1 b=2 c=3 a=", SPANS), "1")
-    parts = [Segment(name, "", np.arange(start, end)) for start, end, name in SPANS]
+    parts = [Segment(name, (), np.arange(start, end)) for start, end, name in SPANS]
     left = without_parts(context, parts, np.array([True, False, True]))
     assert bytes(left.window.tolist()) == b"a=1 c=3 a=1" and "".join(left.tokens) == "a=1 c=3 a="
     assert left.weights.nonzero()[0].tolist() == [9]
@@ -131,10 +137,21 @@ def test_most_in_words():
 
 
 def test_in_text():
-    assert (in_text(" the"), in_text("  "), in_text(".\n"), in_text("\x00"), in_text("")) == (
-        " the",
-        "··",
-        ".⏎\n",
-        "⟨00⟩",
-        "�",
+    shown = {" the": " the", "  ": "··", ".\n": ".⏎\n", "\x00": "⟨00⟩", "": "�"}
+    # Spaces of any width and what joins letters are marked only where nothing else is to be seen.
+    shown |= {"\u00a0!": "\u00a0!", "\u3000": "·", "می\u200c": "می\u200c", "\u200d": "⟨200d⟩"}
+    assert {token: in_text(token) for token in shown} == shown
+
+
+def test_readable():
+    assert readable("a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧\x1b[1m\r") == (
+        "a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧⟨1b⟩[1m␍"
     )
+
+
+def test_shown_answer():
+    """Three dots behind an answer that was cut, with those that it ends with."""
+    cut = {"It is": "It is...", "It is. ": "It is...", "Well..": "Well...", "So...": "So..."}
+    cut |= {"So…": "So…", "¿Sí?": "¿Sí?...", "a\nb": "a b..."}
+    assert {text: shown_answer(text, True) for text in cut} == cut
+    assert shown_answer("It is. ", False) == "It is."

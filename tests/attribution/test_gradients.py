@@ -7,6 +7,7 @@ import pytest
 from reference import numpy_network
 from reference.architectures import architecture_flow
 from reference.differences import fitted_order
+from reference.hybrids import hybrid_flow
 from reference.networks import WIDTH, falling_profile, layer_of, random_flow, random_states
 
 import lim_jax as lim
@@ -114,6 +115,11 @@ def test_rollout_is_the_product_of_mean_attention_matrices(name):
     expected = numpy_network.rollout(layers, np.asarray(x), flow.horizon, scheme, falling_profile)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
     assert np.abs(found[-1, 1:] - found[-1, :-1]).max() > 1e-2
+
+
+def test_layers_that_read_a_state_have_no_attention_to_roll_out():
+    with pytest.raises(ValueError, match="flow.layers: got .*, expected attention in every layer"):
+        attention_rollout(hybrid_flow(), random_states(4, 12, WIDTH), lim.token_grid(12))
 
 
 def test_attributions_pass_through_transformations():

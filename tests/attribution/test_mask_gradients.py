@@ -11,7 +11,7 @@ from reference.networks import byte_network
 
 from lim_jax._refusal import Refusal
 from lim_jax.attribution import files, mask_gradients
-from lim_jax.attribution.methods import mask_gradient
+from lim_jax.attribution.methods import mask_gradient, mask_path
 from lim_jax.attribution.scores import Run, scores_by_token
 from lim_jax.attribution.segments import (
     answer_segments,
@@ -110,6 +110,56 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.by_part.T, DOCUMENTS, strict=True):
         np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+
+
+def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
+    """Each row's scores sum to what the document gave its part, by the whole network's losses."""
+    monkeypatch.setattr(mask_path, "NODES", 1)
+    monkeypatch.setattr(mask_path, "SHOWN", 0.0)
+    taken, measured = [], mask_path.mask_gradients
+
+    def counted(model, context, answer, loss, rule, run):
+        taken.append((rule.shape[1], len(answer)))
+        return measured(model, context, answer, loss, rule, run)
+
+    monkeypatch.setattr(mask_path, "mask_gradients", counted)
+    sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
+    rows = PARTS[-4:]
+    scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
+    (asked,) = CONTEXT.weights.nonzero()
+    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    numbers = jax.device_put(document_numbers(CONTEXT))
+
+    @jax.jit
+    def loss(network, row, log_weight):
+        log_weights = jnp.where(numbers >= 0, log_weight, 0)
+        y = Targets(targets, row / row.sum(), places, log_weights=log_weights, parts=numbers)
+        return row.sum() * LOSS(network, network.embed(ids), y)
+
+    assert scores.total_effect is not None and scores.by_token is not None
+    sums = scores.by_token.sum(axis=1)
+    for row, added, given in zip(rows, sums, scores.total_effect, strict=True):
+        weights = jnp.asarray(np.isin(asked, row.places) * CONTEXT.weights[asked])
+        expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
+        np.testing.assert_allclose(given, expected, rtol=1e-8)
+        assert abs(added - given) <= abs(given) / 20
+    nodes = [count for count, _ in taken]
+    assert nodes == [2**power for power in range(len(taken))] and len(taken) > 1
+    left = [rows for _, rows in taken]
+    assert left[0] == 4 and left == sorted(left, reverse=True) and scores.note == ""
+    monkeypatch.setattr(mask_path, "MOST_NODES", 1)
+    once = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
+    assert once.total_effect is not None and once.by_token is not None
+    off = np.abs(once.by_token.sum(axis=1) - once.total_effect)
+    far = mask_path.unresolved(once.by_token.sum(axis=1), once.total_effect)
+    assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.note
+    assert f"by {off[far].max():.2f} at most" in once.note
+
+
+def test_what_is_not_shown_is_not_missed():
+    """A twentieth of what was given, or half of the second decimal that is printed."""
+    sums, given = np.array([-0.897, -0.84, 0.004, 0.008]), np.array([-0.809, -0.809, 0.0, 0.002])
+    assert mask_path.unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):

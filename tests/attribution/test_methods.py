@@ -229,7 +229,7 @@ def test_a_method_is_one_entry(model, monkeypatch):
 def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     """Of the second context half a unit is missing; of unknown totals nothing is said."""
     of_part = iter([[1.0, 1, 1, 7], [0.5, 0.5, 9]] * 2)
-    totals = iter([3.0, 1.5, None, None])
+    totals = iter([np.array([3.0]), np.array([1.5]), None, None])
 
     def scores(model, context, answer, parts, loss, run):
         return Scores(answer, parts, np.array([next(of_part)]), None, next(totals))

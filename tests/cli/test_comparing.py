@@ -178,6 +178,8 @@ class Frames(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
+        if tag == "bdi":  # whose text is that of what is around it
+            return
         self.inside = tag
         if tag in self.told:
             self.told[tag].append("")
@@ -189,7 +191,7 @@ class Frames(HTMLParser):
             self.pictures.append(base64.b64decode(data).decode())
 
     def handle_endtag(self, tag):
-        self.inside = ""
+        self.inside = self.inside if tag == "bdi" else ""
 
     def handle_data(self, data):
         if self.inside in self.told:

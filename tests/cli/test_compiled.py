@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -53,7 +54,8 @@ def test_programs_are_kept_in_the_users_folder(settings, monkeypatch, tmp_path):
     assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in settings
 
 
-def test_flags_before_the_command_move_or_refuse_the_folder(settings):
+def test_flags_before_the_command_move_or_refuse_the_folder(settings, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     assert keep_programs(["--cache", "here", "rates"]) == ["rates"]
     assert settings.pop(FOLDER) == "here"
     assert keep_programs(["--no-cache", "rates"]) == ["rates"]
@@ -84,6 +86,41 @@ def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tm
     ]  # fmt: skip
     (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
     keep_programs(["--cache", str(tmp_path), "rates"])
+
+
+@pytest.mark.parametrize("flags", [["--cache"], []])
+def test_a_folder_that_takes_no_file_is_said_once(flags, settings, monkeypatch, tmp_path, capsys):
+    """The user's own too, as where HOME cannot be written; and the command runs without."""
+    (tmp_path / "file").touch()
+    closed = tmp_path / "file" / "programs"
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: closed)
+    monkeypatch.setattr(sys, "argv", ["lim-jax", *flags, *[str(closed)] * len(flags), "rates"])
+    monkeypatch.setattr(__main__, "run", lambda arguments: 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert __main__.main() == 0
+    said = capsys.readouterr().err
+    start = f"lim-jax: compiled programs are not kept: {closed} cannot be written to (Not a dir"
+    assert said.startswith(start) and said.count("\n") == 1
+    assert settings == {ENABLED: "false"}
+
+
+def test_a_folder_that_became_full_is_said_once(settings, monkeypatch, capsys):
+    """In JAX's words, of the first program that it could not keep."""
+    error = "Error writing persistent compilation cache entry for 'jit_{}': OSError: [Errno 28] No"
+
+    def run(arguments):
+        for name in "abc":
+            warnings.warn(error.format(name), stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(sys, "argv", ["lim-jax", "--no-cache", "rates"])
+    monkeypatch.setattr(__main__, "run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert __main__.main() == 0
+    assert capsys.readouterr().err == f"lim-jax: {error.format('a')}\nlim-jax: another\n"
 
 
 def test_the_command_asks_before_it_runs(settings, monkeypatch):

@@ -169,7 +169,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
 def test_a_file_is_no_folder(inside, overwrite, tmp_path):
     out = tmp_path / "file"
     out.write_text("mine")
-    with pytest.raises(ValueError, match=r"out: got .*cannot be written to \(.*--out"):
+    with pytest.raises(ValueError, match=r"out: got .*cannot be written to \(.*`out`"):
         run(out / inside, overwrite=overwrite)
     assert out.read_text() == "mine"
 

@@ -491,7 +491,7 @@ def test_profile_refuses_contexts_that_the_network_does_not_know(data, tmp_path)
     folder.mkdir()
     write_with_letters(folder, CONFIGS["gpt2"])  # of eight places
     arguments = ["profile", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
-    with pytest.raises(ValueError, match="data: got a context of 9 tokens, expected at most 8"):
+    with pytest.raises(ValueError, match="context: got 9 tokens, expected at most 8"):
         main(arguments)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"][spelt(PROMPTS[0][:1])] = 11

@@ -194,13 +194,14 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     of_first = [float(row["score"]) for row in rows if row["name"] == "first"]
     np.testing.assert_allclose(sum(of_first), slope, rtol=2e-3)
     page = Read((out / "answer.html").read_text("utf-8"))
-    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["text"]
+    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["inner"]
     np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
     documents = answer.scores.documents
     gave = answer.scores.by_part[0, documents].sum()
     np.testing.assert_allclose(gave, part.score + other.score)
     assert f"their scores add up to {gave:+.2f}." in answer.finding
-    assert f"{part.score:+.3f}" in str(answer) and "<td>“first”</td>" in answer._repr_html_()
+    assert f"{part.score:+.3f}" in str(answer)
+    assert "<td><bdi>“first”</bdi></td>" in answer._repr_html_()
 
 
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
@@ -291,8 +292,9 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     expected = {part.name: part.score for part in answered.parts}
     assert len(set(expected.values())) == 4 and min(map(abs, expected.values())) > 1e-9
     out = tmp_path / "asked"
+    commands: Any = questions, profiling
     options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
-    assert questions.ask(folder, "bc", documents, **options, out=out) == 0
+    assert commands[0].ask(folder, "bc", documents, **options, out=out) == 0
     parts = json.loads((out / "answer.json").read_text())["parts"]
     found = {part["name"]: part["score"] for part in parts}
     assert found == pytest.approx(expected, rel=1e-3)
@@ -305,7 +307,7 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"documents": read, "question": "bc", "answer": "ab"}))
     profiled = tmp_path / "profiled"
-    assert profiling.profile(folder, data, loss="margin", method="mine", out=profiled) == 0
+    assert commands[1].profile(folder, data, loss="margin", method="mine", out=profiled) == 0
     with (profiled / "records.csv").open(newline="", encoding="utf-8") as file:
         scores = {row["name"]: float(row["score"]) for row in csv.DictReader(file)}
     assert scores == pytest.approx(expected, rel=1e-3)
@@ -317,7 +319,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
-        "question: got 48 tokens, expected": [
+        "question: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, ": [
             "bc", "--documents", str(documents), "--max-length", "10",
         ],
         "parts: got 'token' with the method 'influence'": [
@@ -400,6 +402,9 @@ def test_what_to_know_of_answers_is_said(chatting):
     assert answers.answer_notes([plain, chat, text], silent) == []
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
+    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    (said, _) = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)
     assert without.startswith(
@@ -429,3 +434,22 @@ def test_numbers_of_numpy_are_those_of_the_test():
     row = logits(CONFIGS["llama"], ids_of(PROMPT))[-1]
     best = np.sort(np.exp(row - logsumexp(row)))
     assert best[-1] - best[-2] > 1e-3
+
+
+def test_what_python_asks_is_refused_in_pythons_words(folder):
+    """Of arguments as they are passed; the command line has its own words (`as_flags`)."""
+    model = models.LanguageModel.open(folder)
+    many = ["abcd"] * 7 + ["abcdefgh"] + ["abcd"] * 22
+    message = (
+        r"question: got \d+ tokens, of which 30 documents have \d+ and “document 8” has the most, "
+        r"\d+, expected from 2 to 51: a context of `max_length`, .* Raise `max_length`, or give "
+        r"fewer or shorter documents\.$"
+    )
+    for answer in (None, "a"):
+        with pytest.raises(ValueError, match=message):
+            ask(model, "bc", many, answer=answer, max_length=50)
+    wrong = {"4 at index 1": ["a", 4], "4": 4, "None": None, "none": [], "dict": {}}
+    for got, given in wrong.items():
+        expected = "expected a folder, a file, or a list of texts or of Document, at least one"
+        with pytest.raises(ValueError, match=f"documents: got {got}, {expected}"):
+            asking.require_documents(given)

@@ -59,6 +59,7 @@ def dense():
     return tuple(map(np.asarray, jax.jit(lambda rows: jax.lax.map(one, rows))(WINDOWS)))
 
 
+@pytest.mark.slow
 def test_the_covectors_bound_the_layers_amplification_from_below():
     covectors, _, _ = dense()
     moved = np.linalg.norm(covectors[:, :-1] - covectors[:, 1:], axis=(2, 3))
@@ -109,7 +110,9 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     np.testing.assert_allclose(needed.lesser, products[:, 0].min())
     (refuted,) = other.inequalities
     assert not needed.holds and not refuted.holds
-    assert least <= other.premises[0].value == refuted.greater < 0 == refuted.lesser
+    first = other.premises[0].value  # the least of some of the pairs, computed by another program
+    assert first >= least - 1e-9 * abs(least)
+    assert first == refuted.greater < 0 == refuted.lesser
     # Where the cheap look decides nothing, the dear numbers are computed.
     still = adjoints._replace(growths=0 * adjoints.growths)
     again = certificates.survival_of_recency(model(), ids, still, REGIONS, DEPTH, KEY, "deciding")
@@ -143,6 +146,7 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     assert "right-biased queries" not in names and len(names) == 4
 
 
+@pytest.mark.slow
 def test_contexts_of_several_lengths_are_explained_whole():
     """Each on its own tokens and regions; profiles on a common grid of four cells by overlap."""
     windows = [np.asarray(WINDOWS[0]), np.asarray(WINDOWS[1, :4])]

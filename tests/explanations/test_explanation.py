@@ -195,6 +195,7 @@ def test_an_explanation_is_made_of_its_parts():
     assert found.without_queries is None  # it asks everywhere
 
 
+@pytest.mark.slow
 def test_a_last_token_loss_is_shown_with_and_without_its_query():
     found = explained(last_token)
     rest = found.without_queries

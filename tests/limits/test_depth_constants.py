@@ -1,7 +1,10 @@
 """The constants behind the bounds in depth: proved, sampled, and what is said of each."""
 
 import dataclasses
+from fractions import Fraction
+from functools import partial
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,10 +13,12 @@ import pytest
 from reference.networks import small_fields
 
 import lim_jax as lim
+from lim_jax.grid.cells import CellGrid
 from lim_jax.limits.constants import depth_constants, largest_control_distances
 from lim_jax.limits.rows import Row, rates_table
 from lim_jax.limits.schemes import Scheme
 from lim_jax.network.continuous import InterpolatedControl, linear_control
+from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
 
 
@@ -234,6 +239,89 @@ def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
     # Beyond its knots a linear control leaves their hull; panels and windows are no prefixes.
     for horizon, positions in ((1.5, grid), (1.0, lim.gauss_grid(5)), (1.0, grid.windowed(2))):
         assert lim.limits.proved_constants([fields], control, profile, positions, horizon) is None
+
+
+def averaging(width):
+    """A field of prefix averages, as steep at tokens without variance as its constant."""
+    fields = jax.tree.map(lambda leaf: jax.device_put(0 * np.asarray(leaf)), small_fields(width))
+    one = jnp.broadcast_to(jnp.eye(width), (3, 1, width, width))
+    return eqx.tree_at(
+        lambda f: (f.attention.norm.scale, f.attention.value, f.attention.output),
+        fields,
+        (jnp.ones((3, width)), one, one),
+    )
+
+
+def test_constants_are_proved_where_no_difference_quotient_refutes_them():
+    """Of cells of all kinds, along what their averages enlarge most; some have no constants."""
+    # `prop:transformer-lipschitz`.
+    fields = averaging(3)
+    field = jax.tree.map(lambda leaf: leaf[0], fields)
+    grids = [
+        CellGrid(cells=count, offset=Fraction(offset), power=power)
+        for count in (5, 100)
+        for offset in ("0", "1/2", "3/4", "9/10")
+        for power in (1, 3, 5)
+    ]
+    verdicts = {}
+    for grid in grids:
+        found = lim.limits.proved_constants([fields], None, unit_profile, grid)
+        weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+        root = np.sqrt(weights)
+        average = root[:, None] * prefix / prefix.sum(axis=1, keepdims=True) / root
+        step = 1e-6 * np.linalg.svd(average)[2][0] / root
+        moved = jax.device_put(step[:, None] * np.array([1.0, -1.0, 0.0]))
+        still = jnp.zeros((grid.size, 3))
+        change = np.asarray(field(moved, moved, grid) - field(still, still, grid))
+        quotient = np.sqrt(weights @ (change**2).sum(axis=1) / (weights @ (2 * step**2)))
+        proved = float(field_regularity(fields).lipschitz)
+        assert (found is None) is not (found is not None and quotient <= found.state), grid
+        verdicts[grid.size, str(grid.offset), grid.power] = found is not None, quotient / proved
+    # 2.1318 of a constant 2, and more, on a hundred uneven cells.
+    held, ratio = verdicts[100, "9/10", 3]
+    np.testing.assert_allclose(2 * ratio, 2.1318, atol=1e-4)
+    assert not held and {held for held, _ in verdicts.values()} == {True, False}
+    assert all(held for (_, offset, power), (held, _) in verdicts.items() if offset in ("0", "1/2"))
+
+
+def ragged(time):
+    """A truncated Weierstrass sum: continuous, with a thousand kinks and no slope to speak of."""
+    powers = np.arange(12.0)
+    return 1 + 0.1 * jnp.sum(0.5**powers * jnp.cos(7.0**powers * jnp.pi * time))
+
+
+def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
+    """By the default references; a constant step follows it as far as it goes."""
+    control, grid = linear_control(Matrix(0.1 * jnp.ones((2, 3, 3)))), lim.token_grid(4)
+    x = jax.device_put(np.random.default_rng(0).standard_normal((4, 3)))
+    study = partial(
+        lim.limits.trajectory_studies, control, x, grid, (4, 8, 16, 32), {"Euler": Scheme()}
+    )
+    words = r"^flow: expected a solution over the whole depth, got none within 4096 steps"
+    with pytest.raises(RuntimeError, match=words):
+        study(profile=ragged)
+
+    def by_steps(count):
+        return lim.ContinuousFlow(
+            control, profile=ragged, solver=diffrax.Heun(), first_step=1 / count,
+            max_steps=count + 2, stepsize_controller=diffrax.ConstantStepSize(),
+        )  # fmt: skip
+
+    found = study(profile=ragged, references=(by_steps(256), by_steps(512)))
+    assert {one.claimed for one in found.values()} == {None}
+    assert all(np.isfinite(one.errors).all() for one in found.values())
+
+
+def test_a_profile_that_refutes_what_it_states_proves_nothing():
+    # `ass:depth-profile`.
+    fields, grid = small_fields(), lim.token_grid(5)
+    control = linear_control(fields)
+    for bound, slope, named in ((1.9, 1.0, "bound"), (2.0, 0.9, "lipschitz")):
+        profile = lim.limits.DepthProfile(rising, bound, slope)
+        with pytest.raises(
+            ValueError, match=f"profile.{named}: got {bound if named == 'bound' else slope}"
+        ):
+            lim.limits.proved_constants([fields], control, profile, grid)
 
 
 def test_the_distance_to_a_linear_control_is_never_too_small():

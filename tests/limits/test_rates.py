@@ -140,6 +140,7 @@ def averaging_studies(exponent, height=0.0, **options):
     return lim.limits.attention_studies(averaging(), states, SIZES, references=MANY, **options)
 
 
+@pytest.mark.slow
 def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
     studies = averaging_studies(0.6)
     assert_order(studies["every cell"], 0.6)
@@ -440,6 +441,7 @@ def test_regional_influence_needs_the_graded_grid(make_grid, order):
         assert_order(studies["inside"], 1)
 
 
+@pytest.mark.slow
 def test_cone_mass_converges_to_that_of_the_references():
     """Of averaging it is 1/q - 1 on panels, and L times the sum over i >= j of 1/i^2 on tokens."""
     # `eq:cone-mass`.
@@ -649,7 +651,14 @@ def test_terminal_adjoints_converge_within_their_bound():
         assert study.bounds[0] < 10 * study.errors[0]
 
 
-@pytest.mark.parametrize("edges, order", [("reflecting", 1), ("zero", 0.5), ("renormalised", 0.5)])
+@pytest.mark.parametrize(
+    "edges, order",
+    [
+        ("reflecting", 1),
+        pytest.param("zero", 0.5, marks=pytest.mark.slow),
+        ("renormalised", 0.5),
+    ],
+)
 def test_windows_keep_the_rate_only_if_their_edges_reflect(edges, order):
     # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`.
     linear = lim.LinearReadout(jnp.asarray(np.random.default_rng(1).standard_normal((3, 3))))
@@ -687,6 +696,7 @@ def test_a_linear_readout_is_consistent_at_any_residual():
     assert (study.claimed, study.verdict) == (1.0, "measured")
 
 
+@pytest.mark.slow
 def test_whether_a_window_is_consistent_depends_on_the_residuals():
     """Cut off at its ends it loses half an order where Delta is one there, and none where zero."""
     # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`.

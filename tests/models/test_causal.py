@@ -232,12 +232,22 @@ def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_
 @pytest.mark.parametrize(
     "name, config, message",
     [
-        ("gpt2", {"model_type": "bert"}, "model_type = 'bert', expected afmoe or"),
+        ("gpt2", {"model_type": "bert"}, "model_type = 'bert', expected one of the"),
         ("gpt2", {"activation_function": "swiglu"}, "activation_function = 'swiglu'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx = True"),
         ("gpt2", {"n_head": 5}, "5 heads at width 16"),
         ("gpt2", {"n_layer": 0}, "n_layer = 0, expected a positive whole number"),
         ("gpt2", {"n_layer": 3}, "no h.2"),
+        (
+            "llama",
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification, which gives no logits over words, expected a lang",
+        ),
+        (
+            "qwen2",
+            {"architectures": ["Qwen2ForTokenClassification"]},
+            "Qwen2ForTokenClassification, which gives no logits",
+        ),
         ("gpt2", {"n_layer": 1}, "h.1.*, which the family does not have"),
         ("gpt2", {"vocab_size": 12}, r"wte.weight: got shape \(11, 16\), expected \(12, 16\)"),
         ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon = None"),
@@ -303,6 +313,15 @@ def test_options_that_are_not_known_are_refused(tmp_path, name, config, message)
     arrays = publishers.tensors(CONFIGS[name])
     with pytest.raises(ValueError, match=message):
         models.load(write(tmp_path, CONFIGS[name] | config, arrays))
+
+
+def test_a_model_without_a_head_is_said_to_have_none(tmp_path):
+    """As one of embeddings: nothing is wrong with its download."""
+    arrays = publishers.tensors(CONFIGS["llama"])
+    del arrays["lm_head.weight"]
+    folder = write(tmp_path, CONFIGS["llama"] | {"architectures": ["LlamaModel"]}, arrays)
+    with pytest.raises(ValueError, match="no lm_head.weight, expected a head .*embeddings or a cl"):
+        models.load(folder)
 
 
 SCALED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 9.0}

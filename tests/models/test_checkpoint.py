@@ -90,8 +90,41 @@ def spelt(*entries):
 
 
 BROKEN = {
-    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json: got no such"),
+    "no configuration": (
+        lambda f: (f / "config.json").unlink(),
+        "config.json: got no file config.json in .*whole repos",
+    ),
     "no weights": (lambda f: (f / WHOLE).unlink(), "got neither"),
+    "a link that leads nowhere": (
+        lambda f: ((f / WHOLE).unlink(), (f / WHOLE).symlink_to("../blobs/ab12")),
+        r"got model.safetensors, a link to ../blobs/ab12, which is not there, .*Download it again",
+    ),
+    "a configuration that is such a link": (
+        lambda f: ((f / "config.json").unlink(), (f / "config.json").symlink_to("gone")),
+        "config.json: got config.json, a link to gone, which is not there",
+    ),
+    "a shard that is such a link": (
+        lambda f: (
+            (f / "one.safetensors").symlink_to("gone"), write_index(f, {"a": "one.safetensors"}),
+            (f / WHOLE).unlink(),
+        ), "weights: got one.safetensors, a link to gone, which is not there",
+    ),
+    "shards without an index": (
+        lambda f: (f / WHOLE).rename(f / "model-00001-of-00002.safetensors"),
+        "got model-00001-of-00002.safetensors without an index .*Download model.safetensors.index",
+    ),
+    "weights under another name": (
+        lambda f: (f / WHOLE).rename(f / "model.Q4.gguf"),
+        "got only model.Q4.gguf in .*a GGUF file by its own path",
+    ),
+    "whole weights beside an index that does not name them": (
+        lambda f: (
+            shard(f, {"a": "one.safetensors", "b.c": "two.safetensors", "d": "one.safetensors"}),
+            save_file(tensors(), f / WHOLE),
+        ),
+        "got model.safetensors beside model.safetensors.index.json, which does not name it, in .*, "
+        "expected one of the two. Move one of them away",
+    ),
     "pickled weights": (
         lambda f: (f / WHOLE).rename(f / "pytorch_model.bin"),
         r"only pickled weights \(pytorch_model.bin\).*run code",
@@ -154,7 +187,8 @@ BROKEN = {
         lambda f: write_index(f, {"a": WHOLE, "z": WHOLE}), "in one of index and model.safetensors",
     ),
     "a shard that is missing": (
-        lambda f: write_index(f, {"a": "one.safetensors"}), "got no file .*one.safetensors",
+        lambda f: ((f / WHOLE).unlink(), write_index(f, {"a": "one.safetensors"})),
+        "got no file one.safetensors",
     ),
 }  # fmt: skip
 

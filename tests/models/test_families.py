@@ -7,6 +7,7 @@ import json
 import runpy
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,17 +41,22 @@ def test_every_family_is_recorded():
 
 
 @pytest.mark.parametrize(
-    "name, more",
+    "name, more, prefix",
     [
-        ("deepseek_v3", "model.layers.3.enorm.weight"),
-        ("mimo", "model.mtp_layers.0.norm.weight"),
-        ("exaone4", "mtp.norm.weight"),
+        ("deepseek_v3", "model.layers.3.enorm.weight", ""),
+        ("deepseek_v3", "model.layers.3.enorm.weight", "model."),  # of a trunk without it
+        ("mimo", "model.mtp_layers.0.norm.weight", ""),
+        ("exaone4", "mtp.norm.weight", ""),
+        ("exaone_moe", "mtp.norm.weight", ""),
+        ("hy_v3", "model.layers.3.enorm.weight", ""),
     ],
 )
-def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more):
+def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more, prefix):
     network = RECORD["networks"][name]
     config = network["config"] | {"num_nextn_predict_layers": 1}
-    model = models.load(WRITE(tmp_path, config, network["shapes"] | {more: [24]}))
+    shapes = network["shapes"] | {more: [24]}
+    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
+    model = models.load(WRITE(tmp_path, config, shapes))
     assert model.flow.depth == config["num_hidden_layers"]
 
 
@@ -64,6 +70,9 @@ def logits(model, ids, y=None):
     [
         ("kimi_linear", "layers.0.block_sparse_moe", "layers.0.mlp"),
         ("bailing_hybrid", "layers.0.attention.dense", "layers.0.attention.o_proj"),
+        ("opt", "model.decoder.", "decoder."),
+        ("opt", "model.decoder.", ""),
+        ("gpt2", "transformer.", ""),
     ],
 )
 def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, saved, published):
@@ -75,6 +84,55 @@ def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, sa
     assert arrays.keys() != network["shapes"].keys()
     pairs = zip(jax.tree.leaves(models.load(folder)), jax.tree.leaves(expected), strict=True)
     assert all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_convolutions_of_another_size_are_refused_by_their_name(tmp_path):
+    """OLMo's three have sixty rows together, wherever they are cut."""
+    network = RECORD["networks"]["olmo_hybrid"]
+    name = next(name for name in network["shapes"] if name.endswith("q_conv1d.weight"))
+    rows, *rest = network["shapes"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"] | {name: [rows + 1, *rest]})
+    with pytest.raises(ValueError, match=rf"{name.removeprefix('model.')}: got shape \(61,\)"):
+        models.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name, left_out",
+    [
+        ("bailing_hybrid", ["kda_safe_gate", "kda_lower_bound", "linear_conv_kernel_dim"]),
+        ("bamba", ["mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_expand"]),
+        ("falcon_h1", ["mamba_conv_bias", "mamba_d_conv", "mamba_norm_before_gate"]),
+        ("kimi_linear", ["linear_conv_kernel_dim"]),
+        ("olmo_hybrid", ["linear_allow_neg_eigval", "linear_conv_kernel_dim"]),
+        ("qwen3_next", ["linear_conv_kernel_dim"]),
+    ],
+)
+def test_options_of_states_that_are_left_out_are_the_publishers(tmp_path, name, left_out):
+    network = RECORD["networks"][name]
+    folder = WRITE(tmp_path, network["config"], network["shapes"])
+    expected = models.load(folder)
+    less = {option: of for option, of in network["config"].items() if option not in left_out}
+    assert len(less) == len(network["config"]) - len(left_out)
+    (folder / "config.json").write_text(json.dumps(less))
+    assert eqx.tree_equal(models.load(folder), expected)
+
+
+def test_states_of_olmo_hybrid_follow_from_its_width_where_nothing_is_said(tmp_path):
+    """Keys have three quarters of a head's share of 24 features by two of keys, values twice it."""
+    network, rows = RECORD["networks"]["olmo_hybrid"], {}
+    for name, (_, *rest) in network["shapes"].items():
+        letter = name.split("linear_attn.")[-1][0]
+        if name.endswith(("q_proj.weight", "k_proj.weight", "conv1d.weight", "v_proj.weight",
+                          "g_proj.weight")) and "linear_attn" in name:  # fmt: skip
+            rows[name] = [18 if letter in "qk" else 72, *rest]
+    for layer in (0, 2):
+        at = f"model.layers.{layer}.linear_attn"
+        rows |= {f"{at}.o_proj.weight": [24, 72], f"{at}.o_norm.weight": [18]}
+    sizes = ("linear_key_head_dim", "linear_value_head_dim")
+    config = {option: of for option, of in network["config"].items() if option not in sizes}
+    delta = kinds_of(models.load(WRITE(tmp_path, config, network["shapes"] | rows)).flow.layers)[0]
+    assert delta.attention.key.shape[1:] == (2, 9, 24)
+    assert delta.attention.value.shape[1:] == (4, 18, 24)
 
 
 def packed(model, ids, network):
@@ -106,9 +164,10 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
             jax, "device_put", lambda tree: put.extend(leaves(tree)) or device_put(tree)
         )
         model = models.load(folder, dtype="float64")
-    # Readers stay in NumPy, and each array goes to the device once, but BLOOM's normed embedding.
+    # Readers stay in NumPy, and each array goes to the device once, but normed embeddings; where
+    # they are not the head's too, their rows go there to be normed.
     assert {type(leaf) for leaf in read + put} == {np.ndarray}
-    assert len(put) == len(leaves(model)) - name.startswith("bloom")
+    assert len(put) == len(leaves(model)) - name.startswith(("bloom", "nanochat, tied"))
     digest(model)  # its data and names tell it from others: no file of a run asks for a name
     ids, places = np.array(network.get("ids", IDS)), network.get("places", RECORD["places"])
     found = packed(model, ids, network) if name in PACKED else logits(model, ids)

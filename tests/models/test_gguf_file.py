@@ -118,7 +118,7 @@ def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):
         models.load(first)
     second.write_bytes(data)
     third.unlink()
-    with pytest.raises(ValueError, match="got no file .*cut-00003-of-00003.gguf"):
+    with pytest.raises(ValueError, match="got 2 of 3 files, without cut-00003-of-00003.gguf"):
         models.load(first)
     third.write_bytes(others)
     first.rename(tmp_path / "one.gguf")
@@ -128,7 +128,7 @@ def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):
 
 def test_files_that_are_broken_or_not_known_are_refused(tmp_path):
     sound = write(tmp_path / "model.gguf")
-    with pytest.raises(ValueError, match="the architecture 'falcon', expected afmoe"):
+    with pytest.raises(ValueError, match="the architecture 'falcon', expected one of the"):
         models.load(write(tmp_path / "other.gguf", "falcon"))
     with pytest.raises(ValueError, match="type = longrope, expected none or linear or yarn"):
         models.load(write(tmp_path / "long.gguf", rope_scaling_type=gguf.RopeScalingType.LONGROPE))

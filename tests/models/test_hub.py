@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 
 import equinox as eqx
 import huggingface_hub
@@ -43,6 +44,36 @@ def test_a_name_is_the_folder_in_the_cache(snapshot):
         models.LanguageModel.open(NAME)
 
 
+def test_a_revision_follows_the_name(snapshot):
+    """A branch or a tag, whose commit `refs` names, or the commit itself."""
+    older = snapshot.parent / "older"
+    (snapshot.parents[1] / "refs" / "v1").write_text("older")
+    folders = {"main": snapshot, "newer": snapshot, "v1": older, "older": older}
+    for revision, folder in folders.items():
+        assert model_path(f"{NAME}@{revision}") == folder
+    with pytest.raises(ValueError, match="got 'someone/small-model_1.5@v2': no such path"):
+        model_path(f"{NAME}@v2")
+
+
+def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
+    """It is there, if under another revision than was asked: nothing need be downloaded."""
+    repository, commits = snapshot.parents[1], ["a" * 40, "b" * 40, "c" * 40]
+    shutil.rmtree(snapshot.parent)
+    for commit in commits:
+        (snapshot.parent / commit).mkdir(parents=True)
+    for commit in commits[:2]:  # of the third nothing came
+        (snapshot.parent / commit / "config.json").write_text("{}")
+    (repository / "refs" / "main").unlink()
+    (repository / "refs" / "v1").write_text(commits[0])
+    kept = f"{commits[1]}, v1"
+    for asked in (NAME, f"{NAME}@v2"):
+        with pytest.raises(ValueError, match=(
+            f"'{asked}': no such path, and not in the cache, which has of it the revisions {kept}, "
+            f".* Take one of these, such as {NAME}@{commits[1]}, or download it: `download=True`"
+        )):  # fmt: skip
+            model_path(asked)
+
+
 def test_a_path_goes_first(snapshot, tmp_path):
     here = tmp_path / NAME
     here.mkdir(parents=True)
@@ -66,7 +97,10 @@ def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeyp
     assert asked == []
     for door in (models.load, models.open):
         assert door("someone/other", download=True).vocabulary == publishers.WORDS
-    assert asked == 2 * [("someone/other", {"allow_patterns": hub.READ})]
+    plain = {"revision": None, "allow_patterns": hub.READ}
+    assert asked == 2 * [("someone/other", plain)]
+    assert models.load("someone/other@v2", download=True).vocabulary == publishers.WORDS
+    assert asked[2:] == [("someone/other", plain | {"revision": "v2"})]
     (snapshot / "config.json").rename(snapshot / "adapter_config.json")
     with pytest.raises(ValueError, match="got an adapter"):
         models.load(NAME)

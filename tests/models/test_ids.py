@@ -94,6 +94,7 @@ def alone(model):
     return {name: list(zip(*(one[name] for one in found), strict=True)) for name in LOSSES}
 
 
+@pytest.mark.slow
 def test_every_context_lives_on_its_own_grid(model, alone):
     """Against each alone, without padding: one gradient, its energies shared out by loops."""
     found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising, keep_examples=True)
@@ -112,7 +113,7 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     assert int(found.count) == len(WINDOWS)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [LOSSES[0], pytest.param(LOSSES[1], marks=pytest.mark.slow)])
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
     of_states = getattr(models.CausalLM, loss)
@@ -209,6 +210,7 @@ def calls(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed, calls):
     """Against gradients without padding; what is asked of as many places goes together."""
     seen = []
@@ -338,6 +340,7 @@ def test_some_ten_programs_serve_all_lengths(model):
     assert len(set(padded[:1024])) == 13 and len(set(padded[1024:])) == 16
 
 
+@pytest.mark.slow
 def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     """Where rotary frequencies depend on the length, a context of 7 is not one of 12 or of 16."""
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 14)
@@ -363,6 +366,7 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
         model.logits(window[:-1], packed)
 
 
+@pytest.mark.slow
 def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
     """By their own length: one of 9, which is padded to 16, is not, and has its own gradient."""
     config = CONFIGS["llama"] | {"max_position_embeddings": 10}

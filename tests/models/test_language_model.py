@@ -124,3 +124,18 @@ def test_a_question_reads_header_and_tokenizer_once(folder, tmp_path, monkeypatc
     options = ["--no-html", "--no-chat", "--answer", "ab", "--memory", "9"]
     assert main([*asked, *options, "--out", str(tmp_path / "out")]) == 0
     assert sorted(counted) == ["find_chat_template", "read_header", "read_tokenizer"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_model_says_what_it_is_in_a_line(kind, folder):
+    """A notebook that shows it is not flooded with a vocabulary, or with names of tensors."""
+    path = folder if kind == "folder" else in_one_file(folder)
+    model = LanguageModel.open(path)
+    said = "'small-1.5B': llama, 2 layers of width 16, 11 words, float32, a chat template"
+    assert repr(model) == repr(model.loaded()) == f"LanguageModel({said})"
+    holds = "21 tensors in 1 file" if kind == "folder" else "21 tensors in small-1.5B.gguf"
+    name = "Checkpoint" if kind == "folder" else "GGUFCheckpoint"
+    assert repr(model.source) == f"{name}(llama, {holds})"
+    own = LanguageModel(model.network)
+    assert repr(own).startswith("LanguageModel('': a network of your own, 2 layers of width 16")
+    assert repr(own).endswith("no chat template)")

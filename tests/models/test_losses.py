@@ -80,6 +80,7 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
         np.testing.assert_allclose(values, expected[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run")
 def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
     """Thrice the margin, at the answer's first place: contexts, energies and a page's accounts."""

@@ -91,6 +91,10 @@ MEANT = {
     "internvl": {"model_type": "qwen2", "tie_word_embeddings": True},
     "lfm2_vl": {"model_type": "lfm2", "tie_word_embeddings": True},
     "voxtral": {"model_type": "llama", "tie_word_embeddings": True},
+    "llava": {
+        "model_type": "llama", "vocab_size": 32_000, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 
@@ -107,6 +111,15 @@ def test_what_the_text_does_not_say_is_its_publishers(tmp_path, family):
         (tmp_path / "config.json").write_text(json.dumps(config))
         part = text_part(open_checkpoint(tmp_path))
         assert part.config == PUBLISHED | MEANT[family] | expected
+
+
+def test_sizes_of_a_text_in_llava_are_by_default_its_familys(tmp_path):
+    write(tmp_path)
+    config = {"model_type": "llava", "text_config": {"model_type": "mistral", "hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = text_part(open_checkpoint(tmp_path)).config
+    assert (found["num_key_value_heads"], found["intermediate_size"]) == (8, 14_336)
+    assert (found["model_type"], found["hidden_size"]) == ("mistral", 8)
 
 
 def test_experts_lie_either_way_round(tmp_path):
@@ -161,7 +174,7 @@ REFUSED = {
     ),
     "an unknown text": (
         {"config": {"model_type": "new_vl", "text_config": {"model_type": "new"}}},
-        "model_type = 'new', expected afmoe or",
+        "model_type = 'new', expected one of the",
     ),
     "a text of other layers": (
         {"config": {"model_type": "new_vl", "text_config": {"model_type": "mamba"}}},

@@ -40,7 +40,8 @@ LEAST = {
         "n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 9,
         "num_experts_per_tok": 2,
     },
-    "falcon": WITHOUT, "gpt2": OLD,
+    "falcon": WITHOUT, "gpt2": OLD, "gpt_bigcode": OLD,
+    "mpt": {"vocab_size": 11, "d_model": 64, "n_layers": 6, "n_heads": 4},
     "gemma4_text": SIZES | {"hidden_size_per_layer_input": 0},
     "gptj": OLD | {"n_embd": 256},
     "gpt_neo": SIZES | {"num_layers": 6, "num_heads": 4, "attention_types": [[["local"], 6]]},
@@ -80,6 +81,7 @@ DEFAULTS = {
     "bloom": (1e-5, 16, 0, None, True, bloom_gelu, "pmt"),
     "cohere": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "cohere2": (1e-5, 16, 16, 1e4, True, SILU, ""),
+    "cohere2_moe": (1e-5, 128, 128, 1e4, True, SILU, ""),
     "cwm": (1e-5, 128, 128, 1e6, False, SILU, ""),
     "deepseek_v2": (1e-6, 8, 8, 1e4, False, SILU, ""),
     "deepseek_v3": (1e-6, 8, 8, 1e4, False, SILU, ""),
@@ -88,8 +90,10 @@ DEFAULTS = {
     "ernie4_5": (1e-5, 128, 128, 5e5, True, SILU, ""),
     "ernie4_5_moe": (1e-5, 16, 16, 5e5, True, SILU, ""),
     "exaone4": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "exaone_moe": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "falcon": (1e-5, 16, 16, 1e4, True, exact_gelu, ""),
     "falcon_h1": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "flex_olmo": (1e-6, 16, 16, 5e5, False, SILU, ""),
     "gemma": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma2": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
     "gemma3_text": (1e-6, 256, 256, 1e4, True, tanh_gelu, ""),
@@ -100,18 +104,22 @@ DEFAULTS = {
     "glm4_moe_lite": (1e-5, 8, 8, 1e4, False, SILU, ""),
     "glm_moe_dsa": (1e-5, 8, 8, 1e4, False, SILU, ""),
     "gpt2": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
+    "gpt_bigcode": (1e-5, 16, 0, None, True, tanh_gelu, "pmt"),
     "gpt_neo": (1e-5, 16, 0, None, True, tanh_gelu, "mt"),
     "gpt_neox": (1e-5, 16, 4, 1e4, False, exact_gelu, "pmt"),
     "gpt_oss": (1e-5, 64, 64, 150_000.0, False, SILU, "pm"),
     "gptj": (1e-5, 64, 64, 1e4, False, tanh_gelu, "th"),
     "granite": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "granite_swa": (1e-5, 16, 16, 1e4, True, SILU, ""),
     "granitemoe": (1e-6, 16, 16, 1e4, False, SILU, ""),
+    "granitemoeshared": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "granitemoehybrid": (1e-6, 16, 0, None, False, SILU, ""),
     "helium": (1e-8, 128, 128, 1e5, False, SILU, ""),
     "hunyuan_v1_dense": (1e-5, 16, 16, 1e4, False, SILU, ""),
     "lfm2": (1e-5, 16, 16, 1e6, True, SILU, ""),
     "lfm2_moe": (1e-5, 16, 16, 1e6, True, SILU, ""),
     "hunyuan_v1_moe": (1e-5, 16, 16, 1e4, False, SILU, ""),
+    "hy_v3": (1e-5, 128, 128, 11_158_840.0, False, SILU, ""),
     "hyperclovax": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "internlm3": (1e-5, 128, 128, 1e4, False, SILU, ""),
     "iquestcoder": (1e-5, 128, 128, 1e4, False, SILU, ""),
@@ -127,6 +135,9 @@ DEFAULTS = {
     "ministral3": (1e-5, 128, 128, 1e6, False, SILU, ""),
     "mistral": (1e-6, 16, 16, 1e4, False, SILU, ""),
     "mixtral": (1e-5, 16, 16, 1e6, False, SILU, ""),
+    "minicpm3": (1e-5, 32, 32, 1e4, True, SILU, ""),
+    "mpt": (1e-5, 16, 0, None, True, exact_gelu, ""),
+    "nanochat": (1e-6, 16, 16, 1e4, False, squared_relu, ""),
     "nemotron": (1e-5, 16, 8, 1e4, False, squared_relu, ""),
     "nemotron_h": (1e-5, 128, 0, None, False, squared_relu, ""),
     "olmo_hybrid": (1e-6, 16, 16, 1e4, False, SILU, ""),
@@ -149,6 +160,7 @@ DEFAULTS = {
     "qwen3_next": (1e-6, 256, 64, 1e4, False, SILU, ""),
     "qwen3_vl_moe_text": (1e-6, 128, 128, 5e5, False, SILU, ""),
     "qwen3_vl_text": (1e-6, 128, 128, 5e5, False, SILU, ""),
+    "sarvam_moe": (1e-6, 64, 64, 8e6, False, SILU, ""),
     "seed_oss": (1e-6, 128, 128, 1e4, False, SILU, "p"),
     "smollm3": (1e-6, 16, 16, 2e6, True, SILU, ""),
     "solar_open": (1e-5, 128, 128, 1e6, False, SILU, ""),
@@ -182,13 +194,16 @@ def test_options_that_are_left_out_are_the_publishers(family):
 LAYERS = {
     "afmoe": ((1024, None), full_of(4), "windows"),
     "cohere2": ((WIDE, None), full_of(4), "windows"),
+    "cohere2_moe": ((WIDE, None), full_of(4), "windows"),
     "cwm": ((8192, None), (True, False, False, False, True, False), "all"),
     "exaone4": ((WIDE, None), full_of(4), "windows"),
+    "exaone_moe": ((WIDE, None), full_of(4), "windows"),
     "gemma2": ((WIDE, None), full_of(2), "all"),
     "gemma3_text": ((WIDE, None), full_of(6), "all"),
     "gemma4_text": ((512, None), full_of(6), "all"),
     "gpt_neo": ((256, None), full_of(9), "none"),
     "gpt_oss": ((128, None), full_of(2), "all"),
+    "granite_swa": ((128, None), (True, False, False, False, True, False), "all"),
     "llama4_text": ((None, 8192), full_of(4), "all"),
     "ministral": ((WIDE, None), full_of(9), "all"),
     "mistral": ((WIDE, None), full_of(9), "all"),
@@ -201,7 +216,7 @@ LAYERS = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_see_what_the_publishers_let_them_see(family):
     usual = ((None, None), full_of(1), "all" if DEFAULTS[family][2] else "none")
-    if family == "bloom":
+    if family in ("bloom", "mpt"):  # by linear biases
         usual = ((None, None), full_of(1), "all")
     narrow, whole, places_known = LAYERS.get(family, usual)
     found = recipe_of(least(family)).masks
@@ -216,6 +231,7 @@ INDEXED = 2048, "index_topk: of longer ones an index chooses so many tokens that
 OTHERS = {
     "cohere": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
     "cohere2": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
+    "cohere2_moe": {"logit_scale": 0.0625, "step": euler, "rope_interleaved": True},
     "deepseek_v32": {"longest": INDEXED}, "ernie4_5": {"rope_interleaved": True},
     "ernie4_5_moe": {"rope_interleaved": True}, "falcon": {"step": euler},
     "falcon_h1": {"scale": 0.25},
@@ -230,9 +246,13 @@ OTHERS = {
     "gpt_neo": {"scale": 1.0, "num_positions": 64}, "gpt_neox": {"step": euler},
     "gptj": {"step": euler, "rope_interleaved": True}, "granite": {"scale": 1.0},
     "granitemoe": {"scale": 1.0}, "granitemoehybrid": {"scale": 1.0},
+    "granite_swa": {"scale": 1.0}, "granitemoeshared": {"scale": 1.0},
+    "gpt_bigcode": {"num_positions": 64},
     "helium": {"rope_interleaved": True},
     "hunyuan_v1_dense": {"rope_before_qk_norm": True},
     "hunyuan_v1_moe": {"rope_before_qk_norm": True},
+    "minicpm3": {"embedding_scale": 12.0, "increment": 1.4 / math.sqrt(6), "logit_scale": 4.0},
+    "nanochat": {"rope_before_qk_norm": True, "logit_cap": 15.0},
     "llama4_text": {"rope_interleaved": True}, "opt": {"num_positions": 64, "offset": 2},
     "phi": {"step": euler}, "vaultgemma": OF_GEMMA2,
 }  # fmt: skip
@@ -263,12 +283,18 @@ MIXTURES = {
     "deepseek_v32": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "dots1": (16, 2, "sigmoid", False, 1.0, 1, 1, 2, set(), ("shared_experts", 9)),
     "ernie4_5_moe": (64, 6, "softmax", True, 1.0, 1, 1, 1, {0}, ("shared_experts", 3072)),
+    "cohere2_moe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "exaone_moe": (64, 8, "sigmoid", True, 2.5, 1, 1, 2, {0}, ("shared_experts", 1024)),
+    "flex_olmo": (7, 5, "softmax", False, 1.0, 1, 1, 1, set(), None),
+    "hy_v3": (192, 8, "sigmoid", True, 2.826, 1, 1, 2, {0}, ("shared_mlp", 1536)),
+    "sarvam_moe": (128, 6, "sigmoid", True, 2.5, 1, 1, 2, {0}, ("shared_experts", 1024)),
     "glm4_moe": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, {0}, ("shared_experts", 1408)),
     "glm4_moe_lite": (16, 2, "sigmoid", True, 1.8, 1, 1, 2, {0}, ("shared_experts", 9)),
     "glm_moe_dsa": (16, 2, "sigmoid", True, 2.5, 1, 1, 2, {0, 1, 2}, ("shared_experts", 9)),
     "kimi_k2": (16, 2, "sigmoid", True, 2.5, 8, 4, 2, {0, 1, 2}, ("shared_experts", 9)),
     "gpt_oss": (128, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoe": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
+    "granitemoeshared": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), None),
     "granitemoehybrid": (8, 2, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 1024)),
     "lfm2_moe": (32, 4, "sigmoid", True, 1.0, 1, 1, 1, set(), None),
     "hunyuan_v1_moe": (1, 1, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_mlp", 40)),
@@ -294,6 +320,20 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     mixture = getattr(mixture, "sublayer", mixture)  # of MiniMax, beside a norm
     found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
     assert found == MIXTURES[family]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
+def test_experts_are_in_every_so_many_layers_but_those_that_have_none(family):
+    """Layers are counted from one for the step, and from zero in the list of dense ones."""
+    config = least(family, num_hidden_layers=7, decoder_sparse_step=2, mlp_only_layers=[3])
+    recipe: Any = recipe_of(config)
+    layers = recipe.layers or 7 * [recipe]
+    dense = [
+        k
+        for k, layer in enumerate(layers)
+        if layer.network is parts.gated_mlp or k in layer.network.dense_layers
+    ]
+    assert dense == [0, 2, 3, 4, 6]
 
 
 def test_trinity_scales_embeddings_where_it_says_so_and_has_biases_of_attention():
@@ -421,6 +461,10 @@ REFUSED = [
     ("deepseek_v3", {"rope_interleave": None}, "rope_interleave = None, expected True"),
     ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 16 experts in 1 of 8"),
     ("deepseek_v3", {"n_group": 5}, "2 of 16 experts in 4 of 5 groups"),
+    (
+        "deepseek_v3", {"n_group": 16},
+        "16 groups of 1 of 16 experts, expected at least 2 in each, by whose scores",
+    ),
     ("deepseek_v3", {"attention_bias": True}, "attention_bias = True, expected False"),
     ("qwen3_moe", {"decoder_sparse_step": None}, "decoder_sparse_step = None, expected a whole"),
     ("llama4_text", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0, expected a"),
@@ -443,6 +487,9 @@ REFUSED = [
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
     ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts = -1, expected a whole"),
     ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers = list, expected 5 positive numb"),
+    ("qwen3_next", {"linear_num_value_heads": 4, "linear_num_key_heads": 3},
+     "4 heads of values and 3 of keys, expected as many values for each key"),
+    ("falcon_h1", {"mamba_d_head": 1}, "128 heads of 1, expected the width 1024 together"),
     ("falcon_h1", {"mlp_multipliers": [0, 1]}, "mlp_multipliers = 0, expected a positive number"),
     ("nemotron_h", {"hybrid_override_pattern": "M+"}, "hybrid_override_pattern = 'M.', expected"),
     ("nemotron_h", {"hybrid_override_pattern": "ME"}, "num_hidden_layers = 6, expected 2"),
@@ -497,6 +544,27 @@ REFUSED = [
     ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config = {'0': "),
     ("gemma4_text", {"enable_moe_block": True}, "num_experts = None, expected a positive whole"),
     ("youtu", {"attention_bias": True}, "attention_bias = True, expected False"),
+    ("cohere2_moe", {"expert_selection_fn": "max"}, "expert_selection_fn = 'max', expected soft"),
+    ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_str"),
+    ("cohere2_moe", {"mlp_layer_types": ["dense"]}, r"mlp_layer_types = \['dense'\], expected 6"),
+    ("cohere2_moe", {"mlp_bias": True}, "mlp_bias = True, expected False"),
+    ("exaone_moe", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern = 'LLLG', expected"),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern = 'LLLG', expected a"),
+    ("exaone_moe", {"num_experts": 8, "n_routed_experts": 16}, "num_experts = 8, expected 16"),
+    ("flex_olmo", {"mlp_bias": True}, "mlp_bias = True, expected False"),
+    ("gpt_bigcode", {"scale_attn_weights": False}, "scale_attn_weights = False, expected True"),
+    ("granite_swa", {"layer_rope_theta": [1.0]}, "layer_rope_theta = list, expected 6 numbers, o"),
+    ("granite_swa", {"layer_rope_theta": 6 * [-1]}, "layer_rope_theta = -1, expected a positive"),
+    ("hy_v3", {"mlp_bias": True}, "mlp_bias = True, expected False"),
+    ("minicpm3", {"rope_interleave": True}, "rope_interleave = True, expected False"),
+    ("minicpm3", {"scale_depth": 0}, "scale_depth = 0, expected a positive number"),
+    ("mpt", {"attn_config": {"alibi": False}}, "alibi = False, expected True"),
+    ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max = 16, expected 8"),
+    ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln = True, expected False"),
+    ("mpt", {"attn_config": {"gate": 1}}, "gate = 1, expected options of the family"),
+    ("mpt", {"attn_config": 8}, "attn_config = 8, expected an object of names and values"),
+    ("mpt", {"logit_scale": 0.1}, "logit_scale = 0.1, expected None"),
+    ("nanochat", {"mlp_bias": True}, "mlp_bias = True, expected False"),
 ]  # fmt: skip
 
 
@@ -529,7 +597,7 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         ValueError, match=f"'{family}' with {layers} layers, expected a known family, w"
     ):
         recipe_of(Configuration({"model_type": family}))
-    with pytest.raises(ValueError, match="model_type = 'bert', expected afmoe or"):
+    with pytest.raises(ValueError, match="model_type = 'bert', expected one of the"):
         recipe_of(Configuration({"model_type": "bert"}))
     for kind, more in TOLD.items():
         with pytest.raises(ValueError, match=f"'new' with {kind} layers, expected a known family"):
@@ -538,6 +606,8 @@ def test_networks_of_other_layers_are_refused_by_name(family, layers):
         ValueError, match="'step3p7' with layers that differ in their numbers of he"
     ):
         recipe_of(Configuration({"model_type": "multimodal", "text_config": STEP}))
+    with pytest.raises(ValueError, match="'longcat_flash' with experts whose output goes around"):
+        recipe_of(Configuration({"model_type": "longcat_flash", "zero_expert_num": 256}))
     with pytest.raises(ValueError, match="'nemotron-nas' with layers that differ in their sizes"):
         recipe_of(Configuration({"model_type": "nemotron-nas", "intermediate_size": None}))
 
@@ -604,6 +674,32 @@ def test_layers_of_linear_attention_are_those_that_files_list():
         assert last.masks[0].rotary_dim == more.get("rotary_dim", last.masks[0].rotary_dim)
 
 
+@pytest.mark.parametrize(
+    "family, more, full",
+    [
+        ("lfm2", {}, {0, 1, 2, 3, 4, 5}),
+        ("lfm2", {"full_attn_idxs": [2, 4]}, {2, 4}),
+        ("bamba", {}, set()),
+        ("bamba", {"attn_layer_indices": [1, 5]}, {1, 5}),
+        ("granitemoehybrid", {}, set()),
+        ("qwen3_next", {}, {3}),
+        ("qwen3_5_text", {"full_attention_interval": 3}, {2, 5}),
+        ("olmo_hybrid", {}, {3}),
+        ("nemotron_h", {}, {2}),
+    ],
+)
+def test_layers_of_attention_among_others_are_the_publishers(family, more, full):
+    recipe = recipe_of(least(family, **more))
+    found = {k for k, layer in enumerate(recipe.layers) if layer.attention is parts.read_attention}
+    assert found == full
+
+
+def test_the_first_layers_of_lfm2_are_dense_two_where_nothing_is_said():
+    for more, dense in (({}, [0, 1]), ({"num_dense_layers": 3}, [0, 1, 2])):
+        layers = recipe_of(least("lfm2_moe", **more)).layers
+        assert [k for k, one in enumerate(layers) if one.network is parts.gated_mlp] == dense
+
+
 def test_null_is_as_good_as_false():
     config = least("llama", add_cross_attention=None, pruned_heads=None, attention_bias=None)
     assert recipe_of(config).biases == (False, False, False, False)
@@ -649,6 +745,11 @@ SAID = {
         "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0,
         "position_embedding_type": "rope_gptj", "use_embedding_sharing": True,
         "use_gated_activation": True, "use_parallel_block": True,
+    },
+    "cohere2_moe": {"layer_switch": 4, "use_parallel_block": True},
+    "mpt": {"expansion_ratio": 4, "no_bias": True},
+    "sarvam_moe": {
+        "moe_router_enable_expert_bias": True, "score_function": "sigmoid", "use_bias": False,
     },
     "falcon": {"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
     "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
@@ -723,7 +824,13 @@ IDLE = {
     "nemotron_h": ("mtp_layers_block_type", "rescale_prenorm_residual", "rope_theta"),
     "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers"),
     "smollm3": ("max_window_layers",),
-    "starcoder2": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+    "starcoder2": (
+        "activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"
+    ),
+    "phimoe": ("expert_dropout", "router_dropout_prob", "expert_pdrop"),
+    "gpt_bigcode": ("inference_runner", "pad_key_length", "pre_allocate_kv_cache"),
+    "hy_v3": ("enable_moe_fp32_combine",), "exaone_moe": ("num_nextn_predict_layers",),
+    "mpt": ("emb_pdrop", "embedding_fraction", "init_config", "learned_pos_emb", "max_seq_len"),
     "youtu": ("embedding_initializer_range", "head_dim"),
 }  # fmt: skip
 

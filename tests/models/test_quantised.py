@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -183,6 +184,90 @@ def of_groups(pairs, scales, factor) -> np.ndarray:
     return found
 
 
+def word(numbers, bits):
+    """The first number in the lowest bits, and so on: a whole number with a sign."""
+    total = sum(int(number) << bits * place for place, number in enumerate(numbers))
+    return total - 2**32 if total >= 2**31 else total
+
+
+def words(numbers, bits):
+    """Of the numbers of every row."""
+    step = 32 // bits
+    return np.array(
+        [[word(row[j : j + step], bits) for j in range(0, len(row), step)] for row in numbers],
+        np.int32,
+    )
+
+
+def integers(bits, group, rows=16, columns=48, seed=0):
+    """Whole numbers, a zero and a scale for each group of a row, and what they stand for."""
+    generator, most = np.random.default_rng(seed), 2**bits
+    numbers = generator.integers(0, most, (rows, columns))
+    zeros = generator.integers(1, most, (rows, columns // group))
+    scales = generator.uniform(0.5, 2, zeros.shape).astype(np.float16)
+    return numbers, zeros, scales
+
+
+def of_integers(numbers, zeros, scales, group_of):
+    found = np.zeros(numbers.shape)
+    for i, j in np.ndindex(*numbers.shape):
+        group = group_of[j]
+        found[i, j] = float(scales[i, group]) * (int(numbers[i, j]) - int(zeros[i, group]))
+    return found
+
+
+IN_ORDER, MIXED_UP = np.arange(48) // 16, np.arange(48) % 3
+INTEGERS = {bits: integers(bits, 16) for bits in (4, 8)}
+ONE_GROUP = integers(8, 48)
+HALVED = np.full((16, 1), 128)  # zeros that are half of what eight bits may be
+AWQS = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs stand in a word, the lowest bits first
+
+
+def as_compressed(case, group_of, **weights):
+    (numbers, zeros, scales), bits = case, weights["num_bits"]
+    stated = packed(type="int", **weights) | {"format": "pack-quantized"}
+    arrays = {
+        "w.weight_packed": words(numbers, bits), "w.weight_scale": scales,
+        "w.weight_shape": np.array(numbers.shape),
+    }  # fmt: skip
+    if not weights["symmetric"]:
+        arrays["w.weight_zero_point"] = words(zeros.T, bits).T.copy()
+    return stated, arrays, of_integers(numbers, zeros, scales, group_of)
+
+
+def as_gptq(case, group_of, bits, less, **options):
+    numbers, zeros, scales = case
+    arrays = {
+        "w.qweight": words(numbers, bits).T.copy(), "w.scales": scales.T.copy(),
+        "w.qzeros": words(zeros.T - less, bits),
+    }  # fmt: skip
+    if options.get("desc_act"):
+        arrays["w.g_idx"] = group_of.astype(np.int32)
+    stated = {"quant_method": "gptq", "bits": bits, "sym": False} | options
+    return stated, arrays, of_integers(numbers, zeros, scales, group_of)
+
+
+def as_awq(case, group_of):
+    numbers, zeros, scales = case
+    rows = [8 * word + place for word in range(len(numbers) // 8) for place in AWQS]
+    arrays = {
+        "w.qweight": words(numbers[rows].T, 4), "w.scales": scales.T.copy(),
+        "w.qzeros": words(zeros[rows].T, 4),
+    }  # fmt: skip
+    stated = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
+    return stated | {"zero_point": True}, arrays, of_integers(numbers, zeros, scales, group_of)
+
+
+def as_mlx(case, group_of, bits, **options):
+    numbers, zeros, scales = case
+    biases = (scales * zeros).astype(np.float16)
+    arrays = {
+        "w.weight": words(numbers, bits).view(np.uint32), "w.scales": scales, "w.biases": biases,
+    }  # fmt: skip
+    found = scales.astype(float)[:, group_of] * numbers + biases.astype(float)[:, group_of]
+    return {"group_size": 16, "bits": 4} | options, arrays, found
+
+
 def as_bits(numbers):
     return numbers.view(ml_dtypes.float8_e4m3fn)
 
@@ -197,7 +282,7 @@ OF_INPUTS = dict.fromkeys(
 )  # fmt: skip
 FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
 # By case: what is stated, what files hold, and the numbers that it stands for.
-STORED = {
+STORED: dict[str, Any] = {
     "NVFP4": (
         NVFP4, FOUR_BITS | {"w.weight_scale_2": FACTOR} | OF_INPUTS,
         of_groups(PAIRS, OF_GROUPS, float(FACTOR)),
@@ -243,6 +328,25 @@ STORED = {
         },
         of_groups(PAIRS, OF_GROUPS, 0.25),
     ),
+    "packed whole numbers of groups": as_compressed(
+        INTEGERS[4], IN_ORDER, num_bits=4, strategy="group", group_size=16, symmetric=False,
+    ),
+    "packed whole numbers of rows": as_compressed(
+        (ONE_GROUP[0], HALVED, ONE_GROUP[2]), np.zeros(48, int), num_bits=8, strategy="channel",
+        symmetric=True,
+    ),
+    "GPTQ": as_gptq(INTEGERS[4], IN_ORDER, 4, 1, group_size=16),
+    "GPTQ, in another order": as_gptq(
+        INTEGERS[4], MIXED_UP, 4, 1, group_size=16, desc_act=True
+    ),
+    "GPTQ, its second format": as_gptq(
+        ONE_GROUP, np.zeros(48, int), 8, 0, group_size=-1, checkpoint_format="gptq_v2",
+    ),
+    "AWQ": as_awq(INTEGERS[4], IN_ORDER),
+    "MLX": as_mlx(INTEGERS[4], IN_ORDER, 4),
+    "MLX, a layer of more bits": as_mlx(
+        INTEGERS[8], IN_ORDER, 8, w={"bits": 8, "group_size": 16}, v=False
+    ),
 }  # fmt: skip
 
 
@@ -256,6 +360,36 @@ def test_numbers_are_what_a_publishers_scales_make_of_them(tmp_path, monkeypatch
     np.testing.assert_array_equal(found.read("w.weight", expected.shape, "float64"), expected)
     half = found.rows("w.weight", expected.shape)(slice(2, 5))
     np.testing.assert_array_equal(half, expected[2:5])
+
+
+def test_mlx_says_it_under_a_name_of_its_own(tmp_path):
+    stated, arrays, expected = STORED["MLX"]
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": stated}))
+    save_file(arrays, tmp_path / WHOLE)
+    found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
+    """Of MLX, where the embedding is quantised too."""
+    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    arrays: dict[str, np.ndarray] = {}
+    for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
+        array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
+        stored[name] = arrays[name] = array
+        if array.ndim == 2:
+            case = integers(4, 8, *array.shape, seed=seed)
+            _, own, arrays[name] = as_mlx(case, np.arange(array.shape[1]) // 8, 4)
+            at = name.removesuffix("weight")
+            stored |= {key.replace("w.", at, 1): value for key, value in own.items()}
+    (tmp_path / "apart").mkdir()
+    apart = publishers.write(tmp_path / "apart", config, arrays)
+    folder = write(tmp_path, stored, {"group_size": 8, "bits": 4}, config)
+    found, expected = (models.load(at, dtype="float64") for at in (folder, apart))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    fetched = models.open(folder, dtype="float64").flow.layers.source.fetch(np.array(1))
+    for leaf, like in zip(fetched, jax.tree.leaves(expected.flow.layers), strict=True):
+        np.testing.assert_array_equal(leaf, like[1])
 
 
 def test_modelopts_own_file_says_it_too(tmp_path):
@@ -285,13 +419,16 @@ def test_published_schemes_are_read_or_refused_by_name():
             with pytest.raises(ValueError, match=UNREAD[name]):
                 quantisation_of(stated)
         elif stated is not None:
-            schemes.add(quantisation_of(stated))
+            found = quantisation_of(stated)
+            assert found is not None
+            schemes.add((found.schemes, found.block))
     one, blocks = (None, None), (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
 
 
-def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path):
-    stated, arrays, expected = STORED["NVFP4"]
+@pytest.mark.parametrize("case", ["NVFP4", "GPTQ", "MLX"])
+def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(tmp_path, case):
+    stated, arrays, expected = STORED[case]
     inside = {name.replace("w.", "language_model.model.w."): a for name, a in arrays.items()}
     config = {"model_type": "mistral3", "text_config": {"quantization_config": stated}}
     found = text_part(open_checkpoint(write(tmp_path, inside, None, config)))
@@ -330,8 +467,22 @@ def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tm
 
 REFUSED = {
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method = 'bitsandb"),
-    "GPTQ": ({"quant_method": "gptq", "bits": 4}, "quant_method = 'gptq'"),
-    "AWQ": ({"quant_method": "awq", "bits": 4}, "quant_method = 'awq'"),
+    "GPTQ of three bits": (
+        {"quant_method": "gptq", "bits": 3, "group_size": 128}, "got bits = 3 in quantization_c",
+    ),
+    "groups of no size": (
+        {"quant_method": "gptq", "bits": 4, "group_size": True}, "got group_size = True, expected",
+    ),
+    "GPTQ of no groups": ({"quant_method": "gptq", "bits": 4}, "got group_size = None, expected"),
+    "GPTQ of layers that differ": (
+        STORED["GPTQ"][0] | {"dynamic": {"a": {"bits": 8}}}, "got dynamic = ",
+    ),
+    "AWQ of other words": (STORED["AWQ"][0] | {"version": "gemv"}, "got version = 'gemv' in quan"),
+    "AWQ without zeros": (STORED["AWQ"][0] | {"zero_point": False}, "got zero_point = False in q"),
+    "MLX of other numbers": (STORED["MLX"][0] | {"mode": "mxfp4"}, "got mode = 'mxfp4' in quanti"),
+    "MLX of layers in other groups": (
+        STORED["MLX"][0] | {"a": {"bits": 4, "group_size": 32}}, "got a = ",
+    ),
     "no scheme": ({"bits": 4}, "quant_method = None"),
     "no object": ("fp8", "quant_method = None"),
     "other bits": (FP8 | {"fmt": "e5m2"}, "got fmt = 'e5m2' in quantization_config"),
@@ -348,13 +499,20 @@ REFUSED = {
         "quant_algo = 'MXFP8' of groups of 16 in a.b, expected FP8 or NVFP4",
     ),
     "no layers": (BOTH | {"quantized_layers": None}, "no quantized_layers of MIXED_PRECISION"),
-    "whole numbers of four bits": (
-        packed(type="int", num_bits=4, strategy="group", group_size=32),
-        r"strategy and group \('int', 4, 'group', 32\)",
+    "whole numbers of one scale": (
+        packed(type="int", num_bits=4, strategy="tensor"),
+        r"whole numbers of bits, strategy and group \(4, 'tensor', None\)",
     ),
-    "packed whole numbers": (
-        packed(num_bits=8, strategy="tensor") | {"format": "pack-quantized"},
-        "got format = 'pack-quantized'",
+    "whole numbers of two kinds": (
+        packed() | {"config_groups": {
+            str(bits): {"weights": {"type": "int", "num_bits": bits, "strategy": "channel"}}
+            for bits in (4, 8)
+        }},
+        "whole numbers in 2 ways",
+    ),
+    "whole numbers that are not packed": (
+        packed(type="int", num_bits=8, strategy="channel") | {"format": "int-quantized"},
+        "got format = 'int-quantized'",
     ),
     "rotated weights": (
         packed(num_bits=8, strategy="tensor") | {"transform_config": {"r": 1}}, "transform_config",
@@ -440,6 +598,28 @@ BROKEN = {
     ),
     "four bits of a matrix": (
         MXFP4, {"w_blocks": BLOCKS, "w_scales": POWERS}, (5, 64), "got numbers of four bits",
+    ),
+    "a zero that readers take in two ways": (
+        STORED["GPTQ"][0], STORED["GPTQ"][1] | {"w.qzeros": np.full((3, 2), -1, np.int32)},
+        (16, 48), "w.qzeros: got a zero of 15 and one",
+    ),
+    "groups that there are not": (
+        STORED["GPTQ"][0], STORED["GPTQ"][1] | {"w.g_idx": IN_ORDER.astype(np.int32) + 1},
+        (16, 48), "w.g_idx: got groups that there are not, expected from 0 to 2",
+    ),
+    "rows that groups of whole numbers do not fill": (
+        STORED["AWQ"][0], STORED["AWQ"][1], (16, 40), "w.weight: got numbers in groups of 16, exp",
+    ),
+    "whole numbers of another shape": (
+        STORED["AWQ"][0], STORED["AWQ"][1], (48, 16), r"w.qweight: got shape \(48, 2\)",
+    ),
+    "words of six bits a number": (
+        STORED["MLX"][0], STORED["MLX"][1] | {"w.weight": np.zeros((16, 9), np.uint32)}, (16, 48),
+        "w.weight: got 9 words for 48 numbers",
+    ),
+    "no zeros": (
+        STORED["GPTQ"][0], {n: a for n, a in STORED["GPTQ"][1].items() if n != "w.qzeros"},
+        (16, 48), "got no w.qzeros",
     ),
     "powers that are whole numbers": (
         MXFP4, {"w_blocks": BLOCKS, "w_scales": POWERS.astype(np.float32)}, (3, 64, 5),

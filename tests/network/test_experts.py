@@ -76,3 +76,6 @@ def test_what_no_router_can_choose_is_refused():
         made(Routing(1, groups=3))
     with pytest.raises(ValueError, match="routing.groups: got 3 of 2 groups"):
         made(Routing(1, groups=2, kept=3))
+    with pytest.raises(ValueError, match="routing.best: got groups of 1, expected groups of at le"):
+        made(Routing(1, groups=4, kept=2, best=2))
+    made(Routing(1, groups=4, kept=4, best=2))  # where all are open none is judged

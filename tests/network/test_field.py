@@ -56,7 +56,7 @@ def test_the_norm_bound_is_never_violated_and_nearly_attained():
         return lengths, norm.bound(), jnp.linalg.norm(plain(tokens[0])), plain.bound()
 
     lengths, bound, attained, plain_bound = map(np.asarray, lengths_and_bounds(norm, tokens))
-    assert lengths.max() <= bound
+    assert lengths.max() <= bound * (1 + 1e-12)
     np.testing.assert_allclose(attained, plain_bound, rtol=1e-10)
 
 

@@ -228,6 +228,19 @@ def test_rows_that_follow_go_on_from_the_memory_of_those_that_count(name):
     np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["delta", "mamba", "lightning", "kimi"])
+def test_devices_share_arrays_along_their_heads_or_groups(name):
+    """The first axis of each of a layer's arrays, and all of those that have one."""
+    field = RECURRENT[name]()
+    axes = type(field).sharded_axes
+    for part, axis in axes.items():
+        array = getattr(field, part, None)
+        assert array is None or array.ndim == -axis, part
+    whole = {"norm", "head_norm", "output_bias", "rate_down", "gate_down"}
+    arrays = {part for part, value in vars(field).items() if eqx.is_array(value)}
+    assert arrays <= {*axes} | whole
+
+
 def test_what_is_no_row_of_tokens_is_refused():
     field, x = gated_delta(), random_states(4, 5, WIDTH)
     with pytest.raises(ValueError, match="got CellGrid, expected token_grid"):

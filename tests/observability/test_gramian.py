@@ -104,6 +104,25 @@ def test_condition_numbers_are_quotients_of_eigenvalues():
     assert jitted(singular).tolist() == [jnp.inf]
 
 
+def test_condition_numbers_do_not_see_a_factor_at_each_position():
+    # `eq:simulation-condition-number-invariance`.
+    gramians = random_gramians()
+    factors = jnp.exp(random_states(5, len(gramians)))
+    scaled = jax.jit(condition_numbers)(factors[:, None, None] * gramians)
+    np.testing.assert_allclose(scaled, jax.jit(condition_numbers)(gramians), rtol=1e-9)
+
+    def mean(gramians):
+        return jnp.log(condition_numbers(gramians)).mean()
+
+    change = np.asarray(random_states(6, *gramians.shape))
+    change = jax.device_put(change + change.transpose(0, 2, 1))
+    slope = jnp.vdot(jax.jit(jax.grad(mean))(gramians), change)
+    moved = difference_by_calls(jax.jit(mean), gramians, change)
+    np.testing.assert_allclose(slope, moved, rtol=1e-6)
+    several = jax.jit(jax.vmap(condition_numbers))(jnp.stack([gramians, 2 * gramians]))
+    np.testing.assert_allclose(several[1], several[0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("probes", [1, 3])
 def test_exact_probe_moments_against_a_simulation(probes):
     # `eq:algorithm3-penalty-estimator-bias`.
@@ -322,6 +341,7 @@ def test_sampled_positions_stand_for_all_in_expectation():
     np.testing.assert_allclose(np.mean(sums), lim.integral(traces, grid), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gramians_of_normalised_networks_are_blind_to_a_shift():
     """A shift of a token reaches no other: J_{k,i} **1** = E_i **1**, and i alone may see it."""
     # `eq:finite-token-observability-gramian`.

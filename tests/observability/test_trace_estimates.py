@@ -17,6 +17,7 @@ from lim_jax.observability.gramian import (
     observability_gramians,
 )
 from lim_jax.observability.trace_estimates import (
+    accumulated_numbers,
     gaussian_probe_moments,
     layer_injected_traces,
     penalty_bias,
@@ -124,7 +125,7 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
     """Counted in the programs themselves, of layers that multiply every token by one matrix.
 
     S = L = 6, d = r = 4, M = 12 and K = 2: S d M = 288 and K r M = 96 products, R = 5 probes
-    S R M = 360, injected noise R M = 60.
+    S R M = 360, injected noise R M = 60; and S R K d = 240 numbers are squared and added up.
     """
     # `subsec:algorithm-complexity`.
     matrix, x, step = np.eye(4), random_states(2, 6, 4), 0.5
@@ -135,6 +136,10 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
 
     found = trace_products(observed, x, 5, depth=12)
     assert found == {"forward": 288, "reverse": 96, "probes": 360, "injected": 60}
+    numbers = accumulated_numbers(observed, x, 5)
+    assert numbers == {"forward": 192, "probes": 240, "reverse": 192, "injected": 120}
+    some = accumulated_numbers(observed, x, 5, jnp.array([1]))
+    assert some == {"forward": 32, "probes": 40, "reverse": 192, "injected": 120}
     layer = 2 * 6 * 4 * 4  # operations of one product with a layer
 
     def products(job):
@@ -142,8 +147,8 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
         return operations(jax.make_jaxpr(job)(x)) / layer - 12
 
     noise, probes = jnp.ones((5, 2, 4)), jnp.ones((5, 4))
-    # The Gramians' own sums are products, too: of S d (or L d) rows of d numbers, K r of them.
-    gramians = 6 * 4 * 8 * 4 * 2 / layer
+    # The Gramians' own sums are products, too: each number with each of the d of its row.
+    gramians = numbers["forward"] * 4 * 2 / layer
     exact = {
         "forward": lambda x: observability_gramians(observed, x, step, "forward"),
         "reverse": lambda x: observability_gramians(observed, x, step, "reverse"),
@@ -154,3 +159,26 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
     assert made == found["injected"]
     made = products(lambda x: probed_observability(observed, x, step, probes))
     assert 0 <= made - found["probes"] < 1  # the sum over layers
+    assert (
+        squares(lambda x: probed_observability(observed, x, step, probes), x) == numbers["probes"]
+    )
+    probed = squares(lambda x: probed_observability(observed, x, step, probes, jnp.array([1])), x)
+    assert probed == some["probes"]
+    made = squares(lambda x: layer_injected_traces(observed, x, step, noise), x)
+    assert made == numbers["injected"]
+
+
+def squares(job, x):
+    """How many numbers a program squares."""
+
+    def counted(jaxpr):
+        own = [e for e in jaxpr.eqns if e.primitive.name in ("square", "integer_pow")]
+        inside = [
+            counted(getattr(value, "jaxpr", value))
+            for equation in jaxpr.eqns
+            for value in equation.params.values()
+            if hasattr(getattr(value, "jaxpr", value), "eqns")
+        ]
+        return sum(equation.outvars[0].aval.size for equation in own) + sum(inside)
+
+    return counted(jax.make_jaxpr(job)(x).jaxpr)

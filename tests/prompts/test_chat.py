@@ -1,7 +1,10 @@
 """Chats by templates as publishers write them: the very text, and where everything said stands."""
 
 import json
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from reference.chats import (
     ASIDE,
@@ -20,9 +23,14 @@ from reference.chats import (
     USER,
     WEATHER,
 )
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
 
+from lim_jax.models import LanguageModel, byte_model
 from lim_jax.models.text import ChatTemplate
-from lim_jax.prompts import Document, chat_prompt, context_of
+from lim_jax.prompts import Document, answering, chat_prompt, context_of, self_answered, unanswered
+from lim_jax.prompts.chat import turn_ends
+from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.templates import rendered
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
@@ -50,9 +58,6 @@ def test_texts_are_those_of_the_formats_and_every_message_is_found(name):
 @pytest.mark.slow
 def test_texts_are_those_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     words = Tokenizer(WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
     peer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **MARKS)
     of_documents = [{"title": "One", "text": DOCUMENTS[0].text}, {"text": DOCUMENTS[1].text}]
@@ -220,3 +225,58 @@ def test_numbers_of_json_are_without_escapes_of_html():
     source = "{{ messages | tojson }}{{ strftime_now('%%') }}{{ nothing_such }}"
     (found,) = rendered(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
     assert found == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}
+
+
+def words_of_control(*words):
+    """A tokenizer of letters that has these words besides."""
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in words])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "source, end",
+    [
+        (CHATML, "<|im_end|>"), (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"),
+        (GRANITE, "<|end|>"), (COMMAND, "<user>"), (TEXTS["Mistral"][0], "</s>"),
+        ("{% for m in messages %}{{ m.content }} </s><s>{% endfor %}", "</s>"),
+    ],
+)  # fmt: skip
+def test_the_token_that_ends_a_turn_is_that_behind_what_the_assistant_says(source, end):
+    """The longest that stands there; that of another turn, or of the text's end, is none."""
+    tokenizer = words_of_control("<|endoftext|>", "<s>", end[:-1], end, "<|im_start|>")
+    template = ChatTemplate(source, MARKS)
+    assert turn_ends(template, tokenizer) == (tokenizer.token_to_id(end),)
+    assert turn_ends(template, words_of_control("<|endoftext|>", "<|im_start|>")) == ()
+    assert turn_ends(template, None) == ()
+
+
+def test_a_template_that_ends_no_turn_or_knows_no_assistant_names_no_end():
+    tokenizer = words_of_control("<|im_end|>")
+    for source in (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}<|im_end|>",
+        "{{ raise_exception('No assistant.') }}",
+        "<|im_end|>{{ messages[0].content }}",
+    ):
+        assert turn_ends(ChatTemplate(source, {}), tokenizer) == ()
+
+
+def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
+    """Which ``generation_config.json`` may not name; elsewhere it ends as this says."""
+    asked, tokenizer = [], words_of_control("<|endoftext|>", "<|im_end|>")
+
+    def answer(network, ids, tokens, end):
+        asked.append(end)
+        return np.array([0, 0, tokenizer.token_to_id("<|im_end|>")])
+
+    monkeypatch.setattr(answering, "answer", answer)
+    network = byte_model(64, width=4, depth=1, key=jax.random.key(0))
+    ends: Any = map(tokenizer.token_to_id, ("<|endoftext|>", "<|im_end|>"))
+    (endoftext, im_end), template = ends, ChatTemplate(CHATML, {})
+    model = LanguageModel(network, tokenizer, template, (endoftext,))
+    chat = chat_prompt([USER], template)
+    prompts = [unanswered(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]
+    in_chat, plain = self_answered(prompts, model)
+    assert asked == [(endoftext, im_end), (endoftext,)]
+    assert (in_chat.cut, plain.cut) == (False, True)
+    assert im_end not in in_chat.window[-2:] and plain.window[-1] == im_end

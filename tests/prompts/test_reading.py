@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import docx
+import jax
 import numpy as np
 import pytest
 from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
@@ -16,9 +17,10 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
-from lim_jax.models import LanguageModel
-from lim_jax.models.text import read_tokenizer
-from lim_jax.prompts import Document, context_of, unanswered
+from lim_jax.attribution.asking import question_line
+from lim_jax.models import LanguageModel, byte_model
+from lim_jax.models.text import ChatTemplate, read_tokenizer
+from lim_jax.prompts import Document, context_of, reading, unanswered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.reading import read_documents, read_prompts
@@ -166,7 +168,10 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
         ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
         ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
-        ('{"text": "abcdef"}', "line 2: got 6 tokens, expected from 2 to 5.*Raise --max-length"),
+        (
+            '{"text": "abcdef"}',
+            "line 2: got 6 tokens, expected from 2 to 5.*Raise `max_len",
+        ),
         ('{"text": "a"}', "line 2: got 1 tokens"),
         ('{"text": "abc", "id": null}', "line 2: got id = null, expected a text or a whole num"),
         ('{"text": "abc", "id": true}', "line 2: got id = true, .*leave the entry out"),
@@ -267,7 +272,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
-    with pytest.raises(ValueError, match="line 1: got 12 tokens, expected from 2 to 11"):
+    with pytest.raises(ValueError, match="line 1: got 12 tokens, .*expected from 2 to 11"):
         read_contexts(data, model, "answer", 10)
 
 
@@ -452,3 +457,77 @@ def test_a_models_own_answer_beside_a_foil():
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"
+
+
+def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, letters):
+    """By its file's size before it is read, else by its letters before it is laid out."""
+    monkeypatch.setattr(reading, "MOST_LETTERS", 10)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "short.txt").write_text("abc")
+    (folder / "long.txt").write_text("a" * 11)
+    refused = r"long.txt of 11 bytes, expected a text of at most 10 letters\. Cut out"
+    for path in (folder, folder / "long.txt"):
+        with pytest.raises(ValueError, match=f"documents: got {path.parent.parent}.*{refused}"):
+            read_documents(path)
+    (folder / "long.txt").write_text("é" * 10)
+    assert len(read_documents(folder)) == 2
+    (folder / "long.txt").write_bytes(b"\xff" * 41)  # no text, which it would say once it is read
+    with pytest.raises(ValueError, match="long.txt of 41 bytes"):
+        read_documents(folder)
+    records = {
+        "11 letters, 6 of them in “b”": {
+            "documents": [{"title": "a", "text": "abcde"}, {"title": "b", "text": "abcdef"}],
+            "question": "abc",
+        },
+        "14 letters, 14 of them in “user 1”": {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 14}]}]
+        },
+        "12 letters, 12 of them in “the text”": {"text": "a" * 12},
+    }
+    template = ChatTemplate("{{ no_template_is_run() }}", {})
+    for message, record in records.items():
+        with pytest.raises(ValueError, match=f"line 1: got {message}, expected at most 10. Cut"):
+            chatting = letters._replace(chat_template=template)
+            read_prompts(lines(tmp_path, record), chatting, "next-token", 100)
+
+
+def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
+    documents = [{"title": "x", "text": "abcde"}, {"title": "y", "text": "abcdefgh"}]
+    cases: Any = (("answer", {}), ("answer", {"answer": "a"}), ("next-token", {}))
+    for asked, answer in cases:
+        record = {"documents": documents, "question": "abc", **answer}
+        with pytest.raises(ValueError, match=(
+            r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
+            r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
+        )):  # fmt: skip
+            read_prompts(lines(tmp_path, record), letters, asked, 5)
+    record = {"documents": documents[:1], "question": "abc"}
+    with pytest.raises(ValueError, match="tokens, of which the document has 7, expected"):
+        read_prompts(lines(tmp_path, record), letters, "answer", 5)
+
+
+def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, letters):
+    """As `ask` does; behind a prompt it may be meant."""
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    asked = {"documents": [{"text": "abc"}], "question": "de"}
+    chat = {"messages": [{"role": "user", "content": "abc"}]}
+    ends = {"answer": " fg \n", "foil": "h\t"}
+    data = lines(tmp_path, {**asked, **ends}, {**chat, **ends})
+    first, second = reading.read_lines(data, template)
+    assert (first.answer, first.foil) == (" fg", " h")
+    assert (second.answer, second.foil) == ("fg", "h")
+    prompts = {"prompt": "abc", "answer": "d "}, {"prompt": "abc", "answer": "d", "foil": "e\n"}
+    data = lines(tmp_path, {"prompt": "abc", "answer": " d"}, *prompts)
+    said = r"data.jsonl, line 3: the answer or foil ends in white space, .* as in 1 more\. Take it"
+    with pytest.warns(UserWarning, match=said):
+        _, found, other = reading.read_lines(data)
+    assert found.answer == "d " and other.foil == "e\n", "they are read as they are given"
+
+
+def test_an_answer_to_a_question_is_stripped_however_it_is_asked():
+    model = LanguageModel(byte_model(64, width=4, depth=1, key=jax.random.key(0)))
+    chatting = model._replace(chat_template=ChatTemplate("", {}))
+    for asked, before in ((model, " "), (chatting, "")):
+        line = question_line(asked, "Who?", ["a"], answer="\nx \n", foil=" y ")
+        assert (line.answer, line.foil) == (f"{before}x", f"{before}y")

@@ -10,16 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from reference.quickly import QUICK, given_flags
+
 ROOT = Path(__file__).parents[2]
-QUICK = "xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", "")
+IS_QUICK = QUICK in os.environ.get("XLA_FLAGS", "")
 DEFAULTS = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
     "xla_cpu_use_fusion_emitters": True,
     "xla_cpu_parallel_codegen_split_count": 32,
     "xla_disable_hlo_passes": "",
-} if QUICK else {}  # fmt: skip
-PASSES = {"xla_disable_hlo_passes": ""} if QUICK else {}
+} if IS_QUICK else {}  # fmt: skip
+PASSES = {"xla_disable_hlo_passes": ""} if IS_QUICK else {}
 
 
 def temporary_bytes(traced):
@@ -32,13 +34,18 @@ def temporary_bytes(traced):
 def run_python(*arguments, folder, flags=""):
     """Run Python in a folder, with the package and all defaults, float32 too; warnings fail.
 
-    But for the cache of compiled programs: nothing is kept in the user's folder; and XLA's flags.
+    But for the cache of compiled programs: nothing is kept in the user's folder; and XLA's flags,
+    which stand behind those that this run of the tests was given.
     """
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
         cwd=folder,
         env=os.environ
-        | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "0"}
+        | {
+            "XLA_FLAGS": f"{given_flags()} {flags}".strip(),
+            "PYTHONPATH": str(ROOT),
+            "JAX_ENABLE_X64": "0",
+        }
         | {"JAX_ENABLE_COMPILATION_CACHE": "0"},
         capture_output=True,
         text=True,

@@ -163,7 +163,7 @@ RESULT = {
 ELEMENTWISE = {
     "abs": np.abs, "add": np.add, "add_any": np.add, "and": np.bitwise_and,
     "clamp": lambda low, x, high: np.clip(x, low, high), "copy": np.copy,
-    "div": lambda x, y: x / y if x.dtype.kind == "f" else np.fix(x / y).astype(x.dtype),
+    "div": lambda x, y: x / y if x.dtype.kind == "f" else np.trunc(x / y).astype(x.dtype),
     "eq": np.equal, "floor": np.floor, "ge": np.greater_equal, "gt": np.greater,
     "is_finite": np.isfinite, "le": np.less_equal, "lt": np.less, "max": np.maximum,
     "min": np.minimum, "mul": np.multiply, "linear": lambda matrix, tokens: tokens @ matrix.T,

@@ -394,6 +394,7 @@ FIRST = {
         observability.observability_gramians,
         {"observations": Thing(observations), "x": Free(STATES), "step": Real(0.5)},
     ),
+    "condition_numbers": (observability.condition_numbers, {"gramians": Free(GRAMIANS)}),
     "gramian_traces": (observability.gramian_traces, {"gramians": Free(GRAMIANS)}),
     "probed_traces": (
         observability.probed_traces,
@@ -418,6 +419,21 @@ FIRST = {
     "balanced_density": (
         training.balanced_density,
         {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
+    ),
+    "crossed_density": (
+        training.crossed_density,
+        {"energies": Free(ENERGIES), "weights": Sizes(PROFILE), "epsilon": Epsilon(1e-8)},
+    ),
+    "ratio_bias": (
+        training.ratio_bias,
+        {"energies": Rows(positive(8, 2, LENGTH)), "grid": ON, "epsilon": Epsilon(1e-8)},
+    ),
+    "raised_multiplier": (
+        training.raised_multiplier,
+        {
+            "multiplier": Epsilon(1.0), "value": Real(0.5), "limit": Real(0.25),
+            "stiffness": Above(4.0),
+        },
     ),
     "influence_penalty": (
         lambda loss, x, grid, target, epsilon: training.influence_penalty(

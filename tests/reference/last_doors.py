@@ -221,6 +221,10 @@ LAST = {
         BATCH | {"direction": Shaped(PROFILE)},
     ),
     "balanced_objective": adjoint_objective("balanced_objective", strength=Unpoisoned(1.0)),
+    "constrained_objective": adjoint_objective(
+        "constrained_objective", limit=Unpoisoned(0.1), multiplier=Unpoisoned(0.0),
+        stiffness=Unpoisoned(10.0),
+    ),
     "averaged risk_and_penalty": adjoint_objective(
         "risk_and_penalty", memory=Share(0.5),
         previous=but(Unread(PROFILE), "none", "int", "float"),

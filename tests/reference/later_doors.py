@@ -89,7 +89,10 @@ SLICES = Slices(
     "float64",
 )
 CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, PROFILE, numbers())
-REGIONAL = adjoint.RegionalChannels(numbers(2, 3, 3, 3))
+CHANNELS = np.asarray(numbers(2, 3, 3, 4))
+REGIONAL = adjoint.RegionalChannels(
+    jax.device_put(np.einsum("nbad,nbcd->nbac", CHANNELS, CHANNELS))
+)
 BOUNDS = adjoint.ChannelBounds(numbers(3, 3), numbers(), numbers(), numbers(3, 3))
 EXPLAINED = made.explanation()
 INFLUENCE = made.influence()
@@ -183,6 +186,10 @@ LATER = {
             "depth": Known(3),
         },
     ),
+    "accumulated_numbers": (
+        observability.accumulated_numbers,
+        TRACES | {"x": Shaped(STATES), "draws": Known(2), "positions": optional(Whole(WHOLE))},
+    ),
     "probed_observability": (
         lambda observations, x, positions: observability.probed_observability(
             observations, x, 0.5, numbers(1, WIDTH), positions
@@ -229,6 +236,19 @@ LATER = {
         ),
         {
             "step": Thing(lambda state, index: (state, state)), "steps": Known(1),
+            "every": Known(1), "checkpoint": optional(Text(None)),
+        },
+    ),
+    "reweighting_run": (
+        lambda stage, measure, grid, updates, target, rate, weights, every, checkpoint:
+        training.reweighting_run(
+            stage, measure, PROFILE, grid, updates, target=target, rate=rate, smallest=0.1,
+            largest=8.0, weights=weights, every=every, checkpoint=checkpoint,
+        ),
+        {
+            "stage": Thing(lambda state, weights, index: (state, weights)),
+            "measure": Thing(lambda state, index: state), "grid": ON, "updates": Known(1),
+            "target": Real(1.0), "rate": Real(0.5), "weights": optional(Rows(PROFILE)),
             "every": Known(1), "checkpoint": optional(Text(None)),
         },
     ),

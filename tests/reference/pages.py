@@ -128,7 +128,10 @@ VOID = {"meta", "link", "img", "br", "input", "hr"}
 
 
 class Read(HTMLParser):
-    """A page's elements in order, each with its attributes and its own text; tags must match."""
+    """A page's elements in order, each with its attributes and its own text; tags must match.
+
+    What stands in <bdi>, which says no more than its direction, is the text of what is around it.
+    """
 
     def __init__(self, text):
         super().__init__()
@@ -149,8 +152,10 @@ class Read(HTMLParser):
         assert self.open.pop()["tag"] == tag
 
     def handle_data(self, data):
-        if self.open:
-            self.open[-1]["text"] += data
+        for outer in reversed(self.open):
+            outer["text"] += data
+            if outer["tag"] != "bdi":
+                break
         for outer in self.open:
             outer["inner"] += data
 

@@ -24,9 +24,10 @@ def made_context():
     spans.append((len(text), len(text) + len(QUESTION), "question"))
     context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
     # Whole tokens that are no markup either: one of no document, one of the third.
-    tokens = list(context.tokens)
-    tokens[0] = tokens[int(context.spans[2].places[0])] = SCRIPT
-    return context._replace(tokens=tuple(tokens))
+    tokens, spans = list(context.tokens), list(context.spans)
+    tokens[0] = tokens[int(spans[2].places[0])] = SCRIPT
+    spans[2] = spans[2]._replace(texts=(SCRIPT,))
+    return context._replace(tokens=tuple(tokens), spans=tuple(spans))
 
 
 CONTEXT = made_context()
@@ -34,7 +35,7 @@ CONTEXT = made_context()
 
 def made_scores(parts, seed=0):
     *answer, last = answer_segments(CONTEXT, None, parts)
-    answer.append(last._replace(text=SCRIPT))
+    answer.append(last._replace(texts=(SCRIPT,)))
     rng = np.random.default_rng(seed)
     drawn = (
         rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]

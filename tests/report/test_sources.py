@@ -18,7 +18,7 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     by_token = scores.by_token
     assert by_token is not None
     data = page.json("data")
-    names = [one["text"].strip() for one in page.all("h3")]
+    names = [one["inner"].strip() for one in page.all("h3")]
     gave = {
         f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].places].sum() for number in range(6)
     }

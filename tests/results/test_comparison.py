@@ -91,8 +91,10 @@ def test_nothing_changes_between_equal_influences():
     pair, _ = drawn(np.random.default_rng(2), 200)
     one, _ = influences(pair)
     found = compare(one, one)
-    np.testing.assert_array_equal(differences(found), 0)
-    np.testing.assert_array_equal(errors(found), 0)
+    # One program computes both and may round each in its own way, sums of 200 examples among them.
+    rounding = 400 * np.finfo(float).eps * np.abs(results(pair[0].mean(axis=0))).max()
+    np.testing.assert_allclose(differences(found), 0, atol=rounding)
+    np.testing.assert_allclose(errors(found), 0, atol=rounding)
     nothing = Influence.from_energies(
         jax.device_put(np.zeros((200, 9))), REGIONS, keep_examples=True
     )

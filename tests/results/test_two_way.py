@@ -181,6 +181,15 @@ def test_two_documents_have_no_middle():
     assert len(two_way_in_words(found, ["a", "b"]).splitlines()) == 2
 
 
+def test_two_documents_in_two_orders_of_one_context_have_no_errors():
+    """Nothing is left over to tell them by; nor is there a warning of numbers that are none."""
+    found = two_way_shares(np.array([[[0.5, 0.2], [0.3, 0.4]]]), np.array([[[0, 1], [1, 0]]]))
+    np.testing.assert_allclose(found.by_place.value, [0.4, 0.3])
+    np.testing.assert_allclose(found.by_document.value, [0.45, 0.25])
+    for part in (found.by_place, found.by_document, found.table):
+        assert np.isinf(np.asarray(part.error)).all()
+
+
 SHARES = np.ones((1, 2, 3))
 SQUARE = np.array([[[0, 1, 2], [1, 2, 0]]])
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference.publishers import LETTERS
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Split, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.tasks import encode, encode_text
@@ -78,6 +78,21 @@ def test_of_a_character_of_several_tokens_the_last_has_it():
     expected = ("n", "", "é", " ", "", "", "世", "a")
     assert found.tokens == ("<s>", *expected, "<s>")
     assert encode_text(text).tokens == expected
+
+
+def test_a_token_of_a_stop_and_the_blank_line_after_it_is_of_what_it_ends():
+    """As Llama 3 and Qwen have them; white space alone belongs where it ends."""
+    words = ["One", "Two", " is", ".\n\n", "\n\n", "."]
+    made: Any = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="."))
+    made.pre_tokenizer = Split(Regex(r"[^\s\w]+\n*|\n+| ?\w+"), "isolated")
+    text = "One is.\n\nTwo\n\nTwo."
+    found = encode_text(text, made)
+    assert found.tokens == ("One", " is", ".\n\n", "Two", "\n\n", "Two", ".")
+    assert found.last.tolist() == [2, 5, 6, 11, 13, 16, 17]
+    inside = [found.within(*part).nonzero()[0].tolist() for part in ((0, 7), (9, 12), (14, 18))]
+    assert inside == [[0, 1, 2], [3], [5, 6]]
+    records = encode(Prompt(text, " is", ((0, 7), (9, 12), (14, 18)), (0,)), made).records
+    assert records.tolist() == [0, 0, 0, 1, -1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,23 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
         lim.training.shift_bound(0.1, 1.0, -0.5)
 
 
+def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
+    """Where it is as steep as the penalty is strong, as it is at the penalised minimiser."""
+    # `eq:influence-regularization-bias-expansion`.
+    shift = lim.training.parameter_shift
+    penalty = lambda p: jnp.sum((p - 1) ** 2)  # noqa: E731
+    bowl, start = lambda p: 2 * jnp.sum(p**2), jnp.zeros(2)  # noqa: E731
+    np.testing.assert_allclose(shift(bowl, penalty, start, 0.1), [0.05, 0.05])
+    balanced = start + 0.1 * 2 / (4 + 0.1 * 2)
+    for point in (balanced, start + 0.3):
+        with pytest.raises(RuntimeError, match="params: expected those at which the risk is least"):
+            shift(bowl, penalty, point, 0.1)
+    # A penalty that is least there shifts nothing, whatever is left of the risk's slope.
+    assert not np.any(shift(bowl, lambda p: jnp.sum((p - balanced) ** 2), balanced, 0.1))
+    with pytest.raises(RuntimeError, match="risk: expected a positive definite Hessian at params"):
+        shift(lambda p: -bowl(p), penalty, start, 0.1)
+
+
 def test_a_shift_is_as_exact_as_is_asked_for():
     """What is left of H s + beta g, relative to beta g."""
     curvatures, strength = np.geomspace(1, 1000, 20), 0.1

@@ -140,7 +140,7 @@ def objectives_value_and_gradient(params, _):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in ("diffrax", "split") else n for n in MODELS],
+    [n if n in ("bare", "euler") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS],
 )
 def test_the_gradient_is_that_of_the_gradient(name):
     # `eq:discrete-target-influence-penalty`.
@@ -167,6 +167,7 @@ def test_the_gradient_is_that_of_the_gradient(name):
     np.testing.assert_allclose(along, moved, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_second_derivatives_pass_through_the_rule():
     params = random_states(5, WIDTH, WIDTH)
     first, second = random_states(6, WIDTH, WIDTH), random_states(7, WIDTH, WIDTH)

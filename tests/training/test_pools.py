@@ -24,7 +24,7 @@ from lim_jax.training.balancing import (
     influence_penalty,
     risk_and_penalty,
 )
-from lim_jax.training.estimators import balanced_density
+from lim_jax.training.estimators import balanced_density, crossed_density
 
 LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
 GRID = lim.graded_grid(LENGTH)
@@ -68,17 +68,29 @@ def ratio(energy, shares):
     return energy / jnp.sum(shares * energy)
 
 
-def plain_balanced(energies, shares):
-    return ratio(sum(energies) / len(energies), shares)
+def mean(energies, shares):
+    return sum(energies) / len(energies)
 
 
-def plain_example(energies, shares):
+def means_of_halves(energies, shares):
+    """Of five examples: two, and the three others."""
+    return jnp.stack([sum(half) / len(half) for half in (energies[:2], energies[2:])])
+
+
+def mean_of_ratios(energies, shares):
     return sum(ratio(energy, shares) for energy in energies) / len(energies)
 
 
+def crossed(halves, shares):
+    first, second = halves
+    return (first / jnp.sum(shares * second) + second / jnp.sum(shares * first)) / 2
+
+
+# Each estimator, and by hand its statistic of a batch and the density that this stands for.
 ESTIMATORS = {
-    "balanced": (balanced_density, plain_balanced),
-    "example": (example_density, plain_example),
+    "balanced": (balanced_density, mean, ratio),
+    "crossed": (crossed_density, means_of_halves, crossed),
+    "example": (example_density, mean_of_ratios, lambda profile, shares: profile),
 }
 LOSSES = {"cross-entropy": cross_entropy, "margin": margin}
 
@@ -102,7 +114,10 @@ def dot(left, right):
 )
 def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator, loss):
     """Value; gradient against the gradient's gradient, differences, and forward mode."""
-    (estimate, plain), loss = ESTIMATORS[estimator], LOSSES[loss]
+    (estimate, statistic, density), loss = ESTIMATORS[estimator], LOSSES[loss]
+
+    def plain(energies, shares):
+        return density(statistic(energies, shares), shares)
 
     def ours(params):
         penalty = Penalty(TARGET, epsilon=0.0, estimate=estimate, pools=POOLS)
@@ -177,20 +192,17 @@ def test_each_example_counts_alike_in_its_own_density_and_not_in_the_ratio():
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimators_statistic_is_averaged_over_steps(estimator):
     """Values, statistic and gradients against the definition with the average put in by hand."""
-    estimate, _ = ESTIMATORS[estimator]
-    shares, previous = MEASURE, jax.device_put(np.exp(np.asarray(random_states(9, 3))))
-
-    def statistic(params):
-        energies = energies_of(margin, params) @ (POOLS / SIZES[:, None]).T
-        if estimator == "example":
-            return sum(ratio(energy, shares) for energy in energies) / BATCH
-        return energies.mean(axis=0)
+    estimate, statistic, density = ESTIMATORS[estimator]
+    shape = (2, 3) if estimator == "crossed" else (3,)
+    previous = jax.device_put(np.exp(np.asarray(random_states(9, *shape))))
 
     def plain(params):
-        averaged = 0.75 * previous + 0.25 * statistic(params)
-        density = averaged if estimator == "example" else ratio(averaged, shares)
+        energies = energies_of(margin, params) @ (POOLS / SIZES[:, None]).T
+        averaged = 0.75 * previous + 0.25 * statistic(energies, MEASURE)
         losses = jax.vmap(margin, in_axes=(None, 0, 0))(params, *BATCH_OF_BOTH)
-        return losses.mean() + jnp.sum(shares * (density - TARGET) ** 2), averaged
+        return losses.mean() + jnp.sum(
+            MEASURE * (density(averaged, MEASURE) - TARGET) ** 2
+        ), averaged
 
     penalty = Penalty(TARGET, epsilon=0.0, estimate=estimate, pools=POOLS)
 

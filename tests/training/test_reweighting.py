@@ -1,7 +1,9 @@
 """Algorithm 2's weights, on cells of unequal weights, against NumPy."""
 
 from functools import partial
+from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +13,16 @@ from reference.differences import central_difference, difference_by_calls, fitte
 from reference.networks import random_labels, random_states
 
 import lim_jax as lim
+from lim_jax import paper
+from lim_jax.paper.algorithms import algorithm2_run
+from lim_jax.paper.simulation import gate_influence
 from lim_jax.training.reweighting import (
     first_order_step,
     importance_weights,
     response,
     response_map,
     reweight_positions,
+    reweighting_run,
 )
 
 SIZE = 7
@@ -188,3 +194,204 @@ def test_a_change_of_another_precision_is_refused():
     regions, weights = lim.boundary_regions(GRID, 0.3), jnp.ones(SIZE)
     with pytest.raises(ValueError, match="change: got float32, expected float64"):
         response(lambda w: w, weights, weights.astype("float32"), regions)
+
+
+COSTS = np.exp(np.asarray(random_states(9, SIZE)))  # of a parameter away from zero, by position
+OPTIONS: dict[str, Any] = {"rate": 0.4, "smallest": 0.01, "largest": 50.0}
+
+
+def gated(params, x, y):
+    """A loss whose influence density is the parameters' squares, brought to integral one."""
+    return lim.integral(params * x[:, 0], GRID)
+
+
+def measured_gates(params, index):
+    return lim.influence(gated, params, (jnp.ones((1, SIZE, 1)), None), GRID).density
+
+
+def weighted_quadratic(params, weights):
+    """Each parameter is drawn to one by its loss weight, and to zero by its cost."""
+    return lim.integral(weights * (params - 1) ** 2 + COSTS * params**2, GRID) / 2
+
+
+@jax.jit
+def minimised(params, weights, index):
+    """A stage that trains until nothing moves: by hand w/(w + cost)."""
+    slope = jax.grad(weighted_quadratic)(params, weights) / GRID.weights
+    return params - slope / (weights + COSTS), weighted_quadratic(params, jnp.ones(SIZE))
+
+
+@pytest.mark.parametrize("target", [1.0, TARGET / (CELLS @ TARGET)], ids=["even", "of a shape"])
+def test_a_run_ends_where_the_measured_density_is_the_target(target):
+    """Its fixed point: squares of w/(w + cost) go as the target, and the weights have unit mean.
+
+    So w = cost c sqrt(nu)/(1 - c sqrt(nu)), and their mean gives c; for an even target weights go
+    as the costs.
+    """
+    root = np.sqrt(target * np.ones(SIZE))
+
+    def weights_of(factor):
+        return COSTS * factor * root / (1 - factor * root)
+
+    low, high = 0.0, 1 / root.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if CELLS @ weights_of(middle) < 1 else (low, middle)
+    expected = weights_of(low)
+    start = jax.device_put(np.full(SIZE, 0.5))
+    given = target if isinstance(target, float) else jax.device_put(target)
+    done = reweighting_run(
+        minimised, jax.jit(measured_gates), start, GRID, 200, target=given, **OPTIONS
+    )
+    np.testing.assert_allclose(done.weights[-1], expected, rtol=1e-9)
+    np.testing.assert_allclose(done.state, expected / (expected + COSTS), rtol=1e-9)
+    density = root**2 / (CELLS @ root**2)  # the even one on cells that add up to nearly one
+    np.testing.assert_allclose(done.densities[-1], density, rtol=1e-9)
+    assert done.weights.shape == done.densities.shape == (200, SIZE)
+    assert done.records.shape == (200,)
+
+
+def test_a_run_measures_reweights_and_then_trains():
+    """Three rounds by NumPy, each with the index that it has, from weights that are not even."""
+
+    def stage(state, weights, index):
+        return state + weights * (index + 1), {"index": jnp.array(index), "mean": state.mean()}
+
+    def measure(state, index):
+        return jnp.exp(jnp.sin(state + index))
+
+    state, weights, rows = np.asarray(random_states(2, SIZE)), of_unit_mean(1), []
+    start = on_device(state, weights)
+    for index in range(3):
+        density, mean = np.exp(np.sin(state + index)), state.mean()
+        raised = np.clip(weights * np.exp(0.3 * (TARGET - density)), 0.2, 3.0)
+        weights = raised / (CELLS @ raised)
+        rows.append((weights, density, mean))
+        state = state + weights * (index + 1)
+    done = reweighting_run(
+        stage, measure, start[0], GRID, 3,
+        weights=start[1], target=jax.device_put(TARGET), rate=0.3, smallest=0.2, largest=3.0,
+    )  # fmt: skip
+    found = done.weights, done.densities, done.records["mean"]
+    for ours, expected in zip(found, map(np.stack, zip(*rows, strict=True)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    np.testing.assert_allclose(done.state, state, rtol=1e-12)
+    assert done.records["index"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_section_4s_run_is_one_whose_stage_sets_the_weights():
+    grid = paper.simulation.GRID
+
+    @jax.jit
+    def measure(weights, index):
+        return gate_influence(jnp.zeros(grid.size), weights).density
+
+    done = reweighting_run(
+        lambda state, weights, index: (weights, jnp.array(index)), measure,
+        jnp.ones(grid.size), grid, 20, rate=0.5, smallest=0.15, largest=8.0,
+    )  # fmt: skip
+    imbalances = ((np.asarray(done.densities) - 1) ** 2).mean(axis=1)
+    np.testing.assert_allclose(imbalances, algorithm2_run().history[:20], rtol=1e-10)
+
+
+class Died(Exception):
+    """The process, somewhere in a round."""
+
+
+UPDATES = 5
+MOMENTS = [(place, index) for place in ("measure", "stage") for index in range(UPDATES)]
+
+
+@jax.jit
+def noisy_stage(state, weights, index):
+    """A stage that draws at random by its index, and keeps an optimiser's state."""
+    params, speed = state
+    drawn = jax.random.normal(jax.random.fold_in(jax.random.key(3), index), (SIZE,))
+    speed = 0.9 * speed - 0.1 * jax.grad(weighted_quadratic)(params, weights) + drawn / 100
+    return (params + speed, speed), {"speed": speed, "risk": speed @ speed}
+
+
+@jax.jit
+def noisy_measure(state, index):
+    return measured_gates(state[0], index)
+
+
+def noisy_run(updates=UPDATES, dying=(None, None), **options):
+    def at(place, function):
+        def called(*given):
+            if (place, given[-1]) == dying:
+                raise Died
+            return function(*given)
+
+        return called
+
+    start = on_device(np.full(SIZE, 0.4), np.zeros(SIZE))
+    stage, measure = at("stage", noisy_stage), at("measure", noisy_measure)
+    return reweighting_run(stage, measure, tuple(start), GRID, updates, **OPTIONS | options)
+
+
+@pytest.fixture(scope="module")
+def at_once():
+    return jax.tree.map(np.asarray, noisy_run())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("place, index", MOMENTS)
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(
+    place, index, every, at_once, tmp_path
+):
+    """While it measures or trains, in every round; and then once more, at the round after."""
+    options = {"checkpoint": tmp_path / "run", "every": every}
+    for moment in ((place, index), (place, index + 1)):
+        if moment[1] < UPDATES:
+            with pytest.raises(Died):
+                noisy_run(dying=moment, **options)
+    resumed = noisy_run(**options)
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, resumed), at_once)
+    longer = noisy_run(UPDATES + 2, **options)
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: np.asarray(leaf)[:UPDATES],
+                                             longer[1:]), at_once[1:])  # fmt: skip
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    options = {"checkpoint": tmp_path / "run", "run": "a text"}
+    noisy_run(2, **options)
+    noisy_run(2, **options)
+    others = {
+        "rate": 0.3, "smallest": 0.02, "largest": 49.0, "target": jax.device_put(TARGET),
+        "run": "another", "weights": jax.device_put(of_unit_mean(1)),
+    }  # fmt: skip
+    for name, value in others.items():
+        with pytest.raises(ValueError, match="checkpoint: got .*of start .*expected one of start"):
+            noisy_run(2, **options | {name: value})
+
+
+@pytest.mark.slow
+def test_a_run_is_differentiated_and_mapped():
+    """In the rate, under jit: the last density answers it as differences say."""
+    start, ramp = jax.device_put(np.full(SIZE, 0.5)), jax.device_put(np.arange(7.0))
+
+    def last(rate):
+        done = reweighting_run(
+            minimised, measured_gates, start, GRID, 3, rate=rate, smallest=0.01, largest=50.0
+        )
+        return done.densities[-1] @ ramp
+
+    slopes = jax.jit(
+        lambda rate: (last(rate), jax.grad(last)(rate), jax.jvp(last, (rate,), (1.0,)))
+    )
+    value, reverse, forward = slopes(0.4)
+    expected = central_difference(last, jnp.array(0.4), jnp.array(1.0))
+    assert abs(expected) > 1e-2
+    np.testing.assert_allclose([reverse, forward[1]], [expected] * 2, rtol=1e-7)
+    several = jax.jit(jax.vmap(last))(jnp.array([0.1, 0.4]))
+    np.testing.assert_allclose(several[1], value, rtol=1e-12)
+
+
+def test_a_traced_run_has_no_checkpoint(tmp_path):
+    def run(rate):
+        return noisy_run(2, rate=rate, checkpoint=tmp_path / "run").weights
+
+    with pytest.raises(ValueError, match="checkpoint: .*traced"):
+        jax.jit(run)(0.4)

@@ -1,0 +1,31 @@
+"""Text as a terminal shows it: marks in place of what a terminal would obey."""
+
+import re
+
+# Control characters, Unicode's own ends of lines, marks that turn writing round, and halves of
+# pairs, which no encoding has and which stand in names of files that are not in UTF-8.
+OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def in_one_line(text: str) -> str:
+    r"""Return a text with a mark for each character that a terminal obeys, ends of lines too.
+
+    >>> in_one_line("owl\x1b[31m\nred")
+    'owl⟨1b⟩[31m⏎red'
+    """
+    return OBEYED.sub(_mark, text)
+
+
+def in_lines(text: str) -> str:
+    r"""Return lines with a mark for each other character that a terminal obeys.
+
+    >>> in_lines("owl\x1b[31m\nred")
+    'owl⟨1b⟩[31m\nred'
+    """
+    return "\n".join(map(in_one_line, text.split("\n")))
+
+
+def _mark(match: re.Match[str]) -> str:
+    letter = match[0]
+    return MARKS.get(letter) or f"⟨{ord(letter):02x}⟩"

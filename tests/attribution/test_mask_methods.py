@@ -1,0 +1,225 @@
+"""Mask gradients and paths of a question beside a network in NumPy, whose complex steps are exact.
+
+The first document begins the context: many heads rest on its first token, which therefore weighs
+one throughout and has no score.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import numpy_network
+from reference.networks import byte_network, layer_of
+
+import lim_jax as lim
+from lim_jax.attribution.explaining import ReadContexts
+from lim_jax.attribution.heads import heads_table, strongest_heads
+from lim_jax.attribution.scores import Run
+from lim_jax.attribution.scoring import score_contexts
+from lim_jax.attribution.signed import signed_profile
+from lim_jax.attribution.time_budget import NetworkAndLoss
+from lim_jax.models import CausalLM, LanguageModel
+from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+
+TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
+PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
+SPANS = tuple((*place, name) for name, place in PLACES.items())
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="margin")
+LENGTH = CONTEXT.length
+HEADS, DEPTH = 2, 2
+NUMBERS = np.full(LENGTH, -1)
+NUMBERS[1:3], NUMBERS[5:10] = 0, 1  # the first token belongs to no part
+INSIDE = NUMBERS >= 0
+TOKENS = np.eye(LENGTH)[:, None, None]
+
+
+@pytest.fixture(scope="module")
+def network():
+    return byte_network(LENGTH, heads=HEADS, depth=DEPTH, seed=3)
+
+
+def asked(network, method, **how) -> Any:
+    answered = lim.ask(
+        LanguageModel(network), "Who?", ["Up.", "Dn 2."], answer="It", method=method, **how
+    )
+    assert "".join(answered.context.tokens) == TEXT + " I", "what the network read"
+    return answered
+
+
+def scores_of_answer_parts(answered):
+    """The scores of every token of the context for each part of the answer."""
+    return answered.scores.by_token
+
+
+def numpy_losses(network, log_weights, parts=NUMBERS, query_weights=CONTEXT.weights) -> Any:
+    """Minus the mean log odds of the answer, for log weights (..., layers, heads, length)."""
+    words = np.asarray(network.embedding)[CONTEXT.window[:-1]]
+    x = words + np.asarray(network.positions)[:LENGTH]
+    states = np.broadcast_to(x.astype(complex), (*log_weights.shape[:-3], *x.shape))
+    masks = [numpy_network.soft_mask(log_weights[..., k, :, :], parts) for k in range(DEPTH)]
+    layers = [layer_of(network.flow, k) for k in range(DEPTH)]
+    states = numpy_network.flow(layers, states, DEPTH, "split", lambda _: 1.0, masks)
+    losses = np.zeros(states.shape[:-2], complex)
+    for place in np.flatnonzero(query_weights):
+        logits = states[..., place, :] @ np.asarray(network.head).T
+        answer = CONTEXT.window[place + 1]
+        others = np.log(np.exp(np.delete(logits, answer, axis=-1)).sum(axis=-1))
+        losses = losses - query_weights[place] * (logits[..., answer] - others)
+    return losses
+
+
+def slopes(network, log_weights, parts=NUMBERS, query_weights=CONTEXT.weights):
+    """Derivatives of the loss in the log weights of all tokens, where these are."""
+    moved = log_weights[..., None, None, None, :] + 1j * numpy_network.STEP * TOKENS
+    moved = np.broadcast_to(moved, (*moved.shape[:-3], DEPTH, HEADS, LENGTH))
+    return numpy_network.derivative(numpy_losses(network, moved, parts, query_weights))
+
+
+def loss_where_documents_weigh(network, weight):
+    log_weights = np.where(INSIDE, np.log(weight), 0)
+    return numpy_losses(network, np.broadcast_to(log_weights, (DEPTH, HEADS, LENGTH))).real
+
+
+@pytest.fixture(scope="module")
+def mask_gradient(network):
+    """Minus the slopes where documents weigh 0.2, and none of the context's first token."""
+    found = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
+    assert abs(found[0]) > 1e-4, "otherwise the first token would have a score"
+    return np.where(np.arange(LENGTH) > 0, found, 0)
+
+
+@pytest.mark.parametrize("parts", ["answer", "token"])
+def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gradient, parts):
+    """A document reads itself as before, the question weighs one, the first token has no score."""
+    answered = asked(network, "mask-gradient", parts=parts)
+    np.testing.assert_allclose(answered.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
+    assert answered.tokens[0] == 0
+    found = {part.name: part.score for part in answered.parts}
+    for name, (start, end) in PLACES.items():
+        expected = mask_gradient[start:end].sum()
+        np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-13)
+
+
+def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradient):
+    """The loss is the mean over three tokens, and the rows of parts sum to the answer's."""
+    rows = scores_of_answer_parts(asked(network, "mask-gradient", parts="token"))
+    at = np.where(INSIDE, np.log(0.2), 0)
+    places = np.flatnonzero(CONTEXT.weights)
+    assert len(rows) == len(places) == 3
+    for row, place in zip(rows, places, strict=True):
+        alone = np.where(np.arange(LENGTH) == place, 1 / 3, 0)
+        expected = -slopes(network, at, query_weights=alone)
+        np.testing.assert_allclose(row[1:], expected[1:], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(rows.sum(axis=0), mask_gradient, rtol=1e-9, atol=1e-13)
+
+
+def profiled(network, method) -> Any:
+    """The scores of tokens and parts of a context that a file has, in a profile."""
+    (scores,) = score_contexts(network, [CONTEXT], "margin", method, Run()).scores
+    return scores
+
+
+def test_a_profile_takes_the_same_mask_gradient(network, mask_gradient):
+    scored = profiled(network, "mask-gradient")
+    np.testing.assert_allclose(scored.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
+    assert scored.tokens[0] == 0, "the context's first token has no score"
+    for name, (start, end) in PLACES.items():
+        expected = mask_gradient[start:end].sum()
+        found = scored.by_name()[name, "part"]
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+def test_a_profile_takes_the_same_path(network, path):
+    scored = profiled(network, "mask-path")
+    np.testing.assert_allclose(scored.tokens, path, atol=1e-3 * np.abs(path).max())
+    assert not scored.tokens[~INSIDE].any()
+
+
+@pytest.fixture(scope="module")
+def path(network):
+    """The integral of minus the slopes from a weight of a thousandth, by many more nodes."""
+    nodes, weights = np.polynomial.legendre.leggauss(30)
+    length = -np.log(1e-3)
+    rows = slopes(network, np.where(INSIDE, -length * (1 - nodes[:, None]) / 2, 0))
+    return np.where(INSIDE, -length / 2 * weights @ rows, 0)
+
+
+@pytest.mark.parametrize("parts", ["answer", "token"])
+def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, parts):
+    """Positions outside documents come in no path, and so have no score by it."""
+    answered = asked(network, "mask-path", parts=parts)
+    np.testing.assert_allclose(answered.tokens, path, atol=1e-3 * np.abs(path).max())
+    assert np.abs(path[INSIDE]).min() > 0
+    assert not scores_of_answer_parts(answered)[:, ~INSIDE].any()
+    assert not answered.tokens[~INSIDE].any()
+
+
+@pytest.mark.parametrize("method", ["mask-gradient", "mask-path"])
+def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, method):
+    """With next to nothing of documents; all else weighs one, and parts read themselves."""
+    expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
+    assert abs(expected) > 1e-3
+    np.testing.assert_allclose(asked(network, method).given, expected, rtol=1e-9)
+
+
+def heads_of(network):
+    """The heads that gave most to each part of the one context."""
+    asked = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
+    return strongest_heads(asked, ReadContexts([CONTEXT.window], [CONTEXT]))
+
+
+@pytest.fixture(scope="module")
+def heads(network):
+    return heads_of(network)
+
+
+def test_heads_gave_the_slopes_in_their_own_log_weights(network, heads):
+    """Layer by layer and head by head, summed over a part's tokens but the context's first."""
+    at = np.where(INSIDE, np.log(0.2), 0)
+    moves = np.zeros((DEPTH, HEADS, LENGTH, DEPTH, HEADS, LENGTH))
+    for layer, head, token in np.ndindex(DEPTH, HEADS, LENGTH):
+        moves[layer, head, token, layer, head, token] = numpy_network.STEP
+    by_head = -numpy_network.derivative(numpy_losses(network, at + 1j * moves))
+    assert np.abs(by_head[:, :, 0]).max() > 1e-5
+    by_head[:, :, 0] = 0
+    assert len(heads) == len(PLACES) * DEPTH * HEADS
+    for head in heads:
+        start, end = PLACES[head.name]
+        expected = by_head[head.layer, head.head, start:end].sum()
+        np.testing.assert_allclose(head.score, expected, rtol=1e-9, atol=1e-13)
+        assert head.contexts == 1 and head.error == np.inf
+
+
+def test_heads_of_each_part_stand_by_size_and_those_in_no_part_are_left_out(heads):
+    assert list(dict.fromkeys(head.name for head in heads)) == list(PLACES)
+    for name in PLACES:
+        sizes = [abs(head.score) for head in heads if head.name == name]
+        assert sizes == sorted(sizes, reverse=True)
+    assert {head.score < 0 for head in heads} == {True, False}
+    first = heads_table(heads).splitlines()[1]
+    assert first.split()[:4] == ["“document", "1”", f"{heads[0].layer}", f"{heads[0].head}"]
+    assert first.split()[-2:] == ["-", "1"], "one context has no error"
+
+
+def test_of_more_heads_the_five_that_gave_most_are_told():
+    found = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
+    assert [head.name for head in found] == [name for name in PLACES for _ in range(5)]
+
+
+def test_a_signed_profile_is_minus_the_slopes_by_position_where_all_weigh_one(network):
+    """As a density over the positions of one context, and of the first token too."""
+    found = signed_profile(network, [CONTEXT], "margin", delta=0.25)
+    expected = LENGTH * -slopes(network, np.zeros(LENGTH), np.full(LENGTH, -1))
+    np.testing.assert_allclose(found.density.value, expected, rtol=1e-9, atol=1e-11)
+    weights = np.asarray(found.regions.weights)
+    np.testing.assert_allclose(found.regional.value, weights @ expected, atol=1e-11)
+    assert found.contexts == 1 and np.isinf(np.asarray(found.regional.error)).all()
+
+
+def test_a_signed_profile_shows_errors_of_two_contexts_and_of_one_none(network):
+    other = CONTEXT._replace(window=np.where(CONTEXT.window == ord("2"), 55, CONTEXT.window))
+    both = signed_profile(network, [CONTEXT, other], "margin")
+    alone = signed_profile(network, [CONTEXT], "margin")
+    assert [len(f"{found}".splitlines()) for found in (both, alone)] == [2, 1]
+    assert np.isfinite(np.asarray(both.regional.error)).all()

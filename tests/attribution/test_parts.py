@@ -1,0 +1,254 @@
+"""Parts of contexts and what they hold, by hand: energies and scores are small numbers."""
+
+import numpy as np
+import pytest
+
+from lim_jax.attribution.comparing import compare_answers, read_answers
+from lim_jax.attribution.orders import averaged_orders, shuffled_shares
+from lim_jax.attribution.parts import (
+    averaged_records,
+    context_names,
+    is_document,
+    measured_contexts,
+    parts_of,
+    record_shares,
+)
+from lim_jax.attribution.segments import document_numbers, document_segments
+from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.shuffling import ShuffledContexts
+
+
+def context(letters, **spans):
+    """A context of one letter a token, asked at its last, with named parts at these places."""
+    weights = np.eye(len(letters))[-1]
+    named = tuple(Span(name, np.array(places)) for name, places in spans.items())
+    return Context(np.arange(len(letters) + 1), weights, tuple(letters), named)
+
+
+TWO = context("abcd", one=[0], two=[1, 2])
+ONE = context("efg", three=[0, 1])
+
+
+def test_a_share_is_of_all_that_the_context_holds():
+    shares = record_shares([TWO, ONE], [np.array([1.0, 2, 3, 4]), np.array([2.0, 2, 4])])
+    held = {part.name: part.held.tolist() for part in shares}
+    nan = [np.nan] * 3
+    np.testing.assert_array_equal(held["one"], [[0.1, 1, 1 / 4], nan])
+    np.testing.assert_array_equal(held["two"], [[0.5, 2, 2 / 4], nan])
+    np.testing.assert_array_equal(held["three"], [nan, [0.5, 2, 2 / 3]])
+    np.testing.assert_array_equal(held[""], [[0.4, 1, 1 / 4], [0.5, 1, 1 / 3]])
+
+
+def test_the_rest_stands_last_also_behind_parts_of_later_contexts():
+    shares = record_shares([TWO, ONE], [np.ones(4), np.ones(3)])
+    assert [part.name for part in shares] == ["one", "two", "three", ""]
+    assert [part.kind for part in shares] == ["part"] * 3 + ["rest"]
+
+
+def test_a_context_without_names_has_no_rest():
+    assert list(parts_of(context("ab"))) == []
+    (part,) = parts_of(context("ab", all=[0, 1]))
+    assert part[0] == ("all", "part")
+
+
+def test_the_question_and_messages_are_no_documents():
+    names = ["a", "question", "user 2", "assistant 1", "user", ""]
+    assert [name for name in names if is_document(name, "part")] == ["a", "user", ""]
+    assert not is_document("a", "rest")
+
+
+def test_records_are_means_over_the_contexts_that_have_them():
+    other = context("xyz", one=[0], two=[1])
+    contexts = [TWO, other]
+    energies = [np.array([1.0, 2, 3, 4]), np.array([12.0, 2, 6])]
+    records = averaged_records(record_shares(contexts, energies), contexts, energies)
+    one, two, rest = records
+    assert (one.name, one.kind, one.contexts, one.texts) == ("one", "part", 2, 2)
+    np.testing.assert_allclose([one.share, two.share, rest.share], [0.35, 0.3, 0.35])
+    np.testing.assert_allclose(one.error, 0.25)  # half of what 0.1 and 0.6 differ by
+    assert two.tokens == 1.5 and two.of_tokens == pytest.approx((2 / 4 + 1 / 3) / 2)
+    # Of the parts "bc" and "y" tokens hold 0.2, 0.3 and 0.1 of their contexts.
+    assert two.most == "“c” 50 %, “b” 33 %, “y” 17 %"
+
+
+def test_a_record_of_one_context_has_no_error_and_is_not_mixed_with_its_absence():
+    energies = [np.ones(4), np.ones(3)]
+    records = averaged_records(record_shares([TWO, ONE], energies), [TWO, ONE], energies)
+    three = records[2]
+    assert (three.name, three.contexts, three.texts, three.share) == ("three", 1, 1, 2 / 3)
+    assert three.error == np.inf
+
+
+def test_one_text_in_several_contexts_is_counted_once():
+    contexts, energies = [TWO, TWO], [np.ones(4)] * 2
+    records = averaged_records(record_shares(contexts, energies), contexts, energies)
+    assert [record.texts for record in records] == [1, 1, 1]
+
+
+def test_contexts_of_several_orders_are_numbered_within_their_line():
+    names = context_names([TWO] * 4, orders=2)
+    assert names == [f"context {number}, order {number % 2}" for number in range(4)]
+
+
+def test_measured_contexts_know_the_first_place_that_asks():
+    several = TWO._replace(weights=np.array([0, 0.5, 0, 0.5]), id="7")
+    energies = [np.array([1.0, 1, 0, 2])]
+    measured = measured_contexts([several], energies, record_shares([several], energies), 0.2)
+    assert measured.asked == [1] and measured.names == ["7"] and measured.delta == 0.2
+    assert measured.shares == {"one": [0.25], "two": [0.25]}, "the rest is no record"
+
+
+def line(names, orders):
+    """A line of documents of one letter each, in these orders, before a question."""
+    contexts = []
+    for order in orders:
+        letters = "".join(names[number] for number in order) + "?"
+        places = {names[number]: [place] for place, number in enumerate(order)}
+        contexts.append(context(letters, **places))
+    return ShuffledContexts(tuple(names), np.array(orders), tuple(contexts))
+
+
+ORDERS = [[1, 0, 2], [0, 2, 1], [2, 1, 0]]
+ENERGIES = [np.array([6.0, 1, 1, 2]), np.array([2.0, 2, 4, 2]), np.array([1.0, 3, 4, 2])]
+
+
+def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
+    """Of each order the energies sum to ten; the first shuffle begins with another document."""
+    shuffled = line("ABC", ORDERS)
+    alone, averaged, shares = averaged_orders([shuffled], ENERGIES)
+    assert alone == [shuffled.contexts[0]]
+    np.testing.assert_allclose(averaged[0], np.mean(ENERGIES, axis=0))
+    assert [part.name for part in shares] == ["A", "B", "C", ""]
+    held = [part.held[0, 0] for part in shares]
+    # By order A holds 0.1, 0.2, 0.4; B 0.6, 0.4, 0.3; C 0.1, 0.2, 0.1.
+    np.testing.assert_allclose(held, [0.7 / 3, 1.3 / 3, 0.4 / 3, 0.2])
+
+
+def test_shares_of_places_and_documents_are_told_by_the_documents_own_numbers():
+    second = line("CAB", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the same names in another order
+    found = shuffled_shares([line("ABC", ORDERS), second], ENERGIES * 2)
+    assert found.names == ("A", "B", "C") and found.same
+    assert found.documents[0].tolist() == ORDERS
+    assert found.documents[1].tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
+    np.testing.assert_allclose(found.shares[0, 0], [0.6, 0.1, 0.1])
+
+
+def test_documents_of_other_names_are_told_by_their_number_in_the_line():
+    found = shuffled_shares([line("ABC", ORDERS), line("ABD", ORDERS)], ENERGIES * 2)
+    assert found.names == ("document 1", "document 2", "document 3") and not found.same
+    assert found.documents.tolist() == [ORDERS, ORDERS]
+
+
+def test_documents_of_one_name_and_other_texts_are_not_the_same():
+    other = line("ABC", ORDERS)
+    tokens = [one._replace(tokens=tuple("xyz?")) for one in other.contexts]
+    found = shuffled_shares([line("ABC", ORDERS), other._replace(contexts=tuple(tokens))],
+                            ENERGIES * 2)  # fmt: skip
+    assert found.names == ("A", "B", "C") and not found.same
+
+
+def segments(text, *spans, parts="sentences"):
+    """Places and texts of the parts of one document, whose ends are in characters."""
+    laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
+    found = document_segments(context_of(laid, " I"), parts)
+    return [(part.text, part.places.tolist()) for part in found]
+
+
+def test_a_sentence_may_begin_with_a_character_of_many_bytes():
+    """Its text is at the last of its tokens, and all of them are of the new sentence."""
+    assert segments("One. Été.", (0, 9)) == [
+        ("One. ", [0, 1, 2, 3, 4]),
+        ("Été.", [5, 6, 7, 8, 9, 10]),
+    ]
+    assert segments("So. 雨。雨。", (0, 8)) == [
+        ("So. ", [0, 1, 2, 3]),
+        ("雨。", [4, 5, 6, 7, 8, 9]),
+        ("雨。", [10, 11, 12, 13, 14, 15]),
+    ]
+
+
+def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
+    """As where a document's last character ends in a token behind it."""
+    cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
+    short = cut._replace(spans=(Span("a", np.arange(6)),))
+    assert [part.places.tolist() for part in document_segments(short)] == [
+        [0, 1, 2, 3], [4, 5]
+    ]  # fmt: skip
+
+
+def test_a_document_in_two_stretches_has_parts_in_each():
+    assert segments("Up. On. | In.", (0, 7), (10, 13)) == [
+        ("Up. ", [0, 1, 2, 3]),
+        ("On.", [4, 5, 6]),
+        ("In.", [10, 11, 12]),
+    ]
+
+
+def numbers(text, *spans):
+    return document_numbers(context_of(RenderedPrompt(text, spans), " I")).tolist()
+
+
+def test_only_a_document_that_begins_the_context_has_a_first_token_of_its_own():
+    first = numbers("Up On", (0, 2, "a"), (3, 5, "b"))
+    assert first == [-2, 0, -1, 1, 1, -1]
+    assert numbers("Hi Up", (3, 5, "a")) == [-1, -1, -1, 0, 0, -1]
+    asked = numbers("Who Up", (0, 3, "question"), (4, 6, "a"))
+    assert asked == [-1, -1, -1, -1, 0, 0, -1]
+
+
+def test_tokens_of_one_text_are_held_together_and_pieces_with_their_character():
+    texts = ["a", "", "é", "a", ""]
+    held = held_by_text(texts, [1.0, 2.0, 4.0, 8.0, 16.0], [0, 2, 3, 4])
+    assert held == {"a": 9.0, "é": 4.0, "\N{REPLACEMENT CHARACTER}": 16.0}
+    assert joined_tokens(["a", ""]) == [("a", [0]), ("\N{REPLACEMENT CHARACTER}", [1])]
+    assert most_in_words({"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}) == "“b” 40 %, “d” 30 %, “c” 20 %"
+
+
+def test_white_space_is_shown_where_there_is_nothing_else():
+    assert [in_text(token) for token in (" a", "  ", " \n", "\t", "\x07")] == [
+        " a", "··", "·⏎\n", "⇥", "⟨07⟩"
+    ]  # fmt: skip
+
+
+def answer(scores, **more):
+    """What answer.json holds of parts with these scores, of kinds by their names."""
+    kinds = {"": "rest", "question": "question"}
+    parts = [{"name": name, "kind": kinds.get(name, "document"), "score": score}
+             for name, score in scores.items()]  # fmt: skip
+    about = {"method": "mask-path", "foil": "", "cut": False, "given": None, "answer": "Wren"}
+    return {**about, **more, "parts": parts}
+
+
+def test_answers_are_compared_part_by_part_the_second_less_the_first():
+    first = answer({"a": 1.0, "": 0.5, "question": 0.25, "b": 0.5}, given=2.0)
+    second = answer({"question": 0.5, "c": 0.125, "a": 1.25, "": 0.5, "b": -1.0}, given=-1.0)
+    compared = compare_answers(first, second, ("old", "new"))
+    rows = {part.name: part[2:] for part in compared.parts}
+    assert list(rows) == ["a", "b", "c", "question", ""]
+    assert rows["b"] == (0.5, -1.0, -1.5) and rows["a"] == (1.0, 1.25, 0.25)
+    assert compared.finding.splitlines()[2:] == [
+        "Of the documents of both “b” changed most, from +0.500 to -1.000.",
+        "Only in new: “c” (+0.125).",
+        "All documents together give +2.00 and -1.00 of log odds.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "second, message",
+    [
+        (answer({"a": 1.0}, foil="Owl"), "got scores by mask-path, against a foil"),
+        (answer({"a": 1.0}, method="mask-gradient"), "got scores by mask-gradient"),
+        (answer({"question": 1.0, "": 0.5}), "got an answer from others"),
+    ],
+)
+def test_answers_that_have_nothing_to_compare_are_refused(second, message):
+    with pytest.raises(ValueError, match=message):
+        compare_answers(answer({"a": 1.0, "question": 0.5, "": 0.5}), second)
+
+
+def test_answers_are_read_where_both_folders_have_one(tmp_path):
+    (tmp_path / "answer.json").write_text("{}")
+    assert read_answers(tmp_path, tmp_path / "none") == []
+    assert read_answers(tmp_path / "none", tmp_path) == []

@@ -1,0 +1,117 @@
+"""No command sends a terminal what it would obey: names, answers and messages are shown."""
+
+import csv
+import json
+import os
+import re
+import signal
+import sys
+import warnings
+
+import pytest
+from matplotlib.figure import Figure
+from reference.publishers import CONFIGS, write_with_letters
+
+from lim_jax import __main__
+from lim_jax._refusal import Refusal
+from lim_jax._terminal import in_lines, in_one_line
+from lim_jax.attribution.comparing import shown_answer
+from lim_jax.cli.commands import main
+from lim_jax.prompts.documents import Document, document_prompt, named_documents
+from lim_jax.results.run_folder import finished_before, run_folder
+
+HOSTILE = "owl\x1b[31m\x07\r\n\x9bred\u2028\u202e"
+SHOWN = "owl⟨1b⟩[31m⟨07⟩␍⏎⟨9b⟩red⟨2028⟩⟨202e⟩"
+OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_with_letters(tmp_path_factory.mktemp("weights"), CONFIGS["llama"])
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+
+
+def test_each_character_that_is_obeyed_has_a_mark():
+    assert in_one_line(HOSTILE) == SHOWN
+    assert in_lines(HOSTILE) == SHOWN.replace("⏎", "\n")
+    for text in ("خلف المسجد", "👩‍👩‍👧", "日本　語", "naïve café", "a\u200fb", "\u2068a\u2069"):
+        assert in_one_line(text) == text, "writing is left as it is"
+    assert in_one_line(os.fsdecode(b"a\xff")) == "a⟨dcff⟩"
+    assert shown_answer(f" {HOSTILE} a\tb ", cut=True) == "owl⟨1b⟩[31m⟨07⟩ ⟨9b⟩red ⟨202e⟩ a b..."
+
+
+def test_a_documents_name_is_shown_and_its_title_read():
+    documents = Document(HOSTILE, "A bird."), Document(SHOWN, "Another.")
+    names = [document.name for document in named_documents(documents)]
+    assert names == [f"{SHOWN} (document 1)", f"{SHOWN} (document 2)"]
+    assert document_prompt(documents, "Who?").text.startswith(f"{HOSTILE}\nA bird.")
+
+
+def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
+    """Of a folder with an escape sequence, a line feed and a byte that is no letter."""
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    for name, text in {b"o\x1b[31mwl\nred": "abcabd", b"w\xffren": "hgjh"}.items():
+        (documents / f"{os.fsdecode(name)}.txt").write_text(text)
+    out = tmp_path / "out"
+    arguments = ["bc", "--documents", str(documents), "--out", str(out), "--answer-tokens", "2"]
+    assert main(["ask", str(model), *arguments, "--no-html"]) == 0
+    said = capsys.readouterr()
+    assert OBEYED.search(said.out) is None
+    (row,) = [line for line in said.out.splitlines() if line.startswith("“o")]
+    assert row.startswith("“o⟨1b⟩[31mwl⏎red”  ")
+    parts = json.loads((out / "answer.json").read_text())["parts"]
+    assert {part["name"] for part in parts} >= {"o⟨1b⟩[31mwl⏎red", "w?ren"}
+    with open(out / "matrix.csv", newline="", encoding="utf-8") as file:
+        assert {row["name"] for row in csv.DictReader(file)} == {"o⟨1b⟩[31mwl⏎red", "w?ren"}
+
+
+def test_names_and_answers_of_lines_are_shown(model, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    line = {"prompt": "abcdefgh", "answer": "ab", "spans": [[0, 3, HOSTILE], [4, 6, "b"]]}
+    data.write_text(json.dumps({**line, "id": HOSTILE}))
+    for method in ("influence", "mask-gradient"):
+        arguments = ["--data", str(data), "--loss", "margin", "--method", method]
+        out = str(tmp_path / method)
+        assert main(["profile", str(model), *arguments, "--out", out]) == 0
+        printed = capsys.readouterr().out
+        assert OBEYED.search(printed) is None and f"“{SHOWN}”" in printed
+
+
+def test_whatever_a_command_prints_is_shown(tmp_path, capsys):
+    """And again when it is printed of a finished run, whoever wrote what is kept of it."""
+    with run_folder(tmp_path / "out", "rates", {}):
+        print(HOSTILE)
+    shown = in_lines(HOSTILE) + "\n"
+    assert capsys.readouterr().out == shown
+    record = tmp_path / "out" / "run.json"
+    kept = json.loads(record.read_text())
+    assert kept["finished"]["printed"] == shown
+    kept["finished"]["printed"] = HOSTILE
+    record.write_text(json.dumps(kept))
+    assert finished_before(tmp_path / "out", "rates", {})
+    assert capsys.readouterr().out.endswith(in_lines(HOSTILE))
+
+
+def test_refusals_and_warnings_are_one_line(monkeypatch, capsys):
+    def run(arguments):
+        warnings.simplefilter("default")
+        warnings.warn(f"documents: {HOSTILE} is empty.", stacklevel=1)
+        raise Refusal(f"documents: got {HOSTILE}, expected another.")
+
+    monkeypatch.setattr(__main__, "keep_programs", lambda arguments: arguments)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(__main__, "run", run)
+    pressed = signal.getsignal(signal.SIGINT)
+    try:
+        assert __main__.main() == 2
+    finally:
+        signal.signal(signal.SIGINT, pressed)
+    assert capsys.readouterr().err == (
+        f"lim-jax: documents: {SHOWN} is empty.\n"
+        f"lim-jax: documents: got {SHOWN}, expected another.\n"
+    )

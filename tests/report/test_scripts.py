@@ -1,0 +1,71 @@
+"""The page of an answer in any script, by any tokenizer: no character is lost, none is doubled."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from reference.pages import Read
+from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS, TOKENIZERS
+
+from lim_jax.attribution.scores import scores_by_token
+from lim_jax.attribution.segments import DocumentParts, answer_segments, document_segments
+from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts.cutting import sentences
+from lim_jax.report.sources import sources_page
+
+NAMES = [document.name for document in named_documents(DOCUMENTS)]
+# These decode to another text than was encoded: letters are composed, made small, or unknown.
+ALTERING = ("unigrams", "unigrams over spaces", "pieces of words", "GGUF, qwen2")
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def asked(request):
+    """The name of a tokenizer, and an answer with its documents as it reads them."""
+    tokenizer = TOKENIZERS[request.param]()
+    laid = document_prompt(DOCUMENTS, QUESTION)
+    context = context_of(laid, f" {ANSWER}", tokenizer, asked="margin")
+    return request.param, context, tokenizer
+
+
+def shown(element, of_class):
+    """What stands in the elements of a class that are inside of one."""
+    inside = [one for one in element["inside"] if of_class in one.get("class", "").split()]
+    return [one["inner"] for one in inside]
+
+
+@pytest.mark.parametrize("parts", ["sentence", "token"])
+def test_the_pages_texts_are_the_documents(asked, parts):
+    name, context, tokenizer = asked
+    answer = answer_segments(context, tokenizer, parts)
+    scores = scores_by_token(answer, [], np.zeros((len(answer), context.length)))
+    page = Read(sources_page(scores, context, question=QUESTION, how="drawn"))
+    found = {}
+    for article in page.all("article"):
+        (heading,) = (one for one in article["inside"] if one["tag"] == "h3")
+        found[" ".join(heading["inner"].split())] = article
+    assert sorted(found) == sorted(" ".join(one.split()) for one in NAMES)
+    for one, text, document in zip(NAMES, TEXTS, DOCUMENTS, strict=True):
+        article = found[" ".join(one.split())]
+        assert "".join(shown(article, "t")) == text
+        if name != "pairs over every edge":  # of which one may hold an end and a beginning
+            title, cut = f"{document.title}\n" * bool(document.title), sentences(document.text)
+            said = [title, *(document.text[start:end] for start, end in cut)]
+            assert shown(article, "part") == [part for part in said if part]
+            assert "".join(shown(article, "title")) == title
+    if name not in ALTERING:
+        assert "".join(one["inner"] for one in page.all("span", "row")).strip() == ANSWER
+    # The answer's last token was not read, with which its last letter may end.
+    rest = "".join(shown(page.all("details")[0], "t"))
+    assert "\ufffd" not in rest.removesuffix("\ufffd")
+
+
+@pytest.mark.parametrize("parts", get_args(DocumentParts))
+def test_parts_of_documents_are_the_documents(asked, parts):
+    """In every cut: each token is in one part, and the parts' texts are the document's."""
+    _, context, _ = asked
+    segments = document_segments(context, parts)
+    for span, text in zip(context.spans, TEXTS, strict=False):
+        own = [one for one in segments if one.within == span.name]
+        assert "".join(one.text for one in own) == text == "".join(span.texts)
+        assert np.concatenate([one.places for one in own]).tolist() == span.places.tolist()
+        assert all(len(one.texts) == one.places.size for one in own)
