@@ -129,7 +129,7 @@ def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
     assert answered.foil == "No" and answered.text == "It"
     assert rows_of_answer_parts(answered) == ["It"], "the whole answer"
     prompt, this, that = (np.frombuffer(text.encode(), np.uint8).astype("int32")
-                          for text in (PROMPT, " It", " No "))  # fmt: skip
+                          for text in (PROMPT, " It", " No"))  # fmt: skip
     y = contrast(prompt, this, that, "float64")
     x = network.embed(jax.device_put(prompt))
     numbers = np.full(len(prompt), -1)

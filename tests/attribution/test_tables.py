@@ -290,7 +290,7 @@ def test_contexts_fit_up_to_the_networks_length_and_its_last_word():
     assert places is not None
     fitting = replace(NETWORK, embedding=words[:6], head=words[:6])
     require_fitting(fitting, CONTEXTS)
-    with pytest.raises(ValueError, match="data: got a context of 5 tokens, expected at most 4"):
+    with pytest.raises(ValueError, match="context: got 5 tokens, expected at most 4, the places"):
         require_fitting(replace(fitting, positions=places[:4]), CONTEXTS)
     with pytest.raises(ValueError, match="tokenizer: got the id 5, expected ids below 5"):
         require_fitting(replace(NETWORK, embedding=words[:5], head=words[:5]), CONTEXTS)
