@@ -57,7 +57,9 @@ def primitive_of(
 
     def applied(*operands: Any, **settings: Any) -> Any:
         # Without jit, and where JAX repeats a program to find its NaN, bind comes back to here.
-        return (run if jit_is_off() or nan_is_sought() else compiled)(*operands, **settings)
+        if jit_is_off() or nan_is_sought():
+            return run(*map(jnp.asarray, operands), **settings)  # literals are no arrays
+        return compiled(*operands, **settings)
 
     primitive.def_impl(applied)
     primitive.def_abstract_eval(types_of)

@@ -29,8 +29,7 @@ def self_answered(
 
     Examples
     --------
-    >>> from lim_jax.prompts.chat import turn_ends
-    from lim_jax.prompts.contexts import unanswered
+    >>> from lim_jax.prompts.contexts import unanswered
     >>> from lim_jax.prompts.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
     >>> model = LanguageModel(byte_model(16, width=4, depth=1, key=jax.random.key(0)))

@@ -264,7 +264,8 @@ def certificate(name, *sides, holds=True, vacuous=""):
 
 
 def test_certificates_draw_the_greater_side_as_the_greater():
-    products = jnp.asarray(np.random.default_rng(0).random((3, 3, 3, 3)))
+    vectors = np.random.default_rng(0).standard_normal((3, 3, 3, 4))
+    products = jax.device_put(np.einsum("nbad,nbcd->nbac", vectors, vectors))
     found = exact_characterisation(lim.adjoint.RegionalChannels(products))
     (axes,) = plots.certificate_margins([found], "title").axes
     for name in ("greater", "lesser"):

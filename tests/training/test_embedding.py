@@ -103,6 +103,9 @@ SCALARS = {
     "losses_and_adjoints": lambda *lpb: sum(map(weighed, losses_and_adjoints(*lpb, grid=GRID))),
     "influence_penalty": lambda *lpb: training.influence_penalty(*lpb, grid=GRID),
     "balanced_objective": lambda *lpb: training.balanced_objective(*lpb, grid=GRID, strength=2.0),
+    "constrained_objective": lambda *lpb: training.constrained_objective(
+        *lpb, grid=GRID, limit=0.0, multiplier=2.0, stiffness=1.0
+    ),
     "risk_and_penalty": lambda *lpb: in_mixing(
         training.risk_and_penalty(*lpb, grid=GRID, previous=jnp.arange(5.0), memory=0.25)[:2]
     ),
