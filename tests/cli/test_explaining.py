@@ -126,6 +126,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     np.testing.assert_allclose(of_network["value"], found.value, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     """The study is asked about these weights and ids, in an order that the seed makes."""
     ids = np.random.default_rng(0).integers(11, size=60)
@@ -155,6 +156,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["answer", "margin"])
 def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folder, tmp_path, loss):
     """Of contexts of several lengths, each whole, on a common grid."""
@@ -310,6 +312,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     assert held == [5]  # one prompt's tokens, not as many as a context may have
 
 
+@pytest.mark.slow
 def test_without_a_model_a_byte_level_one_is_trained(monkeypatch, tmp_path):
     found = {}
 
