@@ -59,6 +59,7 @@ def test_every_function_without_jit_gives_what_it_gives_with_it(name):
             assert_same(outcome(name), expected)
 
 
+@pytest.mark.slow
 def test_networks_run_without_jit():
     """As `jax.disable_jit` is what people debug with: each primitive of ours runs by itself."""
     field, x = layer_of(random_flow()), random_states(0, 5, 6)
@@ -76,6 +77,7 @@ def test_networks_run_without_jit():
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_without_jit_a_users_loss_sees_numbers():
     """Python's ``if`` asks for one: it may stand in a loss while that is debugged."""
 

@@ -491,6 +491,7 @@ def checked(x):
     return error_if(x, x < 0, "x: expected no negative number, got one.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call, message", STATIC.values(), ids=STATIC)
 def test_static_mistakes_raise_before_tracing(call, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):

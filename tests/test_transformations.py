@@ -201,6 +201,7 @@ def nowhere(tree):
     return jax.tree.map(np.zeros_like, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, step", CASES[:2])
 def test_gradients_under_vmap_and_jit_are_those_without(name, step):
     """Dear by the gradient's gradient, of third order, which comes with the gradient alone."""

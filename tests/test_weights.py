@@ -76,6 +76,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_every_walk_through_fetched_layers_gives_the_numbers_of_those_in_memory(name):
     expected, found = (eqx.filter_jit(JOBS[name])(flow) for flow in (WHOLE, HELD))

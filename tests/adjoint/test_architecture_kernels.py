@@ -74,6 +74,7 @@ def density_weights(grid):
     return np.where(seen, weights[:, None] / weights / np.where(seen, prefix, 1), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     """K + B, blocks, heads and both cone masses, on unequal cells, to rounding.
@@ -103,6 +104,7 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
         np.testing.assert_allclose(found[norm], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, step", [("everything", lim.split), ("gated outputs", lim.euler)])
 def test_the_ledger_sums_to_the_gradient(name, step):
     grid = lim.graded_grid(LENGTH)

@@ -146,6 +146,7 @@ def test_frobenius_norms_of_every_block(grid):
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_float32_is_exact_to_its_rounding():
     grid = lim.token_grid(LENGTH, jnp.float32)
     single, x = in_single((attention(), random_states()))

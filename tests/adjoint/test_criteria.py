@@ -96,6 +96,7 @@ def test_the_cones_bounds_by_hand():
     assert (one.greater, one.lesser) == (found.left_bound, found.middle_bound)
 
 
+@pytest.mark.slow
 def test_the_cones_bounds_are_honest():
     """`eq:cone-left-actual-lower-bound`, `eq:cone-middle-actual-upper-bound`: thirty cones.
 

@@ -100,6 +100,7 @@ def test_layers_of_several_kinds_are_a_loop_over_them():
     np.testing.assert_allclose(found()["channels"].covectors[0], LENGTH * gradient, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_hops_and_heads_sum_to_the_channels():
     parts, cone = found(), found()["channels"].cone_by_depth
     np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)

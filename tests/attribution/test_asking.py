@@ -123,6 +123,7 @@ def test_integrated_gradients_begin_where_documents_are_average_words(ask, netwo
     np.testing.assert_allclose(answered.tokens, expected, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
     """A foil is another whole answer: its odds, and not those of the answer, are what is given."""
     answered = ask("mask-gradient", foil=" No ")

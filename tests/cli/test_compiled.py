@@ -182,6 +182,7 @@ def test_a_program_with_a_check_is_compiled_once(anew):
         assert doubled == 2 and bool(programs) is compiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ask", "profile"])
 def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, monkeypatch):
     """`explain` neither, by hand: it takes longer to trace."""
@@ -204,6 +205,7 @@ def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, mon
         assert found == 0 and bool(programs) is compiles, programs
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_was_compiled(tmp_path):
     def kept():
         done = run_python("-c", COMPILES, tmp_path, folder=tmp_path)

@@ -137,6 +137,7 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
     np.testing.assert_allclose(found["cone_mass"]["value"], mass.value, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     """The study is asked about these weights and ids, in an order that the seed makes."""
     ids = np.random.default_rng(0).integers(11, size=60)
@@ -166,6 +167,7 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["answer", "margin"])
 def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folder, tmp_path, loss):
     """Of contexts of several lengths, each whole, on a common grid."""

@@ -62,6 +62,7 @@ def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, mon
     assert is_fetched(networks.network_within(model, None, 7, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     data, found = tmp_path / "data.txt", {}

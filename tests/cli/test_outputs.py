@@ -166,6 +166,7 @@ def require_records(found, over_all):
     return records
 
 
+@pytest.mark.slow
 def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     documents = tmp_path / "documents.jsonl"
     entries = [{"title": title, "text": text} for title, text in DOCUMENTS.items()]
@@ -199,6 +200,7 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     assert document["finding"] in found.printed[:4]
 
 
+@pytest.mark.slow
 def test_documents_in_three_orders_of_two_lines(run, tmp_path):
     texts = ["abca", "hgj", "if"], ["dd", "eab", "cjic"]
     documents = [[{"text": text} for text in line] for line in texts]

@@ -120,6 +120,7 @@ def require_signed(folder, out, printed):
     assert (out / "signed.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss, name", [("margin", "margin_loss"), ("answer", "loss")])
 def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, undrawn, capsys):
     out = tmp_path / "out"
@@ -289,6 +290,7 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["--data", str(data), "--loss", "answer", "--method", "mask-gradient"]
@@ -326,6 +328,7 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
         assert tuple(table(out / file)[0]) == FILES[f"profile --method, {file}"]
 
 
+@pytest.mark.slow
 def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypatch, capsys):
     ids = np.random.default_rng(5).integers(11, size=36)
     (tmp_path / "text").write_text(spelt(ids))
@@ -400,6 +403,7 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
         assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkeypatch):
     """With the density of all, and of each shown its own energies, which are measured once."""
     written, measured, measure = {}, [], models.energies_of_ids

@@ -75,6 +75,7 @@ def shares(energy):
     return held | {"": 1 - sum(held.values())}
 
 
+@pytest.mark.slow
 def test_an_answer_of_the_models_own_and_what_each_document_holds(
     folder, documents, tmp_path, undrawn, capsys
 ):
@@ -122,6 +123,7 @@ def jax_grid(x):
     return models.causal.token_grid(x.shape[0], x.dtype)
 
 
+@pytest.mark.slow
 def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, capsys):
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
@@ -149,6 +151,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     assert "Numbers are shares of" in (out / "answer.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, capsys):
     """The command writes what `ask` gives; by a mask gradient, against a central difference."""
     out = tmp_path / "out"
@@ -204,6 +207,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert "<td><bdi>“first”</bdi></td>" in answer._repr_html_()
 
 
+@pytest.mark.slow
 def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
     """To the odds over a foil with them less the odds with next to nothing of them.
 

@@ -47,6 +47,7 @@ def column(rows, name):
     return np.array([float(row[name]) for row in rows])
 
 
+@pytest.mark.slow
 def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkeypatch):
     drawn = {}
     monkeypatch.setattr(

@@ -51,6 +51,7 @@ def test_a_documents_name_is_shown_and_its_title_read():
     assert document_prompt(documents, "Who?").text.startswith(f"{HOSTILE}\nA bird.")
 
 
+@pytest.mark.slow
 def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
     """Of a folder with an escape sequence, a line feed and a byte that is no letter."""
     documents = tmp_path / "documents"

@@ -42,6 +42,7 @@ def test_a_gradient_costs_more_and_shapes_suffice():
     assert forward == job_cost(states, *jax.eval_shape(lambda: (flow, x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", ["value", "gradient", "gradient of gradient"])
 def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
     """Three rows of tiles have six on and below the diagonal; examples and layers repeat them."""

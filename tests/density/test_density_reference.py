@@ -146,6 +146,7 @@ def reference_gradient(scheme, readout, loss, example):
     return numpy_network.derivative(values).reshape(LENGTH, WIDTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("readout, loss", CASES)
 def test_influence_is_that_of_the_numpy_network_and_of_differences(scheme, readout, loss):

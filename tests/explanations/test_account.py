@@ -70,6 +70,7 @@ def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_i
     assert found.depth == DEPTH
 
 
+@pytest.mark.slow
 def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it(monkeypatch):
     """Whether or not rows that the loss asks go by themselves, of which one is named thrice."""
     found, network, rest = account(), model(), rest_from(DEPTH)

@@ -73,6 +73,7 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
     assert (below < np.asarray(exact)).all() and below.shape == exact.shape
 
 
+@pytest.mark.slow
 def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     _, blocks, covectors = dense()
     states, met = found()[-1].met
@@ -121,6 +122,7 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     assert certificates.primacy_of_the_cone(*given, "deciding") == primacy
 
 
+@pytest.mark.slow
 def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     """Of a margin, and of cross-entropy asked unalike, right-biased queries are not judged."""
     rows = np.array([last_token(LENGTH), [0.0, 0.25, 0.75, 0.0, 0.0]])

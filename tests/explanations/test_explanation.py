@@ -157,7 +157,6 @@ def test_explanations_are_of_depths_before_the_last_state():
             explained(last_token, depth)
 
 
-@pytest.mark.slow
 def test_an_explanation_is_made_of_its_parts():
     # `eq:residual-influence-component`.
     regions, weights = REGIONS, teacher_forcing(LENGTH)
@@ -250,6 +249,7 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     assert "± 0.000, of contexts that all have one profile" in line
 
 
+@pytest.mark.slow
 def test_records_and_tables_give_every_number_under_its_name():
     found = explained(last_token)
     record, regional = found.record(), found.regional
@@ -303,6 +303,7 @@ def windows_of_ids(count):
     return jax.device_put(np.random.default_rng(0).integers(WORDS, size=(count, LENGTH + 1)))
 
 
+@pytest.mark.slow
 def test_the_cone_mass_averages_layers_and_contexts():
     network, ids = neox_like(), windows_of_ids(2)
     found = average_cone_mass(network, ids, REGIONS)

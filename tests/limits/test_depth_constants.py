@@ -177,6 +177,7 @@ def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
     assert bounds[-1] <= constants.on_layers(1.0) * (step + distances.sum())
 
 
+@pytest.mark.slow
 def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says():
     """On layers zeta(t) = 1 + t makes an error of 5 eps t/2, which is the bound at T = 2."""
     # `thm:resnet-ode`, `ass:depth-profile`, `eq:convergent-control-grid-bound`,
@@ -252,6 +253,7 @@ def averaging(width):
     )
 
 
+@pytest.mark.slow
 def test_constants_are_proved_where_no_difference_quotient_refutes_them():
     """Of cells of all kinds, along what their averages enlarge most; some have no constants."""
     # `prop:transformer-lipschitz`.
@@ -290,6 +292,7 @@ def ragged(time):
     return 1 + 0.1 * jnp.sum(0.5**powers * jnp.cos(7.0**powers * jnp.pi * time))
 
 
+@pytest.mark.slow
 def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
     """By the default references; a constant step follows it as far as it goes."""
     control, grid = linear_control(Matrix(0.1 * jnp.ones((2, 3, 3)))), lim.token_grid(4)

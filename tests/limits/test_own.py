@@ -92,6 +92,7 @@ def tight(flow):
     return dataclasses.replace(flow, stepsize_controller=control)
 
 
+@pytest.mark.slow
 def test_depth_is_refined_under_a_control_and_a_profile():
     """The constant field grows by the exponential of the integral of (1/2 + t)^2."""
     flow = lim.ContinuousFlow(

@@ -219,6 +219,7 @@ def capped(time):
     return jnp.minimum(jnp.abs(time - 1 / 3) ** -0.5, 1e3)
 
 
+@pytest.mark.slow
 def test_a_capped_profile_gets_no_claim_in_depth_and_the_reference_of_ones_own():
     """The flows that are passed are those of a rate of 1 or 2 and no profile."""
     # `thm:resnet-ode`, `ass:depth-profile`.

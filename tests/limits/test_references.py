@@ -115,6 +115,7 @@ def test_a_network_that_picks_rows_is_unreliable_too():
     assert row.reliability_warning
 
 
+@pytest.mark.slow
 def test_rows_may_be_picked_where_every_grid_has_them():
     """On tokens the last is p = 1; and where depth is refined all is on one grid."""
     finer = [lim.token_grid(size) for size in (192, 384, 768)]

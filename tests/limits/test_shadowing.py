@@ -97,6 +97,7 @@ def test_layers_that_grow_shadow_their_flow_as_the_profile_has_it(step):
     assert study.verdict == "measured"
 
 
+@pytest.mark.slow
 def test_bounds_of_normalised_layers_are_proved_and_kept():
     # `thm:resnet-ode`, `ass:depth-profile`, `prop:transformer-lipschitz`.
     three = small_fields()

@@ -53,6 +53,7 @@ def logits_by_kept(model, ids):
     return jnp.concatenate([first[None], others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, tmp_path):
     """As transformers has them, in the midst and at the end; `test_families` has all logits."""
@@ -110,6 +111,7 @@ def with_step(model, step):
     return eqx.tree_at(lambda model: model.flow, model, flow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_id_is_the_likeliest_after_all_before_it(name, tmp_path):
     model = OTHERS[name](tmp_path)

@@ -66,6 +66,7 @@ def test_tensors_come_back_in_full_precision(folder, sharded):
     assert open_checkpoint(folder).config == {"model_type": "gpt2"}
 
 
+@pytest.mark.slow
 def test_without_the_extra_all_but_reading_works_and_reading_names_it(folder):
     program = """
 import sys

@@ -100,6 +100,7 @@ def squares_by_two_passes(model, prompt, answer, foil):
     return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)  # whose places are learned
 def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
     model, case = longer(model), CASES[1]

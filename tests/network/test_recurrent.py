@@ -142,6 +142,7 @@ def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwi
         np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypatch):
     for kind in (RecurrentMixer, KimiDelta):

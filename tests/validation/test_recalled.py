@@ -123,6 +123,7 @@ def surprise(model, probes, chosen):
     return jax.vmap(of_one)(jnp.arange(len(chosen)), chosen).mean()
 
 
+@pytest.mark.slow
 def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(model):
     """And by the latter no further than a step of length one."""
     key, examples, probes = jax.random.key(7), some(2, 1), some(2, 2)
@@ -148,6 +149,7 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
     chex.assert_trees_all_close(plain, risk, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cheap")
 def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     test = some(4, 5)

@@ -227,6 +227,7 @@ def selective_slope(model, examples):
     return -jnp.log(jnp.diag(shares[:, examples.gold[:, 0]]) + 1e-6).mean()
 
 
+@pytest.mark.slow
 def test_influence_is_drawn_to_each_probes_gold_record():
     """Of the network's own answers, which are others than the true ones; below it is of these."""
     some = first(batches().probes, 4)

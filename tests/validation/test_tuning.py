@@ -69,6 +69,7 @@ TRAINED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_last_layers_norms_queries_and_keys_train_and_nothing_else():
     """Every number of a gradient's leaves moves, in these layers; all others keep every bit."""
     model = network()
