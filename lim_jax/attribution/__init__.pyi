@@ -20,7 +20,6 @@ from . import tokens as tokens
 from . import without_parts as without_parts
 from .answer import Answer as Answer
 from .asking import ask as ask
-from .methods.table import METHODS as METHODS
 from .scores import Cost as Cost
 from .scores import Method as Method
 from .scores import Scores as Scores

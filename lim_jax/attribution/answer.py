@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     cut
         Whether the model's own answer did not end within its tokens.
     method
-        A name of `attribution.METHODS`.
+        A name of `attribution.methods.table`.
     parts
         The documents by their scores, then other parts, and what is in none.
     context

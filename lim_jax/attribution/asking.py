@@ -98,7 +98,7 @@ def ask(
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored: a name of `attribution.METHODS`.
+        How parts are scored: a name of `attribution.methods.table`.
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each

@@ -33,5 +33,5 @@ METHODS: dict[str, Method] = {
 
 def method_named(name: str) -> Method:
     """Return a method by its name; raise ValueError at others."""
-    require_name(name, METHODS, "method", "attribution.METHODS says what each is.")
+    require_name(name, METHODS, "method", "attribution/methods has a file for each.")
     return METHODS[name]
