@@ -24,6 +24,8 @@ ASKED = (
 Asked = Annotated[LossName, tyro.conf.arg(help=ASKED)]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
 Method = Annotated[MethodName, tyro.conf.arg(help=f"How parts are scored: {WORDS}.")]
+BY_PARTS = f"Score named parts in place of measuring densities: {WORDS}."
+PartsMethod = Annotated[MethodName | None, tyro.conf.arg(help=BY_PARTS)]
 CACHE = (
     "Download the model where a public name is not in the cache. Without, a terminal is asked, "
     "and anything else refused."

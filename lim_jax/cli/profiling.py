@@ -22,11 +22,11 @@ from lim_jax.cli.arguments import (
     Compute,
     Download,
     Memory,
-    Method,
     Model,
     Named,
     Out,
     Overwrite,
+    PartsMethod,
 )
 from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
 from lim_jax.cli.shuffling import shuffled_findings, shuffled_lines, shuffled_table, write_shuffled
@@ -51,7 +51,7 @@ def profile(
     model: tyro.conf.Positional[Model],
     data: Named,
     loss: Asked = "next-token",
-    method: Method | None = None,
+    method: PartsMethod = None,
     delta: float = 0.2,
     max_length: int = 512,
     shuffle: int = 0,
