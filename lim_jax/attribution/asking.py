@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
+from lim_jax._resuming import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.measuring import Bar, no_bar, require_fitting
 from lim_jax.attribution.methods.table import method_named
@@ -84,7 +85,7 @@ def ask(
     chat: bool = True,
     answer_tokens: int = 32,
     max_length: int = 4096,
-    checkpoint: Path | None = None,
+    checkpoint: AnyPath | None = None,
     progress: Bar = no_bar,
 ) -> Answer:
     """Ask a model a question about documents, and say which of them its answer comes from.
@@ -157,7 +158,8 @@ def ask(
         answer_tokens=answer_tokens,
         max_length=max_length,
     )
-    return answer_question(model, asked, Run(checkpoint, progress))
+    kept = None if checkpoint is None else checkpoint_folder(checkpoint)
+    return answer_question(model, asked, Run(kept, progress))
 
 
 def read_question(

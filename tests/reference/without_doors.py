@@ -15,6 +15,9 @@ WITHOUT = {
         proved_constants readout_bound readout_consistency_study section4 shadowing_study
         split_defect_study terminal_adjoint_study time_slope_bounds trajectory_studies
     """,
+    "Parts of a method of attribution, given an answer's parts and a context's.": """
+        scores_by_token
+    """,
     "Not refused in words yet: what is no network, ids or batch.": """
         models.contrast_loss self_answered
     """,
