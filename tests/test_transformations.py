@@ -276,6 +276,7 @@ def test_every_nesting_agrees_with_differences(name, step):
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, step", CASES)
 def test_derivatives_where_people_debug_are_those_elsewhere(name, step):
     """Without jit, and where JAX looks for NaN."""

@@ -109,6 +109,7 @@ def test_hops_and_heads_sum_to_the_channels():
     assert np.abs(parts["heads"]).max(axis=(2, 3)).astype(bool).sum(axis=1).tolist() == [6, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_mask_gradient_is_the_loss_by_log_weights():
     by_head = found()["mask"] / LENGTH
     assert by_head.shape == (3, 6, LENGTH) and np.abs(by_head[0]).max(axis=1).all()

@@ -112,6 +112,7 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
         np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     """Each row's scores sum to what the document gave its part, by the whole network's losses."""
     monkeypatch.setattr(mask_path, "NODES", 1)

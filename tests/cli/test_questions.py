@@ -285,6 +285,7 @@ def gradient_without_others(model, context, answer, parts, loss, run):
     return Scores(answer, parts, rows)
 
 
+@pytest.mark.slow
 def test_a_method_of_a_users_goes_down_to_the_page(
     folder, documents, tmp_path, monkeypatch, as_users_run
 ):

@@ -124,6 +124,7 @@ def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkey
     assert int(record["contexts"]) == 2
 
 
+@pytest.mark.slow
 def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
     monkeypatch.setattr(models, "energies_of_ids", lambda network, windows, **rest: [

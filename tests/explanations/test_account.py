@@ -46,6 +46,7 @@ def squares(vectors):
     return (np.asarray(vectors) ** 2).sum(axis=-1)
 
 
+@pytest.mark.slow
 def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_it():
     found, network = account(), model()
 

@@ -194,6 +194,7 @@ def test_a_depth_profile_that_rises_is_followed_a_step_behind_as_its_bound_says(
     assert {on_layers.verdict, between.verdict} == {"measured"}
 
 
+@pytest.mark.slow
 def test_a_spike_that_the_samples_miss_refutes_no_theorem():
     """Sampled beside the spike, the constants are too small: measured, and neither holds."""
     # `thm:resnet-ode`.

@@ -159,6 +159,7 @@ def apart(first, second):
     return jax.tree.map(np.subtract, first, second)
 
 
+@pytest.mark.slow
 def test_a_steps_gradient_is_that_of_answers_and_of_the_evidences_share():
     """By differences of what is written out; half of the own answers are not the true ones."""
     rows = tuning.trained_rows(network(), LAST)
