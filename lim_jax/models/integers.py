@@ -21,6 +21,7 @@ UNQUANTISED = (
     "that made them."
 )
 # Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
+WHOLE = slice(None)  # of a tensor
 Tensors = Callable[[str, tuple[int, ...], tuple[str, ...]], Callable[..., np.ndarray]]
 Rows = Callable[[slice], np.ndarray]
 
@@ -82,7 +83,7 @@ def packed_rows(
     # Where columns were quantised in another order, files say to which group each belongs.
     group_of = np.arange(shape[1]) // size
     if index is not None:
-        group_of = tensors(index, shape[1:], PLACES)(...)
+        group_of = tensors(index, shape[1:], PLACES)(WHOLE)
         fits = bool(((group_of >= 0) & (group_of < shape[1] // size)).all())
         require_in(index, fits, "groups that there are not", f"from 0 to {shape[1] // size - 1}")
     return read(packing, tensors, at, (shape[0], shape[1]), group_of, words)
@@ -111,7 +112,7 @@ def _compressed(
     scales = tensors(f"{at}weight_scale", (rows, groups), REAL)
     zeros = np.full((rows, groups), 2 ** (packing.bits - 1))
     if packing.has_zeros:
-        packed = tensors(f"{at}weight_zero_point", (-(-rows // in_word), groups), WORDS)(...)
+        packed = tensors(f"{at}weight_zero_point", (-(-rows // in_word), groups), WORDS)(WHOLE)
         zeros = unpack(packed.T, packing.bits).T[:rows]
 
     def read(part: slice) -> np.ndarray:
@@ -130,7 +131,7 @@ def _gptq(
     groups = columns // (packing.group or columns)
     words = tensors(f"{at}qweight", (columns // in_word, rows), WORDS)
     scales = tensors(f"{at}scales", (groups, rows), REAL)
-    packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(...)
+    packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE)
     zeros, most = unpack(packed, packing.bits) + packing.zero_offset, 2**packing.bits - 1
     got, expected = f"a zero of {most} and one, which readers take in two ways", f"at most {most}"
     require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
@@ -156,7 +157,7 @@ def _awq(
 
     words = tensors(f"{at}qweight", (columns, rows // in_word), WORDS)
     scales = tensors(f"{at}scales", (groups, rows), REAL)
-    zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(...))
+    zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
 
     def read(part: slice) -> np.ndarray:
         first, last = part.start // in_word, -(-part.stop // in_word)
