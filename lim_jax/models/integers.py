@@ -20,8 +20,8 @@ UNQUANTISED = (
     "Take weights that are not quantised, if any are published, or convert these by the program "
     "that made them."
 )
-# Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
 WHOLE = slice(None)  # of a tensor
+# Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
 Tensors = Callable[[str, tuple[int, ...], tuple[str, ...]], Callable[..., np.ndarray]]
 Rows = Callable[[slice], np.ndarray]
 
