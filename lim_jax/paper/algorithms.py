@@ -25,7 +25,6 @@ from lim_jax.training.observing import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 Objective = Callable[[Profile], tuple[Scalar, Scalar]]
-STARTS = 5  # of the search for a minimum, each from where the one before ended
 
 
 def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
@@ -73,27 +72,34 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
     return GateRun(gates, value, jax.device_put(np.stack([*history, imbalance])))
 
 
+@filter_jit
+def _curvature(objective: Objective, gates: Profile) -> Float[Array, "length length"]:
+    return jax.hessian(lambda gates: objective(gates)[0])(gates)
+
+
 def minimiser(objective: Objective, start: Profile) -> GateRun:
-    """Descend from `start` to a stationary point by L-BFGS, until rounding stops it."""
+    """Descend from `start` by L-BFGS, and go on to a stationary point by Newton's steps."""
     tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
 
     def value_and_slope(gates: np.ndarray) -> tuple[float, np.ndarray]:
         (value, _), gradient = _slope(objective, jnp.asarray(gates, start.dtype))
         return float(value), np.asarray(gradient, float)
 
-    # A search ends where values differ by their rounding alone: a fresh one goes on from there.
-    stopped = scipy.optimize.OptimizeResult(x=np.asarray(start, float), jac=np.inf)
-    for _ in range(STARTS):
-        if np.linalg.norm(stopped.jac) > tolerance:
-            stopped = scipy.optimize.minimize(
-                value_and_slope, stopped.x, jac=True, method="L-BFGS-B",
-                options={"gtol": tolerance / math.sqrt(LENGTH), "ftol": 0, "maxcor": 20},
-            )  # fmt: skip
-    gates = jnp.asarray(stopped.x, start.dtype)
+    def curvature(gates: np.ndarray) -> np.ndarray:
+        return np.asarray(_curvature(objective, jnp.asarray(gates, start.dtype)), float)
+
+    descended = scipy.optimize.minimize(
+        value_and_slope, np.asarray(start, float), jac=True, method="L-BFGS-B"
+    )
+    # A descent ends where values differ by their rounding alone; slopes still tell the way there.
+    found = scipy.optimize.root(
+        lambda gates: value_and_slope(gates)[1], descended.x, jac=curvature, method="hybr"
+    )
+    gates = jnp.asarray(found.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
         raise RuntimeError(
-            f"minimiser: L-BFGS did not converge ({stopped.message}); start elsewhere."
+            f"minimiser: Newton's steps did not converge ({found.message}); start elsewhere."
         )
     return GateRun(gates, value, imbalance[None])
 
