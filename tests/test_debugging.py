@@ -34,7 +34,8 @@ def outcome(name):
         # What a solver of lineax says depends on how it is run.
         return "a solver's error" if "linear solver" in str(error) else f"{type(error)}: {error}"
     leaves = jax.tree.leaves(jax.block_until_ready(result))
-    return [np.asarray(leaf) for leaf in leaves if np.issubdtype(np.result_type(leaf), np.number)]
+    arrays = [np.asarray(leaf) for leaf in leaves if eqx.is_array_like(leaf)]
+    return [array for array in arrays if np.issubdtype(array.dtype, np.number)]
 
 
 def assert_same(found, expected):

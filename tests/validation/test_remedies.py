@@ -230,8 +230,8 @@ def selective_slope(model, examples):
 @pytest.mark.slow
 def test_influence_is_drawn_to_each_probes_gold_record():
     """Of the network's own answers, which are others than the true ones; below it is of these."""
-    some = first(batches().probes, 4)
-    logits = jax.jit(lambda some: answer_losses(network(), embedded(network(), some), some)[2])
+    some, model = first(batches().probes, 4), network()
+    logits = jax.jit(lambda some: answer_losses(model, embedded(model, some), some)[2])
     window, own = np.array(some.window), np.argmax(logits(some), axis=1)
     assert (window[:, -1] != own).any()
     window[:, -1] = own
