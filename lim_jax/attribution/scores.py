@@ -135,7 +135,26 @@ def scores_by_token(
     total_effect: Float[np.ndarray, " answer"] | None = None,
     note: str = "",
 ) -> Scores:
-    """Return the scores of parts as the sums of their tokens'."""
+    """Return the scores of parts as the sums of their tokens'.
+
+    Parameters
+    ----------
+    answer, parts
+        The parts of the answer and of the context, as a method is given them.
+    by_token
+        The scores of every token of the context, a row for each part of the answer, in units of
+        the loss; of a method that is not signed shares.
+    total_effect
+        What all documents give each part of the answer, in units of the loss; None where the
+        method does not say it.
+    note
+        What else is to be known of these scores, in a sentence; empty for nothing.
+
+    Returns
+    -------
+    Scores
+        The scores by part, with those by token.
+    """
     columns = [by_token[:, part.places].sum(axis=1) for part in parts]
     by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
     return Scores(answer, parts, by_part, by_token, total_effect, note)
