@@ -21,7 +21,7 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.loss import teacher_forcing
-from lim_jax.models.language import byte_model, sample_windows, standard_library_text
+from lim_jax.models.small_models import byte_model, sample_windows, standard_library_text
 from lim_jax.training.balancing import balanced_objective
 
 LENGTH, STEPS, BATCH, RATE = 64, 300, 16, 3e-3  # of training, by Adam

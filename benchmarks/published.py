@@ -28,8 +28,8 @@ from tiny import tiny
 
 import lim_jax as lim
 from lim_jax._refusal import Refusal
+from lim_jax.checkpoints.families.table import recipe_of
 from lim_jax.models.causal import open_files
-from lim_jax.models.families import recipe_of
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "models" / "published.json"
 # What transformers calls otherwise, or writes by other names than the publisher does.

@@ -1,9 +1,9 @@
-"""Write tests/models/recorded.json: what transformers computes with weights that anybody can draw.
+"""Write tests/checkpoints/recorded.json: logits of transformers, of weights that anybody can draw.
 
 ``python benchmarks/recorded.py [FAMILY ...]`` (the extra ``parity``). Of every configuration it
 keeps ``config.json`` as transformers saves it, the names and shapes of the tensors there, and some
 logits of `drawing.drawn`'s weights, read by transformers and computed in double
-(`peer_transformers.Doubled`). `tests/models/test_families.py` needs neither it nor torch.
+(`peer_transformers.Doubled`). `tests/checkpoints/test_families.py` needs neither it nor torch.
 """
 
 import json
@@ -19,7 +19,7 @@ from configurations import CONFIGURATIONS, IDS, PUBLISHED, chosen, ids_of
 from drawing import write
 from safetensors import safe_open
 
-RECORD = Path(__file__).parent.parent / "tests" / "models" / "recorded.json"
+RECORD = Path(__file__).parent.parent / "tests" / "checkpoints" / "recorded.json"
 PLACES, WORDS = [0, 6, 13], [0, 9, 20, 36]  # of which logits are kept
 LONG_PLACES = [0, 13, 63, 69]
 

@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from lim_jax.models.families import FAMILIES
+from lim_jax.checkpoints.families.table import FAMILIES
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "parity.json"

@@ -1,5 +1,6 @@
 from . import adjoint as adjoint
 from . import attribution as attribution
+from . import checkpoints as checkpoints
 from . import cli as cli
 from . import cost as cost
 from . import density as density

@@ -28,15 +28,10 @@ import lim_jax as lim
 from lim_jax.models import LanguageModel, byte_model
 from lim_jax.models.causal import CausalLM
 from lim_jax.plots import draw_densities, legend_below
-from lim_jax.tasks import (
-    decodes_greedily,
-    draw_key_values,
-    encode,
-    key_value_prompt,
-    record_weights,
-)
+from lim_jax.tasks import Prompt, decodes_greedily, encode, record_weights
 
 RECORDS, ROUNDS = 10, 1
+DIGITS = list("0123456789abcdef")
 file = os.environ.get("LIM_JAX_MODEL")
 if file:
     model = LanguageModel.from_pretrained(file)
@@ -51,12 +46,27 @@ network, tokenizer, name = model.network, model.tokenizer, model.name
 # A prompt knows where its records are, `encode` which record each token belongs to and which tokens
 # are the answer's. Every place has the asked key once in each round.
 
+
 # %%
-prompts = [
-    key_value_prompt(draw_key_values(RECORDS, seed, key_length=3, value_length=3), place)
-    for seed in range(ROUNDS)
-    for place in range(RECORDS)
-]
+def key_value_prompt(seed, place):
+    """A JSON object of keys and values of three random digits; the key at a place is asked for."""
+    rng = np.random.default_rng(seed)
+    keys = {}  # in the order drawn, none twice
+    while len(keys) < RECORDS:
+        keys["".join(rng.choice(DIGITS, 3))] = None
+    pairs = [(key, "".join(rng.choice(DIGITS, 3))) for key in keys]
+    asked = pairs.pop(rng.integers(RECORDS))
+    pairs.insert(place, asked)
+    text, spans = "A JSON object of keys and values:\n\n{", []
+    for key, value in pairs:
+        record = f'"{key}": "{value}"'
+        spans.append((len(text), len(text) + len(record)))
+        text += record + ",\n "
+    text = text.removesuffix(",\n ") + f'}}\n\nThe value of the key "{asked[0]}" is "'
+    return Prompt(text, asked[1], tuple(spans), (place,))
+
+
+prompts = [key_value_prompt(seed, place) for seed in range(ROUNDS) for place in range(RECORDS)]
 print(prompts[4].text + prompts[4].answer)
 examples = [encode(prompt, tokenizer) for prompt in prompts]
 longest = max(len(example.window) for example in examples)
@@ -134,7 +144,7 @@ print(f"left {left:.2f}, middle {middle:.2f}, right {right_end:.2f}: LIM {lim_in
 account = lim.explanations.account_of_context(
     network, windows[4], weights[4], loss=CausalLM.margin_loss
 )
-texts = lim.models.texts_of_ids(windows[4], tokenizer)
+texts = lim.checkpoints.texts_of_ids(windows[4], tokenizer)
 strongest = np.argsort(-np.asarray(account.energy))[:8]
 for token in sorted(strongest):
     share = float(account.energy[token] / account.energy.sum())
@@ -161,7 +171,7 @@ if model.chat_template is not None:  # as the model's publisher lays out a chat
     laid = lim.prompts.chat_prompt(chat, model.chat_template, documents)
 prompt = lim.prompts.unanswered(laid, tokenizer)
 (context,) = lim.prompts.self_answered([prompt], model, "margin", tokens=12)
-said = lim.models.texts_of_ids(context.window, tokenizer)[prompt.length :]
+said = lim.checkpoints.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())
 (energy,) = lim.models.energies_of_ids(
     network, [context.window], ask=[context.weights], loss=CausalLM.margin_loss

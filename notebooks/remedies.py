@@ -26,7 +26,7 @@ import lim_jax as lim
 from lim_jax.density import LossOfIds
 from lim_jax.loss import last_token
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.models.language import byte_model, sample_windows, standard_library_text
+from lim_jax.models.small_models import byte_model, sample_windows, standard_library_text
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.plots import draw_densities, legend_below, line_style
 from lim_jax.training.balancing import Penalty, balanced_objective

@@ -35,7 +35,7 @@ LAYER = {
     "mlp.down_proj": (WIDTH, HIDDEN),
 }  # fmt: skip
 BESIDE = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH), "model.norm": (WIDTH,)}
-RECORD = ROOT / "tests" / "models" / "recorded.json"
+RECORD = ROOT / "tests" / "checkpoints" / "recorded.json"
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5])
 GRID = lim.token_grid(8, float)

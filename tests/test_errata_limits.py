@@ -264,7 +264,9 @@ def test_the_theorem_of_the_loss_is_silent_on_the_networks_own_states():
         # Logits (0, x), the label first: the loss log(1 + e^x), the residual 1/(1 + e^-x).
         loss = np.log1p(np.exp(terminal)).mean() - np.log(2)
         adjoint = np.mean(1 / (1 + np.exp(-terminal))) - 1 / 2
-        np.testing.assert_allclose([loss * size, adjoint * size], [-1 / 2, -1 / 4], rtol=5e-3)
+        np.testing.assert_allclose(
+            [float(loss) * size, float(adjoint) * size], [-1 / 2, -1 / 4], rtol=5e-3
+        )
 
 
 def test_blocks_are_differentiable_at_finite_length_and_in_the_supremum():

@@ -18,6 +18,7 @@ import pytest
 from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS
 
 import lim_jax as lim
+from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.prompted import ask_prompts
 from benchmarks.validation.texts import PromptSetting
 from lim_jax import models, tasks
@@ -98,8 +99,8 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
     assert shares.diagonal().mean() > 0.6
     # The head reads few places: those of all others give the same.
-    data = tasks.draw_key_values(2, 1, key_length=3, value_length=3)
-    example = tasks.encode(tasks.key_value_prompt(data, place=1), tokenizer)
+    data = draw_key_values(2, 1, key_length=3, value_length=3)
+    example = tasks.encode(key_value_prompt(data, place=1), tokenizer)
     logits = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(
         model, jax.device_put(example.window[:-1])
     ), float)  # fmt: skip

@@ -24,6 +24,7 @@ from benchmarks.validation.ablations import (
 )
 from benchmarks.validation.documents import question_prompt
 from benchmarks.validation.facts import draw_facts
+from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.prose import DOCUMENTS, prose_prompt
 from benchmarks.validation.scored_parts import (
     Asked,
@@ -38,9 +39,8 @@ from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
 from lim_jax._resuming import each_once
+from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.causal import CausalLM
-from lim_jax.models.text import texts_of_ids
-from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import EncodedText, Prompt, encode_text
 
 PAIRS, FACTS, SENTENCES = "keys and values", "documents", "sentences"

@@ -37,7 +37,7 @@ from lim_jax._random import fan_in
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.models.language import gaussian_model
+from lim_jax.models.small_models import gaussian_model
 from lim_jax.network.field import TransformerField
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.gated_delta import GatedDelta

@@ -8,8 +8,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from lim_jax.models.causal import Targets
-from lim_jax.tasks.key_value import draw_key_values, key_value_prompt
 from lim_jax.tasks.prompts import Example, encode
 
 
@@ -23,7 +23,7 @@ class PromptSetting(NamedTuple):
     prompts
         How many, a multiple of the records.
     key_length, value_length
-        In hexadecimal digits, as in `tasks.draw_key_values`.
+        In hexadecimal digits, as in `draw_key_values`.
     """
 
     records: int = 10

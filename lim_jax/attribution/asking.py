@@ -23,9 +23,9 @@ from lim_jax.attribution.segments import (
     whole_answer,
 )
 from lim_jax.attribution.tokens import held_by_text, most_in_words
+from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.language_model import LanguageModel
-from lim_jax.models.losses import LossName, loss_kind
-from lim_jax.models.text import texts_of_ids
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.answering import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question

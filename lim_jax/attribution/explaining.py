@@ -17,7 +17,7 @@ from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.explanations.windows import Windows
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.results import load, save

@@ -27,7 +27,7 @@ from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenAccount
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import Profile, Windows
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.results.measured import MeasuredContexts, pooled_influences

@@ -13,7 +13,7 @@ from lim_jax.attribution.parts import REST, averaged_records, is_document, part_
 from lim_jax.attribution.scores import Cost, Run, Scores
 from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.models import CausalLM
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 
 

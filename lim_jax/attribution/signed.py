@@ -24,7 +24,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import scores_of_ids
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.shuffling import ShuffledContexts

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from lim_jax.attribution.asking import answer_text
 from lim_jax.attribution.comparing import DOTS, shown_answer
 from lim_jax.models import LanguageModel
-from lim_jax.models.losses import LossName
+from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts import self_answered
 from lim_jax.prompts.contexts import Context, PromptOnly
 

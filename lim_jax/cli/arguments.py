@@ -6,7 +6,7 @@ import tyro
 
 from lim_jax._checks import AnyPath
 from lim_jax.attribution.methods.table import METHODS, MethodName
-from lim_jax.models.losses import LOSSES, LossName
+from lim_jax.models.loss_kinds import LOSSES, LossName
 
 # On the command line either is a path.
 Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lim_jax import models, plots, report
+from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.heads import HeadOfPart, heads_table
@@ -130,7 +130,7 @@ def write_explained_page(
         out / "explanation.html",
         result.influence,
         accounts,
-        [models.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
+        [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
         title=title,
         certificates=result.certificates,
         without_queries=result.without_queries,

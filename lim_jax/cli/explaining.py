@@ -41,7 +41,7 @@ from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.results.measured import common_regions

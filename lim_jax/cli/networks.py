@@ -14,8 +14,8 @@ from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
 from lim_jax._writing import write_file
 from lim_jax.attribution.time_budget import duration, measuring_seconds
+from lim_jax.checkpoints.hub import model_path
 from lim_jax.models import CausalLM, LanguageModel
-from lim_jax.models.hub import model_path
 
 GIB = 2**30
 LONG, MUCH = 180.0, 0.9  # seconds, from which it is said what bfloat16 would save, and a share

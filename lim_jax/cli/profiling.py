@@ -6,7 +6,7 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from lim_jax import models, plots, report
+from lim_jax import checkpoints, models, plots, report
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
 from lim_jax.attribution.measuring import SHOWN, Measured, measure, require_fitting
@@ -34,7 +34,7 @@ from lim_jax.explanations.tables import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
-from lim_jax.models.losses import LOSSES, LossName, loss_kind
+from lim_jax.models.loss_kinds import LOSSES, LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
 from lim_jax.report.page import require_page_packages
@@ -244,7 +244,7 @@ def write_profile_page(
     shown = result.contexts[: len(accounts)]
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
-        [*context.tokens, models.texts_of_ids(context.window, model.tokenizer)[-1]]
+        [*context.tokens, checkpoints.texts_of_ids(context.window, model.tokenizer)[-1]]
         for context in shown
     ]
     report.write_page(

@@ -7,7 +7,7 @@ from lim_jax import plots
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.models import LanguageModel
-from lim_jax.models.losses import LossName
+from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts import cyclic_orders, shuffled
 from lim_jax.prompts.reading import read_lines
 from lim_jax.prompts.shuffling import ShuffledContexts

@@ -77,7 +77,7 @@ def account_of_context(
     Examples
     --------
     >>> from lim_jax.loss import teacher_forcing
-    >>> from lim_jax.models.language import byte_model
+    >>> from lim_jax.models.small_models import byte_model
     >>> model = byte_model(5, width=4, heads=2, depth=3, key=jax.random.key(0))
     >>> window = jnp.array(list(b"hello!"))
     >>> account = account_of_context(model, window, teacher_forcing(5), depth=1)

@@ -1,4 +1,4 @@
-"""Whose network it is."""
+"""What a network says of token ids."""
 
 from lim_jax._doors import opened
 

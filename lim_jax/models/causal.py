@@ -25,20 +25,14 @@ from lim_jax._checks import (
 )
 from lim_jax._precision import computing
 from lim_jax._products import product
-from lim_jax.grid.cells import Starts, token_grid
-from lim_jax.grid.measure import Grid
-from lim_jax.loss import losses
-from lim_jax.loss.losses import Labels, Scalar, Slices
-from lim_jax.loss.readouts import Logits
-from lim_jax.models.checkpoint import json_object, open_checkpoint
-from lim_jax.models.decoder import read_decoder
-from lim_jax.models.families import recipe_of, refuse_unsupported
-from lim_jax.models.gguf_file import open_gguf
-from lim_jax.models.hub import model_path
-from lim_jax.models.layout import shard
-from lim_jax.models.multimodal import text_part
-from lim_jax.models.options import refuse_other_architectures
-from lim_jax.models.placement import (
+from lim_jax.checkpoints.checkpoint import json_object, open_checkpoint
+from lim_jax.checkpoints.decoder import read_decoder
+from lim_jax.checkpoints.families.table import recipe_of, refuse_unsupported
+from lim_jax.checkpoints.gguf_file import open_gguf
+from lim_jax.checkpoints.hub import model_path
+from lim_jax.checkpoints.multimodal import text_part
+from lim_jax.checkpoints.options import refuse_other_architectures
+from lim_jax.checkpoints.placement import (
     MIXED,
     WeightPlacement,
     host_memory,
@@ -46,8 +40,14 @@ from lim_jax.models.placement import (
     on_device,
     published_precision,
 )
-from lim_jax.models.reading import Source
-from lim_jax.models.rope_config import trained_length
+from lim_jax.checkpoints.rope_config import trained_length
+from lim_jax.checkpoints.sharding import shard
+from lim_jax.checkpoints.tensor_reader import Source
+from lim_jax.grid.cells import Starts, token_grid
+from lim_jax.grid.measure import Grid
+from lim_jax.loss import losses
+from lim_jax.loss.losses import Labels, Scalar, Slices
+from lim_jax.loss.readouts import Logits
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm

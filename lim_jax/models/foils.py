@@ -59,7 +59,7 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     --------
     >>> import equinox as eqx
     >>> from lim_jax.models.foils import contrast
-    >>> from lim_jax.models.language import byte_model
+    >>> from lim_jax.models.small_models import byte_model
     >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
     >>> prompt, this, that = (jnp.array(list(text)) for text in (b"2+2=", b"4", b"five"))
     >>> y = contrast(prompt, this, that)

@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, as_path, require
+from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from lim_jax.checkpoints.hub import EXPECTED, model_path
+from lim_jax.checkpoints.tensor_reader import Source
+from lim_jax.checkpoints.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
 from lim_jax.models.causal import CausalLM, HalfPrecision, load_network, open_files, open_network
-from lim_jax.models.gguf_checkpoint import GGUFCheckpoint
-from lim_jax.models.hub import EXPECTED, model_path
-from lim_jax.models.reading import Source
-from lim_jax.models.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
 
 
 class LanguageModel(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 
 from lim_jax._checks import described, require, require_kind
 from lim_jax.models import LanguageModel, answer
-from lim_jax.models.losses import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
 

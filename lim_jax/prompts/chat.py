@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lim_jax._checks import described, require, require_kind, require_several
 from lim_jax._refusal import Refusal
-from lim_jax.models.text import ChatTemplate
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.prompts.documents import (
     QUESTION,
     Document,

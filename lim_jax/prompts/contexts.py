@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import require, require_kind, require_text
 from lim_jax._terminal import in_one_line
-from lim_jax.models import texts_of_ids
+from lim_jax.checkpoints import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
-from lim_jax.models.losses import LossKind, LossName, loss_kind
+from lim_jax.models.loss_kinds import LossKind, LossName, loss_kind
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText

@@ -12,9 +12,9 @@ import numpy as np
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax._refusal import Refusal
+from lim_jax.checkpoints.text import CURE_OF_CHATS, ChatTemplate
 from lim_jax.models import LanguageModel
-from lim_jax.models.losses import LossName, loss_kind
-from lim_jax.models.text import CURE_OF_CHATS, ChatTemplate
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_messages
 from lim_jax.prompts.contexts import (
     Context,

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from lim_jax._checks import as_int, described, require, require_kind
 from lim_jax._refusal import Refusal
-from lim_jax.models.losses import LossName
+from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly, places_by_name
 from lim_jax.prompts.reading import Line, context_of_line
 

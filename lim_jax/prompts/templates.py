@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lim_jax._checks import require, require_extra
-from lim_jax.models.text import ChatTemplate
+from lim_jax.checkpoints.text import ChatTemplate
 
 PROGRAM = Path(__file__).with_name("sandbox.py")
 SECONDS = 30.0  # until a process is ended whose own clock did not end it

@@ -49,7 +49,7 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     The file at `path` is overwritten. Its `contents` are three: the influence over contexts, such
     as `Explanation.influence` or that of `models.influence_of_ids`; the accounts of the contexts to
     be shown, of one network and depth, by `explanations.account_of_context`; and for each of them
-    the text of each id of its window (`models.texts_of_ids`).
+    the text of each id of its window (`checkpoints.texts_of_ids`).
 
     Options are the ``title`` of the page, and the ``answer`` to it, if any; the first sentences,
     ``findings``, by default of records and positions; what else there is ``about`` it, by name; the

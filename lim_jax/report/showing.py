@@ -10,12 +10,12 @@ from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._writing import write_file
+from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.density.adjoints import Loss
 from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
-from lim_jax.models.text import texts_of_ids
 from lim_jax.report.page import page_of, require_page_packages
 from lim_jax.results.measured import pooled_influences
 
@@ -63,7 +63,7 @@ def show(
     It takes some two gradients of each context, and the extra ``report``.
 
     `model`, `depth` and `loss` are as in `explanations.account_of_context`, `tokenizer` as in
-    `models.texts_of_ids`. Of each context `windows` has an array of ids with the id after it,
+    `checkpoints.texts_of_ids`. Of each context `windows` has an array of ids with the id after it,
     `query_weights` where the loss asks (None for every place), and `spans` its named parts, such as
     documents: each has a ``name`` and its ``places``. `delta` is the width of each boundary region.
     """

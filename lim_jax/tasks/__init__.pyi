@@ -1,8 +1,6 @@
-from . import key_value as key_value
 from . import prompts as prompts
 from . import scores as scores
-from .key_value import draw_key_values as draw_key_values
-from .key_value import key_value_prompt as key_value_prompt
+from .prompts import Prompt as Prompt
 from .prompts import encode as encode
 from .prompts import encode_text as encode_text
 from .prompts import record_weights as record_weights

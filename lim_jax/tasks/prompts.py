@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_text,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.models import texts_of_ids
+from lim_jax.checkpoints import texts_of_ids
 
 T = TypeVar("T")
 

@@ -90,7 +90,7 @@ def test_orders_are_the_sums_over_subsets_of_layers(step):
 def dense_norms(matrices, weights):
     """In the orthonormal coordinates of the grid's pairing."""
     root = np.sqrt(weights)
-    return [np.linalg.norm(root[:, None] * b / root[None, :], ord=2) for b in matrices]
+    return np.array([np.linalg.norm(root[:, None] * b / root[None, :], ord=2) for b in matrices])
 
 
 def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():

@@ -16,9 +16,9 @@ import lim_jax as lim
 from lim_jax.attribution.answer import AnswerPart, finding_of
 from lim_jax.attribution.asking import question_line
 from lim_jax.attribution.files import write_answer
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
-from lim_jax.models.text import ChatTemplate
 
 QUESTION, DOCUMENTS = "Who?", ["Up.", "Dn 2."]
 PROMPT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"

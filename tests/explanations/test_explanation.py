@@ -24,7 +24,7 @@ from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass, explanation_table
 from lim_jax.explanations.tables import contexts_needed, influence_table
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import language
+from lim_jax.models import small_models
 from lim_jax.network.norms import LayerNorm
 from lim_jax.probes import sample_mean
 
@@ -48,22 +48,22 @@ def batch(weights, count=3):
 
 @cache
 def windows(count=3):
-    text = language.standard_library_text(10_000)
-    cut = eqx.filter_jit(language.sample_windows)
+    text = small_models.standard_library_text(10_000)
+    cut = eqx.filter_jit(small_models.sample_windows)
     return cut(text, LENGTH, count, key=jax.random.key(1))
 
 
 def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
-    text = np.asarray(language.standard_library_text(5_000))
+    text = np.asarray(small_models.standard_library_text(5_000))
     assert b"def " in bytes(text.astype(np.uint8))
     for window in np.asarray(windows(20)):
         needle = bytes(window.astype(np.uint8))
-        whole = bytes(np.asarray(language.standard_library_text(10_000)).astype(np.uint8))
+        whole = bytes(np.asarray(small_models.standard_library_text(10_000)).astype(np.uint8))
         assert len(needle) == LENGTH + 1 and needle in whole
     with pytest.raises(ValueError, match="size: got"):
-        language.standard_library_text(10**10)
+        small_models.standard_library_text(10**10)
     with pytest.raises(ValueError, match="text: got 8 ids"):
-        language.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
+        small_models.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
 
 
 def test_the_models_loss_is_the_next_bytes_surprise():
@@ -261,7 +261,7 @@ def test_records_and_tables_give_every_number_under_its_name():
         )
         energies = np.mean(regional.products[:, :, index, index], axis=0)
         # `eq:residual-influence-component` and its like, averaged.
-        averages = [np.mean(found.channel_energies[index, where]) for where in cells.values()]
+        averages = [float(found.channel_energies[index, where].mean()) for where in cells.values()]
         np.testing.assert_allclose(averages, energies, rtol=1e-10, atol=1e-15)
         for region, energy in zip(("left", "middle", "right"), energies, strict=True):
             np.testing.assert_allclose(record["regional_energies"][region][channel], energy)

@@ -18,10 +18,11 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
+from lim_jax.checkpoints import checkpoint, placement
 from lim_jax.density import LossOfIds
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import Targets, checkpoint, placement
+from lim_jax.models import Targets
 from lim_jax.models.ids import padded_size
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])

@@ -13,7 +13,7 @@ from reference import by_numpy, publishers
 
 from lim_jax import models
 from lim_jax.grid import token_grid
-from lim_jax.models.answering import decode_logits, prefill_logits
+from lim_jax.models.generation import decode_logits, prefill_logits
 
 WINDOW = jnp.array([3, 1, 4, 1, 5, 9, 2, 6])
 LENGTH, KNOWN = 7, 5

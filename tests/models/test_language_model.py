@@ -14,9 +14,10 @@ from reference.chats import CHATML
 from reference.publishers import CONFIGS, LETTERS, spelt, write_with_letters
 
 from lim_jax import models
+from lim_jax.checkpoints import gguf_file, text
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.cli.commands import main
-from lim_jax.models import LanguageModel, gguf_file, language_model, text
-from lim_jax.models.text import ChatTemplate
+from lim_jax.models import LanguageModel, language_model
 from lim_jax.weights import FetchedLayers, HalfLayers
 
 IDS = np.array([3, 1, 4, 1, 5])

@@ -40,7 +40,7 @@ def test_influence_is_that_of_the_kronecker_matrices():
     result = gate_influence(jnp.asarray(gates))
     np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
     row, density = table_row(result), 48 * energy / energy.sum()
-    np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), np.var(density)), rtol=1e-12)
+    np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), density.var()), rtol=1e-12)
     # 9.6 tokens are a fifth: six tenths of the tenth from the left and from the right.
     share = np.clip(9.6 - np.arange(48), 0, 1) / 9.6
     left, right = share @ density, share[::-1] @ density
@@ -88,7 +88,7 @@ def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
     for objective, price, strength, scatter in zip(
         objectives, (0.12, 1.0), (15, 0.5), scatters, strict=True
     ):
-        expected = price / 2 * np.mean(gates**2) + strength / 2 * scatter, scatter
+        expected = float(price / 2 * np.mean(gates**2) + strength / 2 * scatter), float(scatter)
         np.testing.assert_allclose(objective(jnp.asarray(gates)), expected, rtol=1e-12)
 
 
@@ -103,7 +103,7 @@ def test_condition_numbers_are_those_of_the_points_of_each_region():
     regions = np.split(numbers, [9, 38])
     found = regional_condition_numbers()
     for statistic, values in ((np.mean, found.mean), (np.min, found.smallest), (np.max, found[2])):
-        np.testing.assert_allclose(values, [statistic(r) for r in regions], rtol=1e-7)
+        np.testing.assert_allclose(values, [float(statistic(r)) for r in regions], rtol=1e-7)
 
 
 def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):

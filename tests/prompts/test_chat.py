@@ -26,8 +26,8 @@ from reference.chats import (
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import LanguageModel, byte_model
-from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts import Document, answering, chat_prompt, context_of, self_answered, unanswered
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.documents import RenderedPrompt

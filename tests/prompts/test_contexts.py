@@ -12,8 +12,8 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.processors import TemplateProcessing
 
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import LanguageModel
-from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts import (
     Document,
     Line,

@@ -18,8 +18,8 @@ from tokenizers.processors import TemplateProcessing
 
 from lim_jax import _checks
 from lim_jax.attribution.asking import question_line
+from lim_jax.checkpoints.text import ChatTemplate, read_tokenizer
 from lim_jax.models import LanguageModel, byte_model
-from lim_jax.models.text import ChatTemplate, read_tokenizer
 from lim_jax.prompts import Document, context_of, reading, unanswered
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt

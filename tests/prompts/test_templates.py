@@ -6,8 +6,8 @@ import gguf
 import pytest
 from reference.chats import CHATML, USER, WEATHER
 
-from lim_jax.models.gguf_header import read_header
-from lim_jax.models.text import ChatTemplate, find_chat_template
+from lim_jax.checkpoints.gguf_header import read_header
+from lim_jax.checkpoints.text import ChatTemplate, find_chat_template
 from lim_jax.prompts.reading import read_lines
 
 

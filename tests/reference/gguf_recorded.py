@@ -13,7 +13,7 @@ import numpy as np
 from reference.as_users import ROOT
 from reference.llama_cpp import neighbours
 
-RECORD = json.loads((ROOT / "tests" / "models" / "recorded.json").read_text())["networks"]
+RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())["networks"]
 FULL, SLIDING = "full_attention", "sliding_attention"
 ETA = 2.0**-10
 WINDOWS = {

@@ -40,6 +40,7 @@ from reference.networks import layer_of, random_flow
 import lim_jax as lim
 from lim_jax import (
     adjoint,
+    checkpoints,
     cost,
     explanations,
     grid,
@@ -295,7 +296,7 @@ LAST = {
     ),
     # Costs, losses and texts.
     "texts_of_ids": (
-        models.texts_of_ids,
+        checkpoints.texts_of_ids,
         {"ids": Whole(whole(3)), "tokenizer": optional(Text(None))},
     ),
     "job_cost": (cost.job_cost, {"job": Thing(np.sin)}),

@@ -34,6 +34,7 @@ import lim_jax as lim
 from lim_jax import (
     adjoint,
     attribution,
+    checkpoints,
     cost,
     density,
     limits,
@@ -47,12 +48,11 @@ from lim_jax import (
     tasks,
     training,
 )
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.cost.job import Cost
 from lim_jax.limits.rows import Curve
 from lim_jax.loss.losses import Slices
-from lim_jax.models.text import ChatTemplate
 from lim_jax.prompts.documents import RenderedPrompt
-from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.prompts import Prompt
 
 LENGTH, WIDTH = 3, 2
@@ -109,7 +109,6 @@ RECORD = {
     "accuracy": [[[0.5, 0.25, 0.5]] * 2], "risk": [[1.0, 2.0]], "answer_lim": [0.5, 0.75],
     "operations": 10, "seconds_per_step": 1.0, "steps": [3],
 }  # fmt: skip
-PAIRS = KeyValues((("a", "1"), ("b", "2")), 0)
 PROMPT = Prompt("a=1 b=2 a=", "1", ((0, 3), (4, 7)), (0,))
 ROWS = made.ROWS
 DOCUMENTS = [prompts.Document("a", "b")]
@@ -175,7 +174,7 @@ LATER = {
     "standard_library_text": (models.standard_library_text, {"size": Known(10)}),
     "models.load": (models.load, {"path": Text("no such file")}),
     "open": (models.open, {"path": Text("no such file")}),
-    "open_checkpoint": (models.open_checkpoint, {"folder": Text("no such file")}),
+    "open_checkpoint": (checkpoints.open_checkpoint, {"folder": Text("no such file")}),
     # Observability.
     "trace_products": (
         lambda observations, x, draws, positions, depth: observability.trace_products(
@@ -223,10 +222,6 @@ LATER = {
     # Results.
     "results.load": (results.load, {"path": Text("no such file")}),
     # Tasks.
-    "key_value_prompt": (
-        tasks.key_value_prompt,
-        {"data": Thing(PAIRS), "place": optional(Known(1))},
-    ),
     "encode": (tasks.encode, {"prompt": Thing(PROMPT), "tokenizer": optional(Thing(None))}),
     "encode_text": (tasks.encode_text, {"text": Text("a"), "tokenizer": optional(Thing(None))}),
     # Training.
@@ -366,7 +361,6 @@ LATER = {
         },
     ),
     # Counts and lists.
-    "draw_key_values": (tasks.draw_key_values, {"count": Known(2), "seed": Known(0)}),
     # What is asked.
     "named_documents": (prompts.named_documents, {"documents": Several(DOCUMENTS)}),
     "document_prompt": (

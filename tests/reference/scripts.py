@@ -14,7 +14,7 @@ from tokenizers import (
     trainers,
 )
 
-from lim_jax.models.gguf_tokenizer import tokenizer_of_header
+from lim_jax.checkpoints.gguf_tokenizer import tokenizer_of_header
 from lim_jax.prompts import Document
 
 # A title, and a text of several sentences; letters of several bytes stand beside every edge.

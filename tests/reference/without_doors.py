@@ -1,7 +1,7 @@
 """Public functions without a sample call in `tests/test_front_door.py`, by the reason."""
 
 WITHOUT = {
-    "Parts of the readers of checkpoints, whose files tests/models breaks.": """
+    "Parts of the readers of checkpoints, whose files tests/checkpoints breaks.": """
         llama_like profile_memory read_decoder sizes_of
     """,
     "Parts of figures, pages and sentences, given numbers of the library's own.": """

@@ -67,7 +67,7 @@ def test_without_a_tokenizer_ids_are_bytes():
 
 
 def test_of_a_character_of_several_tokens_the_last_has_it():
-    """As the bytes' own ids do, and `models.texts_of_ids`; marks of the ends are no part of one."""
+    """As the bytes' own ids do, and `texts_of_ids`; marks of the ends are no part of one."""
     alphabet = {letter: n for n, letter in enumerate(sorted(ByteLevel.alphabet()))}
     of_bytes: Any = Tokenizer(BPE(alphabet | {"<s>": 256}, []))
     of_bytes.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -21,9 +21,8 @@ from benchmarks.validation.ablations import (
     without_the_first,
 )
 from benchmarks.validation.documents import Question, question_prompt
-from lim_jax import tasks
+from benchmarks.validation.key_values import KeyValues, key_value_prompt
 from lim_jax.models.causal import CausalLM
-from lim_jax.tasks.key_value import KeyValues
 from lim_jax.tasks.prompts import laid_out
 
 PLACES = 60
@@ -55,7 +54,7 @@ def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
 
 def test_records_go_with_what_stands_before_them_and_numbers_stay():
     pairs = KeyValues((("a", "1"), ("b", "2"), ("c", "3")), 2)
-    prompt = tasks.key_value_prompt(pairs)
+    prompt = key_value_prompt(pairs)
     head, tail = "A JSON object of keys and values:\n\n{", '}\n\nThe value of the key "c" is "'
     for kept, left in (
         ([1, 1, 1], '"a": "1",\n "b": "2",\n "c": "3"'),

@@ -29,8 +29,8 @@ from benchmarks.validation.faithfulness import (
     explained_of,
 )
 from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
+from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.learnt_heads import learn_heads, weights_of_heads
-from lim_jax import tasks
 from lim_jax.grid import token_grid
 from lim_jax.models import Targets
 
@@ -72,8 +72,8 @@ def prompt_of(number):
     seed, place = number // 2, 7 * (number // 4) % RECORDS
     if number % 2:
         return question_prompt(draw_facts(RECORDS, seed), place)
-    pairs = tasks.draw_key_values(RECORDS, seed, key_length=2, value_length=2)
-    return tasks.key_value_prompt(pairs, place)
+    pairs = draw_key_values(RECORDS, seed, key_length=2, value_length=2)
+    return key_value_prompt(pairs, place)
 
 
 @eqx.filter_jit

@@ -11,6 +11,7 @@ from reference.networks import byte_network
 from scipy import stats
 
 from benchmarks.validation import prompted
+from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.prediction import SCORES, prediction_table
 from benchmarks.validation.prompted import PROMPTED, Answers, ask_prompts, prompted_study
 from benchmarks.validation.texts import PromptSetting
@@ -34,8 +35,8 @@ def model():
 
 
 def drawn(number):
-    data = tasks.draw_key_values(RECORDS, number, key_length=1, value_length=2)
-    return tasks.encode(tasks.key_value_prompt(data, place=number % RECORDS))
+    data = draw_key_values(RECORDS, number, key_length=1, value_length=2)
+    return tasks.encode(key_value_prompt(data, place=number % RECORDS))
 
 
 @pytest.fixture(scope="module")

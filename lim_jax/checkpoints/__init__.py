@@ -1,0 +1,5 @@
+"""What published files say."""
+
+from lim_jax._doors import opened
+
+__getattr__, __dir__, __all__ = opened(__name__, __file__)

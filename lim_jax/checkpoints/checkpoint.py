@@ -1,0 +1,380 @@
+"""Folders of weights, whole or sharded: their configuration and tensors, and what is broken."""
+
+import json
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from mmap import ACCESS_COPY, mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lazy_loader
+import numpy as np
+
+from lim_jax._checks import AnyPath, as_path, require_extra
+from lim_jax._refusal import Refusal
+from lim_jax.checkpoints import integers, quantised
+from lim_jax.checkpoints.options import Configuration, require_in
+
+safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PRECISIONS = ("F64", "F32", "F16", "BF16")
+EIGHT_BITS, BYTES = "F8_E4M3", "U8"
+ADAPTER = "adapter_config.json"
+QUANTISED, MODELOPT = ("quantization_config", "quantization"), "hf_quant_config.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+Rows = Callable[[slice], np.ndarray]
+LONGEST_HEADER = 100_000_000
+NUMBERS_AT_ONCE = 2**20
+FOLDER = "a folder with config.json and safetensors files"
+REPOSITORY = "Download the whole repository of the model."
+
+
+class Checkpoint(NamedTuple):
+    """A folder that was looked through; its tensors are still in their files."""
+
+    config: Configuration
+    files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
+    stored: Mapping[str, Path]  # the file of everything that files hold, scales too
+    quantisation: quantised.Quantisation | None = None
+    aliases: Mapping[str, str] = {}  # from names of `files` to those of the files themselves
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """Read one tensor, converted as it comes."""
+        return read_rows(name, shape or (1,), dtype, self.rows(name, shape)).reshape(shape)
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads some rows of one tensor, in a precision of its own."""
+        require_tensor(self.files, name)
+        name = self.aliases.get(name, name)
+        of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        packing = None if self.quantisation is None else self.quantisation.packing
+        if packing is not None and integers.is_packed(packing, name, self.stored):
+            words = self._stored_shape(name) if name in self.stored else ()
+            return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
+        scheme = self._scheme(name, shape)
+        return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as its file holds it."""
+        require_tensor(self.files, name)
+        return self._stored_shape(self.aliases.get(name, name))
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
+        with _opened(self.stored[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def __repr__(self) -> str:
+        """Say what the folder holds."""
+        files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
+        return f"Checkpoint({self.family}, {len(self.files)} tensors in {files})"
+
+    @property
+    def family(self) -> str:
+        """The publisher's name of the family."""
+        return str(self.config.options.get("model_type"))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the weights."""
+        return sorted(set(self.stored.values()))
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions of all matrices, by the files' names for them."""
+        precisions = set()
+        for path in self.paths:
+            with _opened(path) as file:
+                parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+                precisions |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
+        return precisions
+
+    def _scheme(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """How a matrix is quantised, by what its files hold; None if it is not."""
+        if name not in self.stored:
+            return "mxfp4" if name + quantised.BLOCKS in self.stored else "nvfp4"
+        if self.quantisation is None or len(shape) != 2:
+            return None
+        with _opened(self.stored[name]) as file:
+            scheme = {EIGHT_BITS: "fp8", BYTES: "nvfp4"}.get(file.get_slice(name).get_dtype())
+        return scheme if scheme in self.quantisation.schemes else None
+
+    def _part(
+        self, name: str, shape: tuple[int, ...], known: tuple[str, ...]
+    ) -> Callable[..., np.ndarray]:
+        """Check a tensor, and return a function that reads some part of it."""
+        self._rows(name, shape, known)
+
+        def part(index: Any) -> np.ndarray:
+            with _opened(self.stored[name]) as file:
+                return file.get_slice(name)[index]
+
+        return part
+
+    def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
+        require_tensor(self.stored, name)
+        with _opened(self.stored[name]) as file:
+            tensor = file.get_slice(name)
+            stored = tensor.get_dtype()
+            cure = "Convert quantised weights to one of these."
+            require_in(name, stored in known, f"the precision {stored}", ", ".join(known), cure)
+            require_shape(name, tuple(tensor.get_shape()), shape)
+
+        def rows(part: slice) -> np.ndarray:
+            # The file is opened for each read, so that it lets go of the pages that were read.
+            with _opened(self.stored[name]) as file:
+                return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
+
+        return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
+
+    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        assert self.quantisation is not None
+        block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
+        numbers = self._rows(name, shape, (EIGHT_BITS,))
+        blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+        known = [name + end for end in quantised.SCALE if name + end in self.stored]
+        scales = self._scales(known[0] if known else name + quantised.SCALE[0], blocks)
+        return lambda part: quantised.dequantise_fp8(
+            numbers(part), scales, part.start, (block[0], block[1])
+        )
+
+    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
+        got, cure = "numbers of four bits", integers.UNQUANTISED
+        require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
+        packed, (rows, columns) = name + quantised.PACKED, shape
+        packed = packed if packed in self.stored else name
+        pairs = self._rows(packed, (rows, columns // 2), (BYTES,))
+        groups = rows, columns // quantised.GROUP
+        scales = self._rows(name + quantised.SCALE[1], groups, (EIGHT_BITS,))
+        if packed == name:
+            factor = self._scales(name + quantised.FACTOR, (1, 1))
+        else:
+            divisor = self._scales(name + quantised.DIVISOR, (1, 1))
+            got, expected = str(divisor.item()), "a number to divide by"
+            require_in(name + quantised.DIVISOR, divisor.item() != 0, got, expected)
+            factor = 1 / divisor
+        return lambda part: quantised.dequantise_nvfp4(
+            pairs(part), quantised.eight_bits(scales(part)) * factor
+        )
+
+    def _scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Read all scales of a matrix, whose shape files may hold without its ones."""
+        require_tensor(self.stored, name)
+        with _opened(self.stored[name]) as file:
+            stored = file.get_slice(name).get_dtype()
+            require_in(name, stored in PRECISIONS, f"the precision {stored}", ", ".join(PRECISIONS))
+            scales = file.get_tensor(name).astype(np.float64)
+        squeezed = [tuple(n for n in sizes if n != 1) for sizes in (scales.shape, shape)]
+        require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)
+        return scales.reshape(shape)
+
+    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads some experts' matrices, which files hold transposed."""
+        fits = len(shape) == 3 and shape[1] % (2 * quantised.PAIRS) == 0
+        expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
+        require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
+        experts, columns, rows = shape
+        scale_shape = experts, rows, columns // (2 * quantised.PAIRS)
+        blocks = self._rows(name + quantised.BLOCKS, (*scale_shape, quantised.PAIRS), (BYTES,))
+        scales = self._rows(name + quantised.SCALES, scale_shape, (BYTES,))
+        return lambda part: quantised.dequantise_mxfp4(blocks(part), scales(part))
+
+
+def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
+    """Read a tensor some rows at a time, each converted and checked as it comes."""
+    values = np.empty(shape, dtype)
+    step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        values[part] = rows(part)
+        require_finite(name, values[part])
+    return values
+
+
+def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
+    """Return an array of zeros, aligned so that a CPU's JAX takes it over without a copy.
+
+    In pages of the system's own size: NumPy asks for huge ones, and a virtual machine that has none
+    at hand takes longer to find them than the weights take to be read.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = mmap(-1, max(size, 1), access=ACCESS_COPY)
+    return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
+
+
+def require_tensor(files: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError if a checkpoint lacks a tensor that its network has."""
+    cure = "Is the download whole, and are its options this checkpoint's own?"
+    require_in("tensor", name in files, f"no {name}", "all of the network's weights", cure)
+
+
+def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ValueError if a tensor has another shape than the options say."""
+    options = f"{expected}, by the checkpoint's options"
+    cure = "Weights and options must be of one network."
+    require_in(name, shape == expected, f"shape {shape}", options, cure)
+
+
+def require_finite(name: str, values: np.ndarray) -> None:
+    """Raise ValueError at weights that are NaN or infinite."""
+    # Half precision is widened, which NumPy tests several times as fast.
+    wide = values.astype(np.result_type(values, np.float32), copy=False)
+    finite = bool(np.isfinite(wide).all())
+    cure = "Download it again; in half precision weights may have overflowed when saved."
+    require_in(name, finite, "NaN or infinite weights", "finite ones", cure)
+
+
+def open_checkpoint(folder: AnyPath) -> Checkpoint:
+    """Look through a folder of ``config.json`` and safetensors; ValueError if it is broken."""
+    require_extra("safetensors", "models")
+    folder = as_path(folder, "folder")
+    require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)
+    adapter, cure = folder / ADAPTER, "Merge it into its model, and save that."
+    got = f"an adapter ({ADAPTER}) in {folder}"
+    require_in("folder", not adapter.exists(), got, "whole weights", cure)
+    config = Configuration(json_object(folder / "config.json"))
+    quantisation = quantised.quantisation_of(_stated_quantisation(folder, config))
+    if (folder / INDEX).is_file():
+        files = _sharded(folder)
+    else:
+        _require_weights(folder)
+        files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
+    return Checkpoint(config, quantised.unquantised_names(files, quantisation), files, quantisation)
+
+
+def _stated_quantisation(folder: Path, config: Configuration) -> Any:
+    text = config.get("text_config")
+    for options in (config, text if isinstance(text, Mapping) else {}):
+        for name in QUANTISED:
+            if options.get(name) is not None:
+                return options[name]
+    if not (folder / MODELOPT).is_file():
+        return None
+    return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})
+
+
+def _require_weights(folder: Path) -> None:
+    """Raise ValueError without a file of all weights, and say what there is instead."""
+    files = sorted(folder.iterdir())
+    links = [file for file in files if file.name in (WHOLE, INDEX) and not file.exists()]
+    shards = [file.name for file in files if SHARD.fullmatch(file.name)]
+    pickled = [file.name for file in files if file.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+    others = [file.name for file in files if file.suffix in (".safetensors", ".gguf")]
+    got, cure = "neither", REPOSITORY
+    if links:
+        got, cure = absent(links[0]), "Download it again."
+    elif shards:
+        got, cure = f"{shards[0]} without an index", f"Download {INDEX} beside it."
+    elif pickled:
+        got = f"only pickled weights ({pickled[0]})"
+        cure = "Pickled files run code when they are read: convert them to safetensors."
+    elif others:
+        got = f"only {others[0]}"
+        cure = "Pass a GGUF file by its own path; rename weights that are whole."
+    holds = (folder / WHOLE).is_file()
+    require_in("folder", holds, f"{got} in {folder}", f"{WHOLE} or {INDEX}", cure)
+
+
+def absent(file: Path) -> str:
+    """Say of a file that is not there whether a link to it is."""
+    if file.is_symlink():
+        return f"{file.name}, a link to {file.readlink()}, which is not there,"
+    return f"no file {file.name}"
+
+
+def _sharded(folder: Path) -> dict[str, Path]:
+    """Return the file of every tensor, by the index and the files' headers, which must agree."""
+    weight_map = json_object(folder / INDEX).get("weight_map")
+    spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
+    got = f"weight_map = {str(weight_map)[:60]}"
+    require_in(INDEX, spelt and bool(weight_map), got, "the file of every tensor")
+    assert isinstance(weight_map, dict)
+    for name in set(weight_map.values()):
+        inside = Path(name).name == name and name.endswith(".safetensors")
+        cure = "An index that leaves its folder is not to be trusted."
+        expected = "safetensors files in the folder itself"
+        require_in(INDEX, inside, f"the file {name!r}", expected, cure)
+    beside = (folder / WHOLE).exists() and WHOLE not in weight_map.values()
+    got, cure = f"{WHOLE} beside {INDEX}, which does not name it", "Move one of them away."
+    require_in("folder", not beside, f"{got}, in {folder}", "one of the two", cure)
+    held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
+    stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
+    for file in held:
+        for name in sorted(held[file] ^ stated[file]):
+            got, cure = f"{name} in one of index and {file}", "They must be of one download."
+            require_in(INDEX, False, got, "the same tensors in both", cure)
+    return {name: folder / file for name, file in weight_map.items()}
+
+
+def _names(file: Path) -> list[str]:
+    with _opened(file) as opened:
+        names = list(opened.keys())
+    _header(file)  # the library silently keeps the last of two tensors of one name
+    return names
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    with file.open("rb") as stream:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        got, most = f"a header of {size} bytes", f"at most {LONGEST_HEADER}"
+        require_in(file.name, size <= LONGEST_HEADER, got, most)
+        return _loads(stream.read(size), file), 8 + size
+
+
+def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
+    """Return a function that reads some rows of bytes, which the library does not in NumPy."""
+    header, start = _header(file)
+    start += header[name]["data_offsets"][0]
+
+    def rows(part: slice) -> np.ndarray:
+        some, size = (part.stop - part.start, *shape[1:]), math.prod(shape[1:])
+        offset = start + part.start * size
+        return np.fromfile(file, np.uint8, math.prod(some), offset=offset).reshape(some)
+
+    return rows
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    got, expected = f"{absent(file)} in {file.parent}", "every file that the index names"
+    require_in("weights", file.is_file(), got, expected, REPOSITORY)
+    try:
+        handle = safetensors.safe_open(file, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise Refusal(
+            f"{file.name}: got a broken file ({error}), expected safetensors. "
+            "Download it again; files of other kinds are not read."
+        ) from error
+    with handle as opened:
+        yield opened
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the object that a file of JSON holds; raise ValueError if a name stands twice."""
+    got = f"{absent(file)} in {file.parent}"
+    require_in(file.name, file.is_file(), got, FOLDER, REPOSITORY)
+    value = _loads(file.read_bytes(), file)
+    is_object = isinstance(value, dict)
+    require_in(file.name, is_object, type(value).__name__, "an object of names and values")
+    return value
+
+
+def _loads(data: bytes, file: Path) -> Any:
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        for name in sorted(name for name, count in names.items() if count > 1):
+            cure = "Which one is meant cannot be known: download it again."
+            require_in(file.name, False, f"the name {name!r} twice", "every name once", cure)
+        return dict(pairs)
+
+    try:
+        return json.loads(data.decode(), object_pairs_hook=distinct)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(
+            f"{file.name}: got no JSON ({error}), expected JSON in UTF-8. Download it again."
+        ) from error

@@ -1,0 +1,157 @@
+"""Reading of a decoder by its recipe."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from lim_jax.checkpoints.options import refuse_unknown, require_in
+from lim_jax.checkpoints.own_options import own_options
+from lim_jax.checkpoints.placement import (
+    ON_DEVICE,
+    WeightPlacement,
+    place_by_kind,
+    published_precision,
+)
+from lim_jax.checkpoints.recipe import Recipe
+from lim_jax.checkpoints.sublayers import read_norm
+from lim_jax.checkpoints.tensor_reader import Reader, Source, Weights
+from lim_jax.network.field import SumOfFields, TransformerField
+from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
+from lim_jax.network.norms import Norm
+from lim_jax.network.slots import Field
+from lim_jax.weights import HalfRows, Rows, slice_rows
+
+
+def read_decoder(
+    checkpoint: Source,
+    dtype: str,
+    recipe: Recipe,
+    placement: WeightPlacement = ON_DEVICE,
+    compute: str | None = None,
+) -> Weights:
+    """Read a decoder's weights from a checkpoint of `open_checkpoint`, layer by layer.
+
+    Returns the arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
+    network accounts for. `dtype` is ``"float32"`` or ``"float64"``. Raises ValueError on misfits.
+    """
+    sizes, names = recipe.sizes, recipe.names
+    refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
+    published = placement.precision and published_precision(checkpoint)
+    half = published if published == placement.precision else None
+    read = Reader(checkpoint, dtype, names.prefix, half)
+    shape = sizes.vocabulary, sizes.width
+    rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
+    # Weights that stay on the host are fetched inside a program, so no mask may be on a device.
+    masks = jax.tree.map(np.asarray, layer_masks(list(recipe.masks)))
+
+    def layer(index: int) -> Field:
+        own = recipe.layers[index] if recipe.layers else recipe
+        return _layer(read, index, own, masks[index])
+
+    kinds = list(dict.fromkeys(recipe.layers))
+    if len(kinds) > 1:
+        layers = place_by_kind(placement, layer, [kinds.index(own) for own in recipe.layers])
+    else:
+        layers = placement.layers(layer, sizes.depth)
+    if not placement.each_layer:
+        _account_for_layers(read, recipe, layer)
+    for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
+        read.known.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
+    if names.further is not None:
+        read.known.update(_layer_tensors(read, names.further))
+    positions = head_bias = None
+    if names.positions is not None:
+        count = recipe.offset + recipe.num_positions
+        positions = read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :]
+    if recipe.biases.head:
+        head_bias = read.whole(f"{names.head}.bias", sizes.vocabulary)
+    norm = recipe.norm(read, names.last, sizes.width, sizes.norm_eps)
+    positions, head_bias, norm = jax.device_put((positions, head_bias, norm))
+    parts = {
+        "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
+        "positions": positions,
+        "flow": ResidualFlow(
+            layers, horizon=recipe.increment * sizes.depth, step=recipe.step, compute=compute
+        ),
+        "norm": norm,
+        "head": _head(read, recipe, rows, shape, placement),
+        "head_bias": head_bias,
+        "embedding_scale": recipe.embedding_scale,
+        "logit_scale": recipe.logit_scale,
+        "logit_cap": recipe.logit_cap,
+    }
+    return Weights(parts, frozenset(read.known))
+
+
+def _layer_tensors(read: Reader, at: str) -> list[str]:
+    return [name for name in read.checkpoint.files if name.startswith(at)]
+
+
+def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
+    kinds = set()
+    for index in range(recipe.sizes.depth):
+        at = f"{read.prefix}{recipe.names.layer}.{index}."
+        tensors = _layer_tensors(read, at)
+        kind = frozenset(name.removeprefix(at) for name in tensors)
+        if kind in kinds:
+            read.known.update(tensors)
+        elif kinds:
+            layer(index)
+        kinds.add(kind)
+
+
+def _head(
+    read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], placement: WeightPlacement
+) -> Rows | None:
+    """Read the head's own matrix; None if it is the embedding, which a file may hold twice."""
+    # A file's head goes before an option that ties it to the embedding, as in transformers.
+    names = recipe.names
+    name = f"{names.head}.weight"
+    read.known.add(name)
+    if recipe.tied and name not in read.checkpoint.files:
+        # Rows that were normalised as they are embedded are not the head's.
+        return None if names.embedding_norm is None else rows
+    expected = "a head that gives logits over words"
+    cure = "A model of embeddings or a classifier has none: take the publisher's ...ForCausalLM."
+    require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
+    head = placement.rows(read, name, shape)
+    return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
+
+
+def _alike(head: Rows, rows: Rows) -> bool:
+    """Whether two matrices are both in this process's memory, and the same."""
+    tables = [part.bits if isinstance(part, HalfRows) else part for part in (head, rows)]
+    held = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
+    return all(held) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))
+
+
+def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
+    """Normalise the embedding once: its norm maps every token's row by itself."""
+    assert recipe.names.embedding_norm is not None
+    norm = recipe.norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
+
+    @jax.jit
+    def of_all(norm: Norm, rows: Rows) -> Array:
+        return jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0]))
+
+    return of_all(norm, rows)
+
+
+def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:
+    names, at = recipe.names, f"{recipe.names.layer}.{index}"
+    read.ignore(*(f"{at}.{name}" for name in names.ignored))
+    attention = network = None
+    if recipe.attention is not None:
+        attention = recipe.attention(read, at, recipe, mask)
+    if recipe.network is not None:
+        before = read_norm(read, at, names.before_network, recipe) or eqx.nn.Identity()
+        after = read_norm(read, at, names.after_network, recipe)
+        network = recipe.network(read, at, recipe, before, after)
+    if attention is not None and network is not None:
+        return TransformerField(attention, network)
+    return SumOfFields(tuple(part for part in (attention, network) if part is not None))

@@ -1,0 +1,265 @@
+"""Readers of mixtures of experts and of latent attention."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import numpy as np
+
+from lim_jax.checkpoints.options import Configuration, require_config
+from lim_jax.checkpoints.recipe import Recipe
+from lim_jax.checkpoints.sublayers import (
+    Arrays,
+    deinterleaved,
+    gated_mlp,
+    read_matrix,
+    read_norm,
+    rms_norm,
+)
+from lim_jax.checkpoints.tensor_reader import Reader, Tensor, split_heads
+from lim_jax.network.experts import Experts, Gate, MixtureOfExperts, Routing, SparseMixer
+from lim_jax.network.latent import LatentAttention
+from lim_jax.network.masks import AttentionMask, SwitchedMask
+from lim_jax.network.norms import Norm
+from lim_jax.network.slots import Field
+from lim_jax.network.tokenwise import GatedFeedForward
+
+DENSE, SPARSE = "dense", "sparse"
+LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
+
+
+class Mixture(NamedTuple):
+    """A family's experts, and the names of their tensors: a reader for `recipe.Recipe.network`.
+
+    One scan serves all layers: what a dense or narrower layer lacks are zeros, which add nothing.
+    """
+
+    num_experts: int
+    intermediate_size: int  # of each expert
+    routing: Routing | SparseMixer
+    # Reads all experts of a layer, by the names of `network.experts.Experts`.
+    read: Callable[[Reader, str, "Mixture", Recipe], Arrays]
+    router: str = "gate"
+    router_bias: bool = False
+    preference: str | None = None  # the tensor of `MixtureOfExperts.preference`
+    preference_axes: tuple[int, ...] = ()  # that it has before that of experts
+    shared: tuple[str, int] | None = None  # name and hidden size of the network of all tokens
+    shared_scale: float = 1.0  # by which what that network gives is multiplied
+    read_shared: Callable[..., Any] = gated_mlp  # reads it, where no layer is dense
+    shared_gate: str | None = None  # the tensor of `MixtureOfExperts.shared_gate`
+    latent: tuple[str, str, int] | None = None  # names of `inward` and `outward`, and their width
+    weighs_input: bool = False
+    combine: Callable[..., Any] | None = None  # in place of a gate with the recipe's activation
+    dense_layers: frozenset[int] = frozenset()  # those with a gated network in place of experts
+    dense_intermediate_size: int | None = None  # of that network, if it is not the recipe's
+    dense_name: str | None = None  # of that network, if it is not the recipe's, in some files
+
+    def __call__(
+        self, read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+    ) -> MixtureOfExperts:
+        """Read the experts of a layer."""
+        dense = int(at.rpartition(".")[2]) in self.dense_layers
+        name = recipe.names.network
+        if dense and read.has(f"{at}.{self.dense_name}.{recipe.names.gate}.weight"):
+            name = self.dense_name
+        at = f"{at}.{name}" if name else at
+        width, count = recipe.sizes.width, self.num_experts
+        parts = {}
+        if dense:
+            router, arrays = read.zeros(count, width), _zeros(read, self, recipe)
+        else:
+            router = read(f"{at}.{self.router}.weight", count, width)
+            arrays = self.read(read, at, self, recipe)
+        if self.router_bias:
+            parts["router_bias"] = read(f"{at}.{self.router}.bias", count)
+        if self.preference is not None:
+            name, shape = f"{at}.{self.preference}", (*self.preference_axes, count)
+            parts["preference"] = read.zeros(count) if dense else read(name, *shape).reshape(count)
+        if self.shared_gate is not None:
+            name = f"{at}.{self.shared_gate}.weight"
+            parts["shared_gate"] = read.zeros(1, width) if dense else read(name, 1, width)
+        if self.latent is not None:
+            inward, outward, inner = self.latent
+            parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
+            parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
+        return MixtureOfExperts(
+            norm, router, Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
+            self.routing, **parts, shared=_shared(read, at, self, recipe, dense),
+            weighs_input=self.weighs_input, output_norm=output_norm,
+        )  # fmt: skip
+
+
+def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
+    up = read.zeros(*_shape(mixture, recipe))
+    return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
+
+
+def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
+    """Read the network of all tokens, which is the only one of a dense layer."""
+    width, of_dense = recipe.sizes.width, mixture.dense_intermediate_size
+    of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
+    name, hidden = mixture.shared or (None, 0)
+    if not mixture.dense_layers:
+        sizes = recipe.sizes._replace(intermediate_size=hidden)
+        recipe = recipe._replace(sizes=sizes, names=recipe.names._replace(network=name or ""))
+        if name is None:
+            return None
+        network = mixture.read_shared(read, at, recipe, eqx.nn.Identity(), None)
+        if mixture.shared_scale == 1:
+            return network
+        return replace(network, down=mixture.shared_scale * network.down)
+    most = max(hidden, of_dense)
+    matrices = [read.zeros(most, width) for _ in range(3)]
+    at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
+    if dense or name is not None:
+        for rows, part in zip(matrices, ("gate", "up", "down"), strict=True):
+            shape = (width, size) if part == "down" else (size, width)
+            matrix = read_matrix(read, f"{at}.{getattr(recipe.names, part)}", *shape, recipe)
+            rows[:size] = matrix.T if part == "down" else matrix
+    gate, up, down = matrices
+    if dense and mixture.shared_gate is not None:
+        down *= 2  # a gate of zeros lets half of it through
+    if not dense:
+        down *= mixture.shared_scale
+    return GatedFeedForward(eqx.nn.Identity(), gate, up, down.T, activation=recipe.activation)
+
+
+class ByExpert(NamedTuple):
+    """Reads matrices of these names for each expert, by its number."""
+
+    gate: str | None
+    up: str
+    down: str
+
+    def __call__(self, read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+        """Read all experts of a layer."""
+        arrays = {name: zeros.copy() for name, zeros in _zeros(read, mixture, recipe).items()}
+        for name, stored in self._asdict().items():
+            if stored is None:
+                arrays[name] = None
+                continue
+            for expert, rows in enumerate(arrays[name]):
+                rows[...] = read(f"{at}.experts.{expert}.{stored}.weight", *rows.shape)
+        return arrays
+
+
+class Stacked(NamedTuple):
+    """Two tensors of all experts: gates, then ups or by turns (`interleaved`), and downs."""
+
+    up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    transposed: bool = False
+    interleaved: bool = False
+
+    def __call__(self, read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+        """Read all experts of a layer."""
+        count, hidden, width = _shape(mixture, recipe)
+        both = self._matrices(read, f"{at}.{self.up}", (count, 2 * hidden, width))
+        downs = self._matrices(read, f"{at}.{self.down}", (count, width, hidden))
+        if not self.interleaved:
+            gates, ups = np.split(both, 2, axis=1)
+            return {"gate": gates, "up": ups, "down": downs}
+        biases = read(f"{at}.{self.up}_bias", count, 2 * hidden)
+        down_bias = read(f"{at}.{self.down}_bias", count, width)
+        return {
+            "gate": both[:, ::2], "up": both[:, 1::2], "down": downs,
+            "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2], "down_bias": down_bias,
+        }  # fmt: skip
+
+    def _matrices(self, read: Reader, name: str, shape: tuple[int, int, int]) -> Tensor:
+        count, rows, columns = shape
+        turned = self.transposed
+        return read(name, count, columns, rows).swapaxes(1, 2) if turned else read(name, *shape)
+
+
+PROJECTIONS = ByExpert("gate_proj", "up_proj", "down_proj")
+
+
+def stacked_or_apart(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read experts from two tensors of all, or from matrices of each."""
+    kind = Stacked() if read.has(f"{at}.experts.gate_up_proj") else PROJECTIONS
+    return kind(read, at, mixture, recipe)
+
+
+def stacked_either_way(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Read two tensors that are transposed, or not, as the shapes of both tell."""
+    count, hidden, width = _shape(mixture, recipe)
+    shapes = [read.shape(f"{at}.experts.{name}_proj") for name in ("gate_up", "down")]
+    transposed = shapes == [(count, width, 2 * hidden), (count, hidden, width)]
+    return Stacked(transposed=transposed)(read, at, mixture, recipe)
+
+
+def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
+    width = recipe.sizes.width if mixture.latent is None else mixture.latent[2]
+    return mixture.num_experts, mixture.intermediate_size, width
+
+
+def read_dense_layers(config: Configuration, depth: int, first: int) -> frozenset[int]:
+    """Return which layers are dense, by ``mlp_layer_types``, or the first where that is absent."""
+    kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
+    holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
+    require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
+    return frozenset(k for k, kind in enumerate(kinds) if kind == DENSE)
+
+
+def require_open(routing: Routing, count: int) -> None:
+    """Require that each token's open groups hold as many experts as it chooses."""
+    # Else the choice among closed experts would be arbitrary.
+    fits = count % routing.groups == 0 and routing.kept <= routing.groups
+    fits = fits and routing.top <= count // routing.groups * routing.kept
+    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
+    expected = "groups that share the experts, of which the open ones hold that many"
+    require_config(fits, got, expected)
+    judged = routing.kept == routing.groups or routing.best <= count // routing.groups
+    got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
+    expected = f"at least {routing.best} in each, by whose scores a group is judged"
+    require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")
+
+
+def read_mla(
+    config: Configuration, rope_interleaved: bool = True
+) -> Callable[..., LatentAttention]:
+    """Return a reader of multi-head latent attention, for `recipe.Recipe.attention`.
+
+    As in DeepSeek, or with halves of the rotated features that are rotated together.
+    """
+    rotary, still, features, rank = (
+        config.get_int(name)
+        for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
+    )
+    latent = config.get_int_or("q_lora_rank", None)
+    size = still + rotary
+
+    def attention(
+        read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
+    ) -> LatentAttention:
+        width, heads = recipe.sizes.width, recipe.sizes.heads
+        rotated = recipe._replace(rope_interleaved=rope_interleaved)
+        norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
+        names, layer = recipe.names, at
+        at, parts = f"{layer}.{names.output.rpartition('.')[0]}", {}
+        if latent is not None:
+            parts["query_down"] = read(f"{at}.q_a_proj.weight", latent, width)
+            name = f"{at}.q_a_layernorm"
+            parts["query_down_norm"] = rms_norm(read, name, latent, LATENT_NORM_EPS)
+        name, columns = ("q_proj", width) if latent is None else ("q_b_proj", latent)
+        query = read(f"{at}.{name}.weight", heads * size, columns).reshape(heads, size, columns)
+        down = read(f"{at}.kv_a_proj_with_mqa.weight", rank + rotary, width)
+        up = read(f"{at}.kv_b_proj.weight", heads * (still + features), rank)
+        up = up.reshape(heads, still + features, rank)
+        # Files hold the rotated features last, the module first.
+        query = deinterleaved(np.roll(query, rotary, axis=1), rotated)
+        shared = deinterleaved(down[None, rank:], rotated)[0]
+        output = read(f"{layer}.{names.output}.weight", width, heads * features)
+        if names.output_gate is not None:  # the same of all features of a head
+            gate = read(f"{layer}.{names.output_gate}.weight", heads, width)
+            parts["gate"] = np.repeat(gate[:, None, :], features, axis=1)
+        return LatentAttention(
+            norm, query, up[:, :still], up[:, still:], split_heads(output, heads),
+            down=down[:rank], rope_key=shared, **parts,
+            down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
+            mask=mask, scale=recipe.scale,
+        )  # fmt: skip
+
+    return attention

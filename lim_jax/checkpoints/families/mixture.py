@@ -1,0 +1,436 @@
+"""Decoders whose tokenwise networks are mixtures of experts."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from lim_jax.checkpoints import expert_sublayers, sublayers
+from lim_jax.checkpoints.families.layer_norm import cohere_like, refuse_other_commands
+from lim_jax.checkpoints.families.llama import (
+    AFTER,
+    biases_of,
+    hunyuan_v1_dense,
+    llama_like,
+    masks_by_kind,
+    multipliers,
+    rotary_masks,
+)
+from lim_jax.checkpoints.options import Configuration, require_config
+from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
+from lim_jax.checkpoints.rope_config import (
+    CHUNKED,
+    FULL,
+    SLIDING,
+    TRAINED,
+    full_every,
+    layer_kinds,
+    masks_of,
+    rope_options,
+    rotary_of,
+    slide_if_stated,
+    usual_base,
+)
+from lim_jax.network.experts import ClampedGate, Routing, SparseMixer
+from lim_jax.network.frequencies import LongFrequencies
+from lim_jax.network.masks import AttentionMask
+from lim_jax.network.positions import Rotary, Tempered, UnitRotary
+
+OF_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, TRAINED: 4096}
+# Options of Hunyuan's files about other routing, attention that is not there, and images.
+OF_HUNYUAN_MOE = (
+    "capacity_factor", "kv_lora_rank", "moe_drop_tokens", "moe_random_routing_dropped_token",
+    "n_group", "num_media_embeds", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "skip_cls_token", "topk_group", "unused_tokens", "use_mixed_mlp_moe", "v_head_dim",
+)  # fmt: skip
+OF_TRINITY = Names(
+    output_gate="self_attn.gate_proj",
+    after_attention="post_attention_layernorm",
+    before_network="pre_mlp_layernorm",
+    after_network="post_mlp_layernorm",
+)
+OF_GRANITE = Names(network="", up="input_linear", down="output_linear")
+BLOCK, OF_MIXTRAL = Names(network="block_sparse_moe"), expert_sublayers.ByExpert("w1", "w3", "w2")
+# Options that repeat what others say.
+REPEATED = (
+    "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
+)  # fmt: skip
+SCALES_OF_MINIMAX = tuple(
+    f"layernorm_{of}_{which}"
+    for of in ("full_attention", "linear_attention", "mlp") for which in ("alpha", "beta")
+)  # fmt: skip
+
+
+def afmoe(config: Configuration) -> Recipe:
+    """Trinity: gated attention; norms on both sides of sublayers; positions in windows alone."""
+    config.refuse(
+        n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, score_func="sigmoid",
+        route_norm=True,
+    )  # fmt: skip
+    config.ignore("load_balance_coeff", "use_grouped_mm")  # they concern training
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    period = config.get_int("global_attn_every_n_layers", 4)
+    kinds = layer_kinds(config, sizes.depth, *full_every(period, sizes.depth))
+    positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
+    count = config.get_int("num_experts", 64)
+    hidden = config.get_int("moe_intermediate_size", 1408)
+    routing = Routing(_top(config, 6), "sigmoid", factor=config.get_positive("route_scale", 1.0))
+    expert_sublayers.require_open(routing, count)
+    mixture = expert_sublayers.Mixture(
+        count,
+        hidden,
+        routing,
+        expert_sublayers.PROJECTIONS,
+        router="router.gate",
+        preference="expert_bias",
+        shared=("shared_experts", hidden * config.get_int("num_shared_experts", 2)),
+        dense_layers=frozenset(range(config.get_int("num_dense_layers", 1, least=0))),
+    )
+    return llama_like(
+        config, sizes, masks_of(config, kinds, positions, 1024), names=OF_TRINITY,
+        biases=_attention_biases(config), head_norm=sublayers.shared_head_norm, network=mixture,
+        embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
+    )  # fmt: skip
+
+
+def mixtral(config: Configuration) -> Recipe:
+    """Mixtral: Mistral with experts."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    rotary = rotary_of(config, sizes.head_dim, default=1e6)
+    mixture = expert_sublayers.Mixture(
+        config.get_int("num_local_experts", 8), sizes.intermediate_size,
+        Routing(_top(config, 2)), OF_MIXTRAL,
+    )  # fmt: skip
+    config.ignore(*REPEATED)
+    return llama_like(
+        config, sizes, masks_of(config, slide_if_stated(config, sizes.depth), rotary),
+        names=BLOCK, biases=Biases(), network=mixture,
+    )  # fmt: skip
+
+
+def qwen3_moe(config: Configuration) -> Recipe:
+    """Qwen 3 with experts, in all layers but those that the configuration names."""
+    sizes = sizes_of(config)
+    config.ignore("max_window_layers")  # all layers slide, or none
+    kinds = sizes.depth * (SLIDING if config.get("use_sliding_window", False) else FULL,)
+    return llama_like(
+        config, sizes, masks_of(config, kinds, rotary_of(config, sizes.head_dim)),
+        head_norm=sublayers.shared_head_norm,
+        network=_of_qwen(config, sizes.depth, (128, 8, None)),
+    )  # fmt: skip
+
+
+def _of_qwen(
+    config: Configuration, depth: int, default: tuple[int, int, int | None]
+) -> expert_sublayers.Mixture:
+    """Read Qwen's experts; `default` is how many, how many of a token, and their hidden size."""
+    only = config.get("mlp_only_layers") or ()
+    step = config.get_int("decoder_sparse_step", 1, least=0)
+    dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
+    name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    count, top, hidden = default
+    routing = Routing(_top(config, top), normalised=config.get_flag("norm_topk_prob"))
+    config.ignore(*REPEATED)
+    return expert_sublayers.Mixture(
+        config.get_int(name, count), config.get_int("moe_intermediate_size", hidden), routing,
+        expert_sublayers.PROJECTIONS, dense_layers=frozenset(dense),
+    )  # fmt: skip
+
+
+def qwen3_vl_moe_text(config: Configuration) -> Recipe:
+    """The text of Qwen 3 VL with experts, whose weights are always normalised."""
+    config.refuse(norm_topk_prob=True)
+    usual = {"num_experts_per_tok": 4, "head_dim": 128, "norm_topk_prob": True}
+    usual |= usual_base(config, 500_000.0)
+    if config.get("num_local_experts") is None:
+        usual["num_experts"] = 60
+    recipe = qwen3_moe(config.with_defaults(**usual))
+    assert isinstance(recipe.network, expert_sublayers.Mixture)
+    return recipe._replace(
+        network=recipe.network._replace(read=expert_sublayers.stacked_either_way)
+    )
+
+
+def qwen2_moe(config: Configuration) -> Recipe:
+    """Qwen 2 with experts, beside a shared one behind a gate."""
+    sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
+    first = config.get_int("max_window_layers", 28, least=0)
+    usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
+    hidden = config.get_int("shared_expert_intermediate_size", 5632)
+    mixture = _of_qwen(config, sizes.depth, (60, 4, 1408))._replace(
+        shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
+    )
+    return llama_like(
+        config, sizes, masks_by_kind(config, sizes, usual), network=mixture,
+        biases=Biases(qkv=config.get_flag("qkv_bias", True)),
+    )  # fmt: skip
+
+
+def olmoe(config: Configuration) -> Recipe:
+    """OLMoE: Llama with norms of all heads together, and experts."""
+    config.refuse(clip_qkv=None)
+    sizes, count = sizes_of(config, norm_eps=1e-5), config.get_int("num_experts", 64)
+    routing = Routing(_top(config, 8), normalised=config.get_flag("norm_topk_prob"))
+    mixture = expert_sublayers.Mixture(
+        count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
+    )
+    return llama_like(config, sizes, head_norm=sublayers.across_heads, network=mixture)
+
+
+def flex_olmo(config: Configuration) -> Recipe:
+    """FlexOlmo: OLMo 2 with experts."""
+    sizes, count = sizes_of(config), config.get_int("num_experts", 7)
+    routing = Routing(_top(config, 5), normalised=config.get_flag("norm_topk_prob"))
+    mixture = expert_sublayers.Mixture(
+        count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
+    )
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=500_000.0), names=Names(**AFTER),
+        head_norm=sublayers.across_heads, network=mixture, biases=_attention_biases(config),
+    )  # fmt: skip
+
+
+def cohere2_moe(config: Configuration) -> Recipe:
+    """Command A+: Command R7B with experts beside shared ones, in all layers but the first."""
+    names = SizeNames(norm_eps="layer_norm_eps")
+    norm = sublayers.layer_norm_without_shift
+    if config.get("rms_norm_eps") is not None:
+        config.ignore("layer_norm_eps")
+        names, norm = SizeNames(), sublayers.rms_norm
+    sizes = sizes_of(config, names, norm_eps=1e-5, head_dim=128)
+    depth, first = sizes.depth, config.get_int("first_k_dense_replace", 0, least=0)
+    period, prefix = (
+        config.get_int(f"{name}sliding_window_pattern", usual)
+        for name, usual in (("", 4), ("prefix_dense_", 1))
+    )
+    usual = full_every(prefix, first) + full_every(period, max(0, depth - first))
+    kinds = layer_kinds(config, depth, *usual)
+    refuse_other_commands(config, period)
+    mixture = _of_cohere(config, sizes, expert_sublayers.read_dense_layers(config, depth, first))
+    rotary = rotary_of(config, sizes.head_dim)
+    seen = masks_of(config, kinds, {SLIDING: rotary, FULL: None})
+    if prefix == 1:  # dense layers know positions though they see everything
+        dense = mixture.dense_layers
+        seen = tuple(replace(m, positions=rotary) if k in dense else m for k, m in enumerate(seen))
+    biases = _attention_biases(config)
+    return cohere_like(config, sizes, seen, norm=norm, network=mixture, biases=biases)
+
+
+def _of_cohere(
+    config: Configuration, sizes: Sizes, dense: frozenset[int]
+) -> expert_sublayers.Mixture:
+    hidden = sizes.intermediate_size
+    shared = config.get_int("num_shared_experts", 0, least=0)
+    scores: Any = config.get_choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
+    # A softmax of the chosen experts' logits is that of all, normalised.
+    normalised = config.get_flag("norm_topk_prob", True) or scores == "softmax"
+    combined = config.get_choice(
+        "shared_expert_combination_strategy", ("average", "sum"), "average"
+    )
+    half = 0.5 if shared and combined == "average" else 1.0
+    routing = Routing(_top(config, 2), scores, normalised, half)
+    count = config.get_int("num_experts", 8)
+    return expert_sublayers.Mixture(
+        count, hidden, routing, expert_sublayers.PROJECTIONS, shared_scale=half,
+        shared=("shared_experts", hidden * shared) if shared else None, dense_layers=dense,
+        dense_intermediate_size=config.get_int_or("prefix_dense_intermediate_size", hidden),
+    )  # fmt: skip
+
+
+def phimoe(config: Configuration) -> Recipe:
+    """Phi-3.5-MoE: layer norms, biases, and experts by SparseMixer."""
+    sizes = sizes_of(config, norm_eps=1e-5)
+    config.refuse(num_experts_per_tok=2)
+    kinds = slide_if_stated(config, sizes.depth)
+    rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
+    mixture = expert_sublayers.Mixture(
+        config.get_int("num_local_experts", 16), sizes.intermediate_size,
+        SparseMixer(config.get_positive("router_jitter_noise", 0.01)), OF_MIXTRAL,
+    )  # fmt: skip
+    biases = _attention_biases(config)._replace(head=config.get_flag("lm_head_bias"))
+    return llama_like(
+        config, sizes, masks_of(config, kinds, rotary), norm=sublayers.layer_norm, names=BLOCK,
+        biases=biases, network=mixture, longest=longest,
+    )  # fmt: skip
+
+
+def _rotary_of_phimoe(
+    config: Configuration, head_dim: int
+) -> tuple[Rotary, tuple[int, str] | None]:
+    rope = rope_options(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return rotary_of(config, head_dim, default=1e6), None
+    require_config(kind in ("longrope", "su"), f"rope_type = {kind!r}", "longrope")
+    theta = rope.get("rope_theta") or config.get("rope_theta")
+    scaling = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
+    scaling |= {"attention_factor": rope.get_positive("short_mscale"), "rope_theta": theta}
+    options = {**config.options, "rope_scaling": None, "rope_parameters": scaling}
+    rotary = rotary_of(Configuration(options), head_dim, default=1e6)
+    assert isinstance(rotary.frequencies, LongFrequencies)
+    why = "since readers scale longer ones in different ways"
+    return rotary, (rotary.frequencies.trained, why)
+
+
+def ernie4_5_moe(config: Configuration) -> Recipe:
+    """ERNIE 4.5 with experts beside shared ones, in all layers but some."""
+    config.refuse(use_bias=False, moe_norm_min=1e-12)
+    config.ignore("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
+    sizes, end = sizes_of(config, norm_eps=1e-5), config.get("moe_layer_end_index")
+    start, step = (
+        config.get_int(f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
+    )
+    end = sizes.depth - 1 if end in (None, -1) else config.get_int("moe_layer_end_index", least=0)
+    sparse = {k for k in range(start, end + 1) if (k + 1) % step == 0}
+    hidden = config.get_int("moe_intermediate_size", 1536)
+    shared = config.get_int("moe_num_shared_experts", 2, least=0)
+    mixture = expert_sublayers.Mixture(
+        config.get_int("moe_num_experts", 64),
+        hidden,
+        Routing(config.get_int("moe_k", 6)),
+        expert_sublayers.PROJECTIONS,
+        preference="moe_statics.e_score_correction_bias",
+        preference_axes=(1,),
+        shared=("shared_experts", hidden * shared) if shared else None,
+        dense_layers=frozenset({*range(sizes.depth)} - sparse),
+    )
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=500_000.0), rope_interleaved=True,
+        tied=True, biases=Biases(), network=mixture, names=Names(further="model.mtp_"),
+    )  # fmt: skip
+
+
+def hunyuan_v1_moe(config: Configuration) -> Recipe:
+    """Hunyuan with experts beside a shared one."""
+    recipe = hunyuan_v1_dense(config)
+    hidden = recipe.sizes.intermediate_size
+    only = {"moe_intermediate_size": hidden, "num_shared_expert": 1}
+    stated = {name: config.get_alike(name, value) for name, value in only.items()}
+    Configuration(stated).refuse(**only)
+    config.refuse(
+        norm_topk_prob=True, moe_layer_num_skipped=0, use_mla=False, group_limited_greedy=False,
+    )  # fmt: skip
+    config.ignore(*OF_HUNYUAN_MOE)
+    mixture = expert_sublayers.Mixture(
+        config.get_alike("num_experts", 1), hidden, Routing(config.get_alike("moe_topk", 1)),
+        expert_sublayers.PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
+    )  # fmt: skip
+    return recipe._replace(network=mixture)
+
+
+def granitemoe(config: Configuration) -> Recipe:
+    """Granite with experts."""
+    return _granite(config, 0)
+
+
+def granitemoeshared(config: Configuration) -> Recipe:
+    """Granite with experts beside a shared MLP, or without one."""
+    return _granite(config, config.get_int("shared_intermediate_size", 0, least=0))
+
+
+def _granite(config: Configuration, shared: int) -> Recipe:
+    sizes = sizes_of(config)
+    mixture = granite_experts(config, sizes, shared)
+    return llama_like(config, sizes, names=OF_GRANITE, network=mixture, **multipliers(config))
+
+
+def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> expert_sublayers.Mixture:
+    """Return Granite's experts, beside an MLP of so many hidden features if there are any."""
+    at = "block_sparse_moe"
+    config.ignore(*REPEATED)
+    return expert_sublayers.Mixture(
+        config.get_int("num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
+        expert_sublayers.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
+        router=f"{at}.router.layer", shared=("shared_mlp", shared) if shared else None,
+        read_shared=sublayers.fused_gated_mlp,
+    )  # fmt: skip
+
+
+def gpt_oss(config: Configuration) -> Recipe:
+    """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
+    usual, rope = full_every(2, sizes.depth), {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
+    mixture = expert_sublayers.Mixture(
+        config.get_int("num_local_experts", 128), sizes.intermediate_size,
+        Routing(_top(config, 4)), expert_sublayers.Stacked(transposed=True, interleaved=True),
+        router="router", router_bias=True,
+        combine=ClampedGate(
+            config.get_positive("swiglu_alpha", 1.702), config.get_positive("swiglu_limit", 7.0)
+        ),
+    )  # fmt: skip
+    config.ignore(*REPEATED)
+    return llama_like(
+        config, sizes, masks_by_kind(config, sizes, usual, 128, **rope), network=mixture,
+        names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
+    )  # fmt: skip
+
+
+def llama4_text(config: Configuration) -> Recipe:
+    """Llama 4: rotary layers in chunks of 8,192 tokens, and full layers without positions."""
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    rotated = config.get("no_rope_layers") or [
+        int((k + 1) % config.get("no_rope_layer_interval", 4) != 0) for k in range(sizes.depth)
+    ]
+    config.ignore("no_rope_layer_interval")  # beside no_rope_layers
+    usual = [CHUNKED if rotates else FULL for rotates in rotated[: sizes.depth]]
+    kinds = layer_kinds(config, sizes.depth, *usual)
+    rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
+    if config.get("use_qk_norm", True):
+        rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
+    scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
+    tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
+    seen = masks_of(config, kinds, rotary)
+    of_layers = tuple(
+        mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
+        for mask, rotates in zip(seen, rotated, strict=False)
+    )
+    step, layers = config.get_int("interleave_moe_layer_step", 1), config.get("moe_layers")
+    sparse = range(step - 1, sizes.depth, step) if layers is None else layers
+    mixture = expert_sublayers.Mixture(
+        config.get_int("num_local_experts", 16),
+        sizes.intermediate_size,
+        Routing(_top(config, 1), "sigmoid", normalised=False),
+        expert_sublayers.Stacked(transposed=True),
+        router="router",
+        shared=("shared_expert", sizes.intermediate_size),
+        weighs_input=True,
+        dense_layers=frozenset(range(sizes.depth)) - set(sparse),
+        dense_intermediate_size=config.get_int("intermediate_size_mlp", 16384),
+    )
+    config.ignore(*REPEATED)
+    return llama_like(
+        config, sizes, of_layers, names=Names(network="feed_forward"), rope_interleaved=True,
+        network=mixture,
+    )  # fmt: skip
+
+
+def minimax_m2(config: Configuration) -> Recipe:
+    """MiniMax M2: norms of all heads, a part of each rotated; experts are chosen by sigmoids."""
+    config.refuse(
+        use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, scoring_func="sigmoid",
+        shared_intermediate_size=0, sliding_window=None, **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
+    )  # fmt: skip
+    config.ignore("shared_moe_mode", "mlp_intermediate_size", "use_mtp")
+    sizes, count = sizes_of(config, head_dim=128), config.get_int("num_local_experts", 256)
+    kind = {"attn_type_list": config.get_alike("attn_type_list", 1)}
+    Configuration(kind).refuse(attn_type_list=1)  # others are no softmax attention
+    part = config.get_int("rotary_dim", sizes.head_dim) / sizes.head_dim
+    mixture = expert_sublayers.Mixture(
+        count, sizes.intermediate_size, Routing(_top(config, 8), "sigmoid"), OF_MIXTRAL,
+        preference="e_score_correction_bias",
+    )  # fmt: skip
+    config.ignore(*REPEATED)
+    mtp = config.get("num_mtp_modules") or 0, config.get("mtp_transformer_layers") or 1
+    return llama_like(
+        config, sizes, rotary_masks(config, sizes, default=5e6, default_part=part),
+        names=BLOCK, biases=Biases(), head_norm=sublayers.across_heads, network=mixture,
+        num_mtp_layers=math.prod(mtp),
+    )  # fmt: skip
+
+
+def _attention_biases(config: Configuration) -> Biases:
+    biased = config.get_flag("attention_bias")
+    return Biases(biased, biased)
+
+
+def _top(config: Configuration, default: int | None) -> int:
+    return config.get_int("num_experts_per_tok", default)

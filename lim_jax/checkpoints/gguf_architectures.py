@@ -1,0 +1,485 @@
+"""Architectures of llama.cpp: their options by their publishers' names."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from lim_jax._checks import described
+from lim_jax.checkpoints.options import (
+    CONVERT,
+    GGUF,
+    OTHER_NETWORK,
+    Configuration,
+    Options,
+    require_in,
+)
+from lim_jax.checkpoints.rope_config import CHUNK, FULL, SLIDING, TRAINED, full_every
+
+Tensors = frozenset[str]  # their names
+Reading = Callable[[Configuration, Options, Tensors], dict[str, Any]]
+Factors = Mapping[str, list[float]]
+# The tensors that rotary frequencies are divided by: Llama 3's scaling, done; and of long contexts.
+FREQUENCIES, LONG, SHORT = "rope_freqs", "rope_factors_long", "rope_factors_short"
+# Configuration that change no number of the network, and the supported values of others.
+HARMLESS = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
+SUPPORTED = {
+    "attention.causal": (True,), "attention.sliding_window": (0,), "expert_count": (0,),
+    "expert_used_count": (0,), "expert_group_count": (1,), "expert_group_used_count": (1,),
+    "pooling_type": (0,), "rope.scaling.attn_factor": (1.0,),
+    "tensor_data_layout": ("Meta AI original pth",),
+}  # fmt: skip
+SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's functions of a router
+STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
+
+
+def _biased(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {option: True for option, tensor in named.items() if tensor in stored}
+
+
+def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
+    cure = "Networks without positions are not known here."
+    options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
+    return _biased(options, sizes, stored) | {
+        "embedding_multiplier": options.get_positive("embedding_scale", 1.0),
+        "residual_multiplier": options.get_positive("residual_scale", 1.0),
+        "attention_multiplier": options.get_positive("attention.scale", sizes["head_dim"] ** -0.5),
+        "logits_scaling": options.get_positive("logit_scale", 1.0),
+    }
+
+
+def _ints(options: Configuration, **names: str) -> dict[str, Any]:
+    return {own: options.get_int(name) for own, name in names.items()}
+
+
+def _expert_counts(options: Configuration) -> dict[str, Any]:
+    counts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+    return _ints(options, **counts)
+
+
+def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Heads of full layers have sizes of their own, and values that may be their keys."""
+    kinds, depth = _kinds(options, sizes, 6), sizes["num_hidden_layers"]
+    small, name = options.get_int("attention.key_length_swa"), "attention.head_count_kv"
+    for other in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        _require_same(options, other, small, "attention.key_length_swa")
+    groups = options.get(name, sizes["num_attention_heads"])
+    groups = groups if isinstance(groups, list) else depth * [groups]
+    of_kind = {kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
+               for kind in (SLIDING, FULL)}  # fmt: skip
+    same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
+    same = same and all(type(n) is int and n > 0 for n in groups)
+    options.require(name, groups, same, "one number for each kind of layers")
+    (sliding,), (full,) = of_kind.values()
+    rope, own = sizes["rope_parameters"], {"head_dim": sizes["head_dim"]}
+    own["num_key_value_heads"] = full
+    config = {
+        "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
+        "per_layer_config": {f"{k}": own for k, kind in enumerate(kinds) if kind == FULL},
+        "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in stored,
+        "sliding_window": options.get_int("attention.sliding_window"),
+        "rope_parameters": {
+            FULL: _proportional(rope, sizes["head_dim"]),
+            SLIDING: {"rope_theta": options.get_positive("rope.freq_base_swa", 10_000.0)},
+        },
+        **_caps(options, final_logit_softcapping=None), "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    if not options.get("expert_count"):
+        return config
+    return config | {"enable_moe_block": True} | _ints(
+        options, num_experts="expert_count", top_k_experts="expert_used_count",
+        moe_intermediate_size="expert_feed_forward_length",
+    )  # fmt: skip
+
+
+def _proportional(rope: Options, head_dim: int) -> Options:
+    """Return the scaling of which factors say that it turns a part of a head's pairs."""
+    if rope["rope_type"] != "factors":
+        return rope
+    turned = sum(factor == 1 for factor in rope["factors"])
+    holds = all(factor >= STILL for factor in rope["factors"][turned:])
+    got, expected = f"factors {rope['factors']}", f"ones, and then no less than {STILL}"
+    require_in("rope_freqs.weight", holds, got, expected)
+    part, base = 2 * turned / head_dim, rope["rope_theta"]
+    return {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": base}
+
+
+def _windows(options: Configuration, sizes: Options, period: int) -> dict[str, Any]:
+    return {
+        "sliding_window": options.get_int("attention.sliding_window"),
+        "layer_types": _kinds(options, sizes, period),
+    }
+
+
+def _caps(options: Configuration, **usual: float | None) -> dict[str, Any]:
+    return {
+        name: cap if cap is None and options.get(name) is None else options.get_positive(name, cap)
+        for name, cap in usual.items()
+    }
+
+
+def _mistral3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    name = "attention.temperature_scale"
+    if options.get(name) is None:  # Mistral 3.1 and 3.2
+        return {"model_type": "mistral", "sliding_window": None}
+    growth = {"llama_4_scaling_beta": options.get_positive(name)}
+    return {"rope_parameters": sizes["rope_parameters"] | growth}
+
+
+def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    if options.get("attention.sliding_window", 0) == 0:
+        return {}
+    rope = sizes["rope_parameters"]
+    of_kinds = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
+    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": of_kinds}
+
+
+def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    # The axes of images, and layers to which images are added: text has one axis and no image.
+    options.ignore("rope.dimension_sections", "n_deepstack_layers")
+    return _qwen3moe(options, sizes, stored) if "expert_count" in options else {}
+
+
+def _qwen3moe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    hidden = options.get_int("expert_feed_forward_length")
+    return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
+
+
+def _llama4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    experts = options.get_int("expert_count")
+    config = _expert_counts(options) | {
+        "intermediate_size": options.get_int("expert_feed_forward_length"),
+        "intermediate_size_mlp": sizes["intermediate_size"],
+        "interleave_moe_layer_step": options.get_int("interleave_moe_layer_step"),
+        "use_qk_norm": experts != 128,  # as llama.cpp tells Maverick from Scout
+    }
+    window = options.get_int("attention.sliding_window", CHUNK, least=0)
+    expected = f"{CHUNK}, or 0 if all layers are full"
+    options.require("attention.sliding_window", window, window in (0, CHUNK), expected)
+    if window == 0:  # all layers have positions
+        depth = sizes["num_hidden_layers"]
+        config |= {"no_rope_layers": depth * [1], "layer_types": depth * [FULL]}
+    return config
+
+
+def _routed(options: Configuration, *, dense: str, shared: str) -> dict[str, Any]:
+    """Experts beside shared ones behind dense layers, by the publisher's names of their numbers."""
+    return {
+        "num_experts_per_tok": options.get_int("expert_used_count"),
+        "moe_intermediate_size": options.get_int("expert_feed_forward_length"),
+        dense: options.get_int("leading_dense_block_count", 0, least=0),
+        shared: options.get_int("expert_shared_count"),
+    }
+
+
+def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
+    _require_only(options, "expert_weights_norm", True, default=False)
+    routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
+    return _windows(options, sizes, 4) | routed | {
+        "num_experts": options.get_int("expert_count"), "mup_enabled": True,
+        "route_scale": options.get_positive("expert_weights_scale", 1.0),
+    }  # fmt: skip
+
+
+def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    gating = options.get_int("expert_gating_func", SOFTMAX)
+    expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
+    options.require("expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
+    groups = options.get_int("expert_group_count")
+    config = _routed(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
+        "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
+        "n_routed_experts": options.get_int("expert_count"), "n_group": groups,
+        "topk_group": options.get_int("expert_group_used_count"),
+        "norm_topk_prob": _flag(options, "expert_weights_norm", False),
+        "routed_scaling_factor": options.get_positive("expert_weights_scale", 1.0),
+    }  # fmt: skip
+    if gating == SOFTMAX:
+        _require_only(options, "expert_weights_norm", False, default=False)
+        config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    rank, rotary = options.get_int("attention.kv_lora_rank"), sizes["head_dim"]
+    # Newer files state the sizes of attention on latent vectors, and the heads' own as further.
+    absorbed = options.get("attention.key_length_mla") is not None
+    end, query = "_mla" if absorbed else "", "attention.q_lora_rank"
+    if absorbed:
+        _require_same(options, "attention.key_length", rank + rotary, "latent and rotated features")
+        _require_same(options, "attention.value_length", rank, "attention.kv_lora_rank")
+    key, size = f"attention.key_length{end}", options.get_int(f"attention.key_length{end}")
+    options.require(key, size, size > rotary, f"more than rope.dimension_count, {rotary}")
+    return config | {
+        "num_key_value_heads": sizes["num_attention_heads"], "kv_lora_rank": rank,
+        "q_lora_rank": options.get_int(query) if query in options else None,
+        "qk_rope_head_dim": rotary, "qk_nope_head_dim": size - rotary,
+        "v_head_dim": options.get_int(f"attention.value_length{end}"),
+    }  # fmt: skip
+
+
+def _flag(options: Configuration, name: str, default: bool) -> bool:
+    value = options.get(name, default)
+    return options.require(name, value, isinstance(value, bool), "True or False")
+
+
+def _require_only(options: Configuration, name: str, only: Any, default: Any) -> None:
+    value, cure = options.get(name, default), "Other experts are not known here."
+    holds = type(value) is type(only) and value == only
+    options.require(name, value, holds, f"{only}", cure)
+
+
+def _scalar(sizes: Options, layers: int) -> Any:
+    """Return what scores are divided by the root of: `head_dim`, but in the largest Gemma."""
+    largest = sizes["num_hidden_layers"] == layers
+    return sizes["hidden_size"] // sizes["num_attention_heads"] if largest else sizes["head_dim"]
+
+
+def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
+    name, depth = "attention.sliding_window_pattern", sizes["num_hidden_layers"]
+    pattern = options.get(name)
+    if not isinstance(pattern, list):
+        return list(full_every(options.get_int(name, period), depth))
+    flags = len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern)
+    expected = f"{depth} of True, where a layer slides, or False"
+    require_in(GGUF, flags, f"{name} = {pattern}", expected)
+    return [SLIDING if slides else FULL for slides in pattern]
+
+
+def _require_one_state(options: Configuration) -> None:
+    cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
+    for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
+        value = options.get(name, 0)
+        options.require(name, value, value == 0 and value is not False, "0", cure)
+
+
+def _trained(options: Configuration) -> int:
+    length = options.get_int("context_length")
+    return options.get_int("rope.scaling.original_context_length", length)
+
+
+def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
+    value, cure = options.get(name, size), "Heads of several sizes are not known here."
+    options.require(name, value, value == size, f"{size}, as {of}", cure)
+
+
+def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 46), "layer_types": _kinds(options, sizes, 2),
+        "sliding_window": options.get_int("attention.sliding_window", 4096),
+        **_caps(options, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    }  # fmt: skip
+
+
+def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _scalar(sizes, 62), **_windows(options, sizes, 6),
+        "rope_parameters": {FULL: sizes["rope_parameters"]},
+        "rope_local_base_freq": options.get_positive("rope.freq_base_swa", 10_000.0),
+        **_caps(options, final_logit_softcapping=None),
+    }  # fmt: skip
+
+
+def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    # Zero says that no layer slides; files without it are older than the option.
+    slides = options.get("attention.sliding_window") != 0
+    window = options.get_int("attention.sliding_window") if slides else None
+    return {"sliding_window": window, TRAINED: _trained(options)}
+
+
+def _cohere2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    scale = options.get_positive("logit_scale")
+    return _windows(options, sizes, 4) | {"logit_scale": scale}
+
+
+def _exaone4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    slides = options.get("attention.sliding_window") is not None
+    return _windows(options, sizes, 4) if slides else {"sliding_window": None}
+
+
+def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    hidden = options.get_int("expert_feed_forward_length")
+    own = _expert_counts(options) | _windows(options, sizes, 2)
+    return own | {"intermediate_size": hidden}
+
+
+def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    if options.get("expert_count"):
+        return {"model_type": "mixtral"} | _expert_counts(options)
+    return _biased(options, sizes, stored)
+
+
+def _with_biases(option: str) -> Reading:
+    """Return a reader of an option that says, for all matrices, whether queries have a bias."""
+    return lambda options, sizes, stored: {option: "blk.0.attn_q.bias" in stored}
+
+
+class Architecture(NamedTuple):
+    """An architecture of llama.cpp."""
+
+    family: str  # its publisher's name
+    # The publisher's options beyond the sizes, by the file's, by these sizes and by its tensors.
+    further: Reading = lambda options, sizes, stored: {}
+    permuted: bool = False  # whether llama.cpp interleaved the rows of queries and keys
+    partial_rotary: bool = False  # whether a part of each head may be rotated
+    layer_norm_eps: str | None = None  # the publisher's name of it; else norms are RMS norms
+    names: Mapping[str, str] = {}  # the publisher's names of options, where they are not Llama's
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "afmoe": Architecture("afmoe", _afmoe),
+    "arcee": Architecture("arcee", _biased, permuted=True),
+    "cohere2": Architecture("cohere2", _cohere2, layer_norm_eps="layer_norm_eps"),
+    "deepseek2": Architecture("deepseek_v2", _deepseek2),
+    "exaone4": Architecture("exaone4", _exaone4),
+    "gemma": Architecture("gemma"),
+    "gemma2": Architecture("gemma2", _gemma2),
+    "gemma3": Architecture("gemma3_text", _gemma3),
+    "gemma4": Architecture("gemma4_text", _gemma4),
+    "glm4": Architecture("glm4", _with_biases("attention_bias"), partial_rotary=True),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss),
+    "gpt2": Architecture(
+        "gpt2", lambda *_: {"rope_parameters": None},  # its positions are learned
+        layer_norm_eps="layer_norm_epsilon",
+        names={
+            "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head", "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+        },
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        lambda options, *_: {
+            "use_parallel_residual": _flag(options, "use_parallel_residual", True)
+        },
+        partial_rotary=True, layer_norm_eps="layer_norm_eps",
+    ),
+    "granite": Architecture("granite", _granite, permuted=True),
+    "granitemoe": Architecture(
+        "granitemoe", lambda *file: _granite(*file) | _expert_counts(file[0]), permuted=True
+    ),
+    "llama": Architecture("llama", _llama, permuted=True),
+    "llama4": Architecture("llama4_text", _llama4),
+    "mistral3": Architecture("ministral3", _mistral3, permuted=True),
+    "olmo2": Architecture("olmo2", _olmo2),
+    "phi3": Architecture("phi3", _phi3, partial_rotary=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3moe),
+    "qwen3vl": Architecture("qwen3", _qwen3vl),
+    "qwen3vlmoe": Architecture("qwen3_moe", _qwen3vl),
+    "seed_oss": Architecture(
+        "seed_oss",
+        lambda options, sizes, stored: {
+            "attention_bias": "blk.0.attn_q.bias" in stored,
+            "attention_out_bias": "blk.0.attn_output.bias" in stored,
+        },
+    ),
+    "smollm3": Architecture("smollm3", _biased, permuted=True),
+    "starcoder2": Architecture(
+        "starcoder2", _with_biases("use_bias"), layer_norm_eps="norm_epsilon"
+    ),
+}  # fmt: skip
+
+
+def published_config(
+    name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
+) -> dict[str, Any]:
+    """Return the publisher's configuration of a file's options without the architecture's name."""
+    file, architecture = Configuration(options, GGUF), ARCHITECTURES[name]
+    width, heads = file.get_int("embedding_length"), file.get_int("attention.head_count")
+    if architecture.family == "deepseek_v2":  # whose heads have parts of several sizes
+        head_dim = file.get_int("rope.dimension_count")
+    else:
+        head_dim = file.get_int("attention.key_length", width // heads)
+        _require_same(file, "attention.value_length", head_dim, "attention.key_length")
+    _require_one_state(file)
+    groups = heads if name == "gemma4" else file.get_int("attention.head_count_kv", heads)
+    layer_norm = architecture.layer_norm_eps
+    norm_eps = f"attention.layer_norm_{'rms_' if layer_norm is None else ''}epsilon"
+    sizes = {
+        "model_type": architecture.family, "hidden_size": width,
+        "num_hidden_layers": file.get_int("block_count"), "num_attention_heads": heads,
+        "num_key_value_heads": groups, "head_dim": head_dim,
+        "intermediate_size": file.get_int("feed_forward_length"),
+        "vocab_size": file.get_int("vocab_size", vocabulary),
+        layer_norm or "rms_norm_eps": file.get_positive(norm_eps, below=1.0),
+        "max_position_embeddings": file.get_int("context_length"),
+        "tie_word_embeddings": "output.weight" not in stored,
+    }  # fmt: skip
+    rotary_dim = _rotary_dim(file, head_dim, architecture)
+    _require_factors(factors, rotary_dim // 2)
+    rope = _scaling(file, architecture, factors)
+    rope["rope_theta"] = file.get_positive("rope.freq_base", 10_000.0)
+    if architecture.partial_rotary:  # half a feature more, so that no rounding takes one away
+        rope["partial_rotary_factor"] = min(1.0, (rotary_dim + 0.5) / head_dim)
+    sizes["rope_parameters"] = rope
+    config = sizes | architecture.further(file, sizes, stored)
+    for option, value in options.items():
+        known = option in file.asked or option in HARMLESS or value in SUPPORTED.get(option, ())
+        file.require(option, value, known, "options of the architecture", OTHER_NETWORK)
+    return {architecture.names.get(name, name): value for name, value in config.items()}
+
+
+def _scaling(
+    options: Configuration, architecture: Architecture, factors: Factors
+) -> dict[str, Any]:
+    factor = options.get("rope.scaling.factor", options.get("rope.scale_linear"))
+    # llama.cpp scales linearly if a file has a factor and no kind.
+    kind = options.get("rope.scaling.type") or ("linear" if factor else "none")
+    known = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
+    kind = "longrope" if kind == "none" and LONG in factors else kind
+    known = ("none",) if FREQUENCIES in factors else known
+    cure = "Other scalings of rotary positions are not known here."
+    require_in(GGUF, kind in known, f"rope.scaling.type = {kind}", " or ".join(known), cure)
+    if FREQUENCIES in factors:
+        return {"rope_type": "factors", "factors": factors[FREQUENCIES]}
+    if kind == "longrope":
+        require_in(GGUF, SHORT in factors, f"{LONG}.weight, and no {SHORT}.weight", "both")
+        return {
+            "rope_type": "longrope", "long_factor": factors[LONG], "short_factor": factors[SHORT],
+            "attention_factor": options.get_positive("rope.scaling.attn_factor", 1.0),
+            TRAINED: _trained(options),
+        }  # fmt: skip
+    if kind == "yarn":
+        return _yarn(options, architecture)
+    if kind == "linear" and factor:
+        name = "rope.scaling.factor" if "rope.scaling.factor" in options else "rope.scale_linear"
+        return {"rope_type": "linear", "factor": options.get_positive(name)}
+    return {"rope_type": "default"}
+
+
+def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
+    expected, cure = "none, by which it is YaRN's own", "Readers disagree whether it stands for "
+    cure += "YaRN's own or multiplies that. Take the publisher's folder with safetensors."
+    for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
+        got = f"{name} = {described(options.get(name))} of a yarn scaling"
+        require_in(GGUF, options.get(name) is None, got, expected, cure)
+    scaling = {
+        "rope_type": "yarn", "factor": options.get_positive("rope.scaling.factor"),
+        TRAINED: _trained(options),
+        "beta_fast": options.get_positive("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": options.get_positive("rope.scaling.yarn_beta_slow", 1.0),
+    }  # fmt: skip
+    if (multiplier := options.get("rope.scaling.yarn_log_multiplier")) is not None:
+        times = {"deepseek_v2": 10, "ministral3": 1}.get(architecture.family, 0)  # as llama.cpp's
+        got = f"rope.scaling.yarn_log_multiplier = {multiplier}"
+        require_in(GGUF, times > 0, got, "none")
+        weight = round(times * options.get_positive("rope.scaling.yarn_log_multiplier"), 6)
+        scaling |= {"mscale": weight, "mscale_all_dim": weight}  # llama.cpp takes both for one
+    # gpt-oss's publisher rounds no bounds; the file does not say it.
+    return scaling | ({"truncate": False} if architecture.family == "gpt_oss" else {})
+
+
+def _rotary_dim(options: Configuration, head_dim: int, architecture: Architecture) -> int:
+    name = "rope.dimension_count"
+    if not architecture.partial_rotary:
+        _require_same(options, name, head_dim, "attention.key_length")
+    value = options.get_int(name, head_dim)
+    expected = f"an even number up to {head_dim}, the size of a head"
+    return options.require(name, value, value <= head_dim and value % 2 == 0, expected)
+
+
+def _require_factors(factors: Factors, count: int) -> None:
+    for name, numbers in factors.items():
+        fits = len(numbers) == count and all(0 < factor < math.inf for factor in numbers)
+        got = f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}"
+        expected = f"{count} positive ones, one for each frequency"
+        require_in(f"{name}.weight", fits, got, expected, CONVERT)

@@ -1,0 +1,96 @@
+"""A GGUF file's tensors by the names and shapes that their publisher gave them, dequantised."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lazy_loader
+import numpy as np
+
+from lim_jax._refusal import Refusal
+from lim_jax.checkpoints.checkpoint import Rows, read_rows, require_shape, require_tensor
+from lim_jax.checkpoints.gguf_header import Stored
+from lim_jax.checkpoints.options import Configuration
+
+gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
+
+
+class Published(NamedTuple):
+    """A tensor as its publisher has it."""
+
+    stored: tuple[Stored, ...]  # what it is made of, of as many rows
+    shape: tuple[int, ...]
+    of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
+    whole: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
+
+
+class GGUFCheckpoint(NamedTuple):
+    """A file that was looked through, with the interface of `checkpoint.Checkpoint`."""
+
+    config: Configuration  # by the names of config.json
+    files: Mapping[str, Published]  # by the publisher's names
+    header: Mapping[str, Any]  # the file's options, by its own names
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """Read one tensor, dequantised, with its rows in the publisher's order."""
+        require_tensor(self.files, name)
+        whole, stored = self.files[name].whole, self.files[name].shape
+        if whole is None:
+            return read_rows(name, shape, dtype, self.rows(name, shape))
+        values = whole(read_rows(name, stored, dtype, self.rows(name, stored)))
+        require_shape(name, values.shape, shape)
+        return np.ascontiguousarray(values)
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads some rows of one tensor as they stand, dequantised."""
+        require_tensor(self.files, name)
+        tensor = self.files[name]
+        require_shape(name, tensor.shape, shape)
+
+        def rows(part: slice) -> np.ndarray:
+            return tensor.of(*(dequantized(name, stored, part) for stored in tensor.stored))
+
+        return rows
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as its publisher has it."""
+        require_tensor(self.files, name)
+        return self.files[name].shape
+
+    def __repr__(self) -> str:
+        """Say what the file holds."""
+        files = " and ".join(path.name for path in self.paths)
+        return f"GGUFCheckpoint({self.family}, {len(self.files)} tensors in {files})"
+
+    @property
+    def family(self) -> str:
+        """The publisher's name of the family."""
+        return str(self.config.options.get("model_type"))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the weights."""
+        stored = [part for tensor in self.files.values() for part in tensor.stored]
+        return sorted({part.file for part in stored})
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions of all matrices, by the file's names for them."""
+        stored = [part for tensor in self.files.values() for part in tensor.stored]
+        return {part.kind.name for part in stored if len(part.shape) > 1}
+
+
+def dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
+    """Read some rows and dequantise them."""
+    size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
+    count, offset = part.stop - part.start, tensor.offset + part.start * size
+    stored = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
+    shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
+    try:
+        return gguf.dequantize(stored.reshape(shape), tensor.kind)
+    except NotImplementedError as error:
+        raise Refusal(
+            f"{name}: got the quantisation {tensor.kind.name}, expected one that the "
+            "gguf package undoes. Convert the file to another."
+        ) from error

@@ -1,0 +1,218 @@
+"""GGUF files of llama.cpp, whose tensors get the names and shapes that families read."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.checkpoint import require_shape, require_tensor
+from lim_jax.checkpoints.expert_sublayers import ByExpert, Mixture, Stacked
+from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax.checkpoints.gguf_architectures import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    LONG,
+    SHORT,
+    published_config,
+)
+from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantized
+from lim_jax.checkpoints.gguf_header import Stored, read_header
+from lim_jax.checkpoints.options import Configuration, require_in
+from lim_jax.checkpoints.recipe import Recipe
+
+Tensors = Mapping[str, Stored]
+FACTORS = (FREQUENCIES, LONG, SHORT)
+# llama.cpp's names of tensors, and the fields of a recipe's names that have the publisher's.
+OUTSIDE = {
+    "token_embd": "embedding", "position_embd": "positions", "output_norm": "last",
+    "output": "head",
+}  # fmt: skip
+LAYER = {
+    "attn_norm": "before_attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
+    "attn_qkv": "fused_qkv", "attn_output": "output", "attn_gate": "output_gate",
+    "attn_q_norm": "query_norm", "attn_k_norm": "key_norm",
+    "post_attention_norm": "after_attention", "ffn_norm": "before_network",
+    "post_ffw_norm": "after_network",
+}  # fmt: skip
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
+}  # fmt: skip
+# What llama.cpp calls otherwise, by the publisher's name of the family.
+BEFORE = {"post_attention_norm": "post_attention_layernorm"}
+OTHER_NAMES = {
+    "gpt_oss": BEFORE, "seed_oss": BEFORE,
+    "gemma4_text": {
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    },
+}  # fmt: skip
+GATED = ("gate", "up", "down")
+
+
+def open_gguf(file: Path) -> GGUFCheckpoint:
+    """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`."""
+    stored, options = read_header(file)
+    kind = options.get("general.type", "model")  # others are adapters, and parts that read images
+    got, cure = f"general.type = {kind}", "Merge an adapter by llama.cpp's own programs."
+    require_in(file.name, kind == "model", got, "model: a whole one", cure)
+    name = options.get("general.architecture")
+    got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
+    expected = f"one of the {len(ARCHITECTURES)} in models.gguf_architectures.ARCHITECTURES"
+    require_in(file.name, name in ARCHITECTURES, got, expected, cure)
+    own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
+    factors = {}
+    for stem in FACTORS:
+        if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
+            factors[stem] = dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
+    words = len(options.get("tokenizer.ggml.tokens", ()))
+    config = published_config(str(name), own, words, frozenset(stored), factors)
+    recipe, permuted = recipe_of(Configuration(config)), ARCHITECTURES[str(name)].permuted
+    names, tensors = _layer_names(recipe, config["model_type"]), {}
+    for tensor_name in stored:
+        tensors |= _published(tensor_name, stored, recipe, names, permuted)
+    return GGUFCheckpoint(Configuration(config), tensors, options)
+
+
+def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
+    """Return the publisher's names of a layer's tensors by llama.cpp's, both without an end."""
+    # But for those that have no end in the publisher's files: they are whole in both.
+    names, mixture = recipe.names, recipe.network
+    network = f"{names.network}." if names.network else ""
+    own = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
+    own |= {f"ffn_{part}": f"{network}{getattr(names, part)}" for part in GATED}
+    own["attn_sinks.weight"] = names.sinks
+    if isinstance(mixture, Mixture):
+        own["ffn_gate_inp"] = f"{network}{mixture.router}"
+        if mixture.preference is not None:
+            own["exp_probs_b.bias"] = f"{network}{mixture.preference}"
+        if mixture.shared is not None:
+            shared = f"{network}{mixture.shared[0]}."
+            own |= {f"ffn_{part}_shexp": f"{shared}{getattr(names, part)}" for part in GATED}
+    own |= OTHER_NAMES.get(family, {})
+    return {stem: name for stem, name in own.items() if name is not None}
+
+
+def _published(
+    name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
+) -> dict[str, Published]:
+    """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    as_it_is, prefix = Published((tensor,), tensor.shape), recipe.names.prefix
+    if recipe.norm is sublayers.unit_offset_rms_norm and name.endswith("norm.weight"):
+        as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if block is None:
+        own = getattr(recipe.names, OUTSIDE.get(stem, ""), None)
+        own = own if own is None or stem == "output" else prefix + own
+        return {name if own is None else f"{own}.{kind}": as_it_is}
+    at, stem = f"{prefix}{recipe.names.layer}.{block[1]}.", block[2]
+    if (own := names.get(f"{stem}.{kind}")) is not None:
+        return {at + own: as_it_is}
+    if stem.endswith("_exps"):
+        return _experts(name, stored, at, recipe)
+    if stem in ("attn_k_b", "attn_v_b"):
+        return _latent_keys_and_values(name, stored, at)
+    if stem not in names or kind not in ("weight", "bias"):
+        return {name: as_it_is}
+    as_it_is = as_it_is._replace(whole=_reordering(stem, recipe, permuted))
+    return {f"{at}{names[stem]}.{kind}": as_it_is}
+
+
+def _reordering(
+    stem: str, recipe: Recipe, permuted: bool
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return what makes the publisher's tensor of one that llama.cpp turned or reordered."""
+    sizes = recipe.sizes
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.num_kv_heads}.get(stem)
+    if permuted and heads is not None:  # a head's halves are rotated together
+        return lambda rows: _swapped(rows, (heads, -1, 2), 1)
+    if stem == "attn_qkv" and recipe.projections is sublayers.fused_qkv_by_group:
+        return lambda rows: _swapped(rows, (3, sizes.heads, -1), 0)
+    return np.transpose if recipe.transposed else None
+
+
+def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    cut = rows.reshape(*shape, *rows.shape[1:])
+    return cut.swapaxes(axis, axis + 1).reshape(rows.shape)
+
+
+def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    mixture, reader = recipe.network, Stacked()
+    if isinstance(mixture, Mixture):
+        inside = f"{recipe.names.network}." if recipe.names.network else ""
+        at, reader = f"{at}{inside}", mixture.read
+    part = re.search(r"ffn_(gate|up|down)_exps$", stem)
+    if isinstance(reader, ByExpert) and part is not None:
+        own, each = getattr(reader, part[1]), range(tensor.shape[0])
+        return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
+    biased = isinstance(reader, Stacked) and reader.interleaved
+    if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
+        return _fused_experts(name, stored, at, reader)
+    return {name: Published((tensor,), tensor.shape)}
+
+
+def _expert(tensor: Stored, number: int) -> Published:
+    before = number * math.prod(tensor.rows[1:])
+    own = tensor._replace(
+        shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
+    )
+    return Published((own,), own.shape)
+
+
+def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
+    """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
+    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
+    turned, interleaved = reader.transposed, reader.interleaved
+    fused, down = (at + own + ("_bias" if kind == "bias" else "") for own in reader[:2])
+
+    def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0], *reversed(shape[1:])) if turned else shape
+
+    def transposed(rows: np.ndarray) -> np.ndarray:
+        return rows.swapaxes(1, -1) if turned else rows
+
+    if stem.endswith("ffn_down_exps"):
+        return {down: Published((tensor,), transposed_shape(tensor.shape), transposed)}
+    gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
+    require_tensor(stored, gate)
+    require_tensor(stored, up)
+    if name != gate:
+        return {}
+    require_shape(up, stored[up].shape, tensor.shape)
+    shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
+
+    def gate_up(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
+        both = np.stack([gates, ups], axis=2 if interleaved else 1)
+        return transposed(both.reshape(len(gates), *shape[1:]))
+
+    return {fused: Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
+
+
+def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Published]:
+    """Return the matrix of keys and values, of which files hold the keys' part transposed."""
+    keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
+    require_tensor(stored, keys)
+    require_tensor(stored, values)
+    if name != keys:
+        return {}
+    heads, rank, still = stored[keys].shape
+    require_shape(values, stored[values].shape, (heads, stored[values].shape[1], rank))
+
+    def of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+
+    tensor = Published(
+        (stored[keys], stored[values]), (heads, still + stored[values].shape[1], rank), of_heads,
+        whole=lambda rows: rows.reshape(-1, rank),
+    )  # fmt: skip
+    return {f"{at}self_attn.kv_b_proj.weight": tensor}

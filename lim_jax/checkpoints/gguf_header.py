@@ -1,0 +1,150 @@
+"""Headers of GGUF files: their options, and how tensors lie in one file or in several."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import lazy_loader
+import numpy as np
+
+from lim_jax._checks import require_extra
+from lim_jax._refusal import Refusal
+from lim_jax.checkpoints.options import require_in
+
+gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+# The format's numbers of kinds of values; those of numbers by their precision.
+STRING, ARRAY = 8, 9
+NUMBERS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
+    11: "<i8", 12: "<f8",
+}  # fmt: skip
+OF_SEVERAL = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+class Stored(NamedTuple):
+    """How a tensor lies in its file."""
+
+    file: Path
+    kind: Any  # its quantisation
+    shape: tuple[int, ...]  # of the numbers
+    rows: tuple[int, ...]  # shape of the bytes that are stored for them
+    offset: int  # in bytes
+
+
+class _Header:
+    """Reads a header from its beginning; what the file is too short for raises EOFError."""
+
+    # The gguf package's own reader makes several arrays for every word of a vocabulary.
+
+    def __init__(self, stream: BinaryIO, size: int):
+        self.stream, self.size = stream, size
+
+    def taken(self, count: int) -> bytes:
+        """Return the next bytes."""
+        data = self.stream.read(count) if count <= self.size else b""
+        if len(data) < count:
+            raise EOFError("it ends within its header")
+        return data
+
+    def numbers(self, kind: int, count: int) -> list[Any]:
+        """Return the next numbers of one kind."""
+        data = self.taken(count * np.dtype(NUMBERS[kind]).itemsize)
+        return np.frombuffer(data, NUMBERS[kind]).tolist()
+
+    def whole(self, size: int = 8) -> int:
+        """Return the next whole number, of so many bytes."""
+        return int.from_bytes(self.taken(size), "little")
+
+    def text(self) -> str:
+        """Return the next text."""
+        return self.taken(self.whole()).decode()
+
+    def value(self, kind: int) -> Any:
+        """Return the next value of one kind."""
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self.numbers(kind, 1)[0]
+        kind, count = self.whole(4), self.whole()
+        if kind in NUMBERS:
+            return self.numbers(kind, count)
+        return [self.value(kind) for _ in range(count)]
+
+
+def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Return how a file's tensors lie, and its options by name; of several files, by the first."""
+    require_extra("gguf", "models")
+    tensors, options = _of_one(file)
+    count = options.get("split.count", 0)
+    if count in (0, 1):
+        return tensors, options
+    name = OF_SEVERAL.fullmatch(file.name)
+    first = name is not None and int(name[2]) == 1 and int(name[3]) == count
+    first = first and options.get("split.no") == 0
+    got = f"split.count = {count} and split.no = {options.get('split.no')}"
+    expected = f"the name of the first of {count} files, which ends in -00001-of-{count:05}.gguf"
+    require_in(file.name, first, got, expected, "Pass the first file; the others lie beside it.")
+    assert name is not None
+    names = [f"{name[1]}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
+    missing = [other for other in names if not file.with_name(other).is_file()]
+    got = f"{count - len(missing)} of {count} files, without {' and '.join(missing[:3])}"
+    expected = "all of them in one folder"
+    require_in(file.name, not missing, got, expected, "Download the others beside it.")
+    for number, other in enumerate(names, 1):
+        part = file.with_name(other)
+        more, its = _of_one(part)
+        of_them = its.get("split.no") == number and its.get("split.count") == count
+        of_them = of_them and not more.keys() & tensors.keys()
+        got = f"split.no = {its.get('split.no')} of {its.get('split.count')}, or tensors twice"
+        require_in(part.name, of_them, got, f"number {number} of {count}")
+        tensors |= more
+    stated = options.get("split.tensors.count", len(tensors))
+    got, expected = f"{len(tensors)} tensors in {count} files", f"{stated}, as the first says"
+    require_in(file.name, len(tensors) == stated, got, expected)
+    return tensors, options
+
+
+def _of_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    cure = "Pass the path of the file itself."
+    require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
+    try:
+        with file.open("rb") as stream:
+            return _parsed(file, _Header(stream, file.stat().st_size))
+    except Exception as error:  # whatever the bytes of other files give
+        raise Refusal(
+            f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
+        ) from error
+
+
+def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, Any]]:
+    magic, version = header.taken(4), header.whole(4)
+    if magic != MAGIC or version not in VERSIONS:
+        raise ValueError(f"{magic} of version {version}")
+    num_tensors, num_options = header.whole(), header.whole()
+    options = {}
+    for _ in range(num_options):
+        name = header.text()
+        if name in options:
+            raise ValueError(f"the name {name!r} twice")
+        options[name] = header.value(header.whole(4))
+    infos = [_info(header) for _ in range(num_tensors)]
+    alignment = options.get("general.alignment", 32)
+    start = -(-header.stream.tell() // alignment) * alignment
+    tensors = {
+        name: Stored(file, kind, shape, rows, start + offset)
+        for name, kind, shape, rows, offset in infos
+    }
+    ends = [tensor.offset + math.prod(tensor.rows) for tensor in tensors.values()]
+    empty = any(min(tensor.shape) < 1 for tensor in tensors.values())
+    if len(tensors) < num_tensors or max(ends, default=0) > header.size or empty:
+        raise ValueError("a tensor twice, empty, or cut off")
+    return tensors, options
+
+
+def _info(header: _Header) -> tuple[str, Any, tuple[int, ...], tuple[int, ...], int]:
+    name, axes = header.text(), header.whole(4)
+    shape = tuple(reversed(header.numbers(10, axes)))
+    kind = gguf.GGMLQuantizationType(header.whole(4))
+    return name, kind, shape, tuple(gguf.quant_shape_to_byte_shape(shape, kind)), header.whole()

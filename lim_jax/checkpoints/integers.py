@@ -1,0 +1,194 @@
+r"""Weights of whole numbers, several of which are packed into a word of 32 bits.
+
+Every number q of a matrix stands for :math:`s\,(q - z)`, or for :math:`s\,q + b` (MLX), with the
+scale s and the zero z, or the bias b, of its group: some neighbouring inputs of one output.
+"""
+
+from collections.abc import Callable, Container, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lim_jax.checkpoints.options import require_in
+
+WORD = 32
+BITS = 2, 4, 8  # of which a word holds several
+REAL, WORDS, PLACES = ("F32", "F16", "BF16"), ("I32", "U32"), ("I32", "I64")
+# Which of a word's eight numbers AWQ's kernels put into each place of it.
+AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+UNQUANTISED = (
+    "Take weights that are not quantised, if any are published, or convert these by the program "
+    "that made them."
+)
+WHOLE = slice(None)  # of a tensor
+# Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
+Tensors = Callable[[str, tuple[int, ...], tuple[str, ...]], Callable[..., np.ndarray]]
+Rows = Callable[[slice], np.ndarray]
+
+
+class Packing(NamedTuple):
+    """How whole numbers are packed: by whom, of how many bits, and how many share a scale."""
+
+    scheme: str  # a name of `TENSORS`
+    bits: int = 4
+    group: int | None = None  # inputs, None for all of them
+    has_zeros: bool = True  # or all zeros are half of what numbers may be
+    zero_offset: int = 0  # added to the zeros that files hold
+
+
+# By scheme: the tensor that holds the numbers of ``weight``, and those that belong to it.
+TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pack-quantized": (
+        "weight_packed", ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    ),
+    "gptq": ("qweight", ("qzeros", "scales", "g_idx")),
+    "awq": ("qweight", ("qzeros", "scales")),
+    "mlx": ("weight", ("scales", "biases")),
+}  # fmt: skip
+
+
+def is_packed(packing: Packing, name: str, stored: Container[str]) -> bool:
+    """Whether files hold a matrix in packed numbers."""
+    numbers, others = TENSORS[packing.scheme]
+    at = name.removesuffix("weight")
+    return at != name and at + numbers in stored and any(at + one in stored for one in others)
+
+
+def unpacked_names(packing: Packing, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors by the names that they have unquantised, without those of scales."""
+    numbers, others = TENSORS[packing.scheme]
+    tensors = {}
+    for name, place in stored.items():
+        at, dot, last = name.rpartition(".")
+        if last not in others or at + dot + numbers not in stored:
+            tensors[f"{at}{dot}weight" if last == numbers else name] = place
+    return tensors
+
+
+def packed_rows(
+    packing: Packing,
+    tensors: Tensors,
+    stored: Container[str],
+    name: str,
+    shape: tuple[int, ...],
+    words: tuple[int, ...],
+) -> Rows:
+    """Return a function that reads some rows of a matrix, of which files hold so many `words`."""
+    size, expected = packing.group or shape[-1], f"unquantised numbers of shape {shape}"
+    fits = len(shape) == 2 and shape[1] % size == 0
+    require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
+    read = {"pack-quantized": _compressed, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[packing.scheme]
+    at = name.removesuffix("weight")
+    index = next((at + one for one in ("g_idx", "weight_g_idx") if at + one in stored), None)
+    # Where columns were quantised in another order, files say to which group each belongs.
+    group_of = np.arange(shape[1]) // size
+    if index is not None:
+        group_of = tensors(index, shape[1:], PLACES)(WHOLE)
+        fits = bool(((group_of >= 0) & (group_of < shape[1] // size)).all())
+        require_in(index, fits, "groups that there are not", f"from 0 to {shape[1] // size - 1}")
+    return read(packing, tensors, at, (shape[0], shape[1]), group_of, words)
+
+
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Return the numbers from zero of each word of the last axis, the lowest bits first.
+
+    Examples
+    --------
+    >>> unpack(np.array([[0x76543210]]), 4).tolist()
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    """
+    shifts = np.arange(0, WORD, bits, dtype=np.uint32)
+    numbers = words.astype(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
+    return numbers.reshape(*words.shape[:-1], -1).astype(np.int64)
+
+
+def _compressed(
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+) -> Rows:
+    """Of compressed-tensors: words along inputs, and of zeros along outputs."""
+    (rows, columns), in_word = shape, WORD // packing.bits
+    groups = columns // (packing.group or columns)
+    words = tensors(f"{at}weight_packed", (rows, -(-columns // in_word)), WORDS)
+    scales = tensors(f"{at}weight_scale", (rows, groups), REAL)
+    zeros = np.full((rows, groups), 2 ** (packing.bits - 1))
+    if packing.has_zeros:
+        packed = tensors(f"{at}weight_zero_point", (-(-rows // in_word), groups), WORDS)(WHOLE)
+        zeros = unpack(packed.T, packing.bits).T[:rows]
+
+    def read(part: slice) -> np.ndarray:
+        numbers = unpack(words(part), packing.bits)[:, :columns]
+        scale = scales(part).astype(np.float64)
+        return scale[:, group_of] * (numbers - zeros[part][:, group_of])
+
+    return read
+
+
+def _gptq(
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+) -> Rows:
+    """Of GPTQ: transposed, words along inputs, and of zeros along outputs."""
+    (rows, columns), in_word = shape, WORD // packing.bits
+    groups = columns // (packing.group or columns)
+    words = tensors(f"{at}qweight", (columns // in_word, rows), WORDS)
+    scales = tensors(f"{at}scales", (groups, rows), REAL)
+    packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE)
+    zeros, most = unpack(packed, packing.bits) + packing.zero_offset, 2**packing.bits - 1
+    got, expected = f"a zero of {most} and one, which readers take in two ways", f"at most {most}"
+    require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
+
+    def read(part: slice) -> np.ndarray:
+        numbers = unpack(words((slice(None), part)).T, packing.bits)
+        scale = scales((slice(None), part)).T.astype(np.float64)
+        return scale[:, group_of] * (numbers - zeros.T[part][:, group_of])
+
+    return read
+
+
+def _awq(
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+) -> Rows:
+    """Of AWQ: transposed, words along outputs, of which they hold the even ones first."""
+    (rows, columns), in_word = shape, WORD // packing.bits
+    groups, places = columns // (packing.group or columns), np.argsort(AWQ_ORDER)
+
+    def ordered(words: np.ndarray) -> np.ndarray:
+        by_word = unpack(words, packing.bits).reshape(*words.shape, in_word)
+        return by_word[..., places].reshape(len(words), -1)
+
+    words = tensors(f"{at}qweight", (columns, rows // in_word), WORDS)
+    scales = tensors(f"{at}scales", (groups, rows), REAL)
+    zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
+
+    def read(part: slice) -> np.ndarray:
+        first, last = part.start // in_word, -(-part.stop // in_word)
+        numbers = ordered(words((slice(None), slice(first, last)))).T
+        numbers = numbers[part.start - first * in_word :][: part.stop - part.start]
+        scale = scales((slice(None), part)).T.astype(np.float64)
+        return scale[:, group_of] * (numbers - zeros.T[part][:, group_of])
+
+    return read
+
+
+def _mlx(
+    packing: Packing,
+    tensors: Tensors,
+    at: str,
+    shape: tuple[int, int],
+    group_of: Any,
+    stored: tuple[int, ...],
+) -> Rows:
+    """Of MLX: words along inputs, of as many bits in every matrix as its shape tells."""
+    rows, columns = shape
+    bits = WORD * stored[-1] // columns
+    got = f"{stored[-1]} words for {columns} numbers"
+    expected = "words of 2, 4 or 8 bits a number"
+    require_in(f"{at}weight", bits in BITS and stored[-1] * WORD == bits * columns, got, expected)
+    groups = columns // (packing.group or columns)
+    words = tensors(f"{at}weight", (rows, stored[-1]), WORDS)
+    scales, biases = (tensors(f"{at}{name}", (rows, groups), REAL) for name in ("scales", "biases"))
+
+    def read(part: slice) -> np.ndarray:
+        scale, bias = (numbers(part).astype(np.float64) for numbers in (scales, biases))
+        return scale[:, group_of] * unpack(words(part), bits) + bias[:, group_of]
+
+    return read

@@ -1,0 +1,115 @@
+"""The text model of a multimodal folder: its options and tensors, by a text model's names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lim_jax.checkpoints.checkpoint import Checkpoint
+from lim_jax.checkpoints.families.table import FAMILIES, recipe_of
+from lim_jax.checkpoints.options import (
+    Configuration,
+    refuse_other_architectures,
+    refuse_unknown,
+    require_config,
+    require_in,
+)
+
+TEXT, TIED = "text_config", "tie_word_embeddings"
+OTHERS = {
+    "exaone4_5": "exaone4", "gemma4": "gemma4_text", "internvl": "qwen2", "lfm2_vl": "lfm2",
+    "llava": "llama", "mistral3": "mistral", "voxtral": "llama",
+}  # fmt: skip
+# The sizes of LLaVA's texts, by their family, where files do not state them.
+OF_LLAVA: Mapping[str, Mapping[str, int]] = {
+    family: {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": hidden,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": groups,
+    } for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
+}  # fmt: skip
+QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
+# The defaults of each publisher's reader.
+MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text", "vocab_size": 262_208, "num_attention_heads": 8,
+        "num_key_value_heads": 4, TIED: True,
+    },
+    "kimi_k25": {"model_type": "kimi_k2", TIED: False},
+    "llama4": {
+        "model_type": "llama4_text", "vocab_size": 202_048, "num_attention_heads": 40,
+        "num_key_value_heads": 8, TIED: False,
+    },
+    **{family: {"model_type": f"{family}_text", TIED: False} for family in QWENS},
+    **{family: {"model_type": text, TIED: True} for family, text in OTHERS.items()},  # if headless
+}  # fmt: skip
+FLAT = QWENS[:2]  # whose older files hold the text's options among the others
+# What an option outside of the text is about, by the words of its name.
+OF_IMAGES = re.compile(
+    r"(^|_)(image|images|vision|visual|video|audio|media|mm|multimodal|projector|projection|spatial"
+    r"|tiles?|thumbnail|pixels|patch|downsample|[be]o[ai])(_|$)"
+    r"|^ignore_index$|^language_model_only$"
+)
+PARTS = "vision_tower", "vision_model", "visual", "embed_vision", "audio_tower", "embed_audio"
+PARTS += "multi_modal_projector", "mm_projector"
+IMAGES = re.compile(rf"(model\.)?({'|'.join(PARTS)})\.")
+# Older files put the whole text model inside, newer ones its trunk alone; Qwen 2 VL's neither.
+OLDER = re.compile(r"language_model\.((?:model|lm_head)\..+)")
+NEWER = re.compile(r"model\.language_model\.(.+)")
+OUTSIDE = "lm_head.", "mtp."  # of the text, wherever its trunk is
+SAVE_TEXT = "Save the text's model by itself, and load that."
+
+
+def text_part(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
+    config = checkpoint.config
+    family, flat = config.get("model_type"), config.get(TEXT) is None
+    if flat and family not in FLAT:
+        return checkpoint
+    inner = config.options if flat else config[TEXT]
+    is_object = isinstance(inner, Mapping)
+    config.require(TEXT, inner, is_object, "an object of names and values")
+    if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
+        recipe_of(Configuration(inner))  # which says why
+    got = f"model_type = {family!r} with {TEXT}"
+    expected = f"one of the {len(MULTIMODAL)} in models.multimodal.MULTIMODAL"
+    require_config(family in MULTIMODAL, got, expected, SAVE_TEXT)
+    refuse_other_architectures(config, str(family))
+    defaults = MULTIMODAL[str(family)]
+    # The outer option says whether the head is the embedding.
+    outer = {TIED: config.get(TIED, defaults[TIED])}
+    of_images = [name for name in config if OF_IMAGES.search(name)]
+    config.ignore(*of_images)
+    if flat:
+        outer["model_type"] = defaults["model_type"]
+        inner = {name: inner[name] for name in inner if name not in (*of_images, "architectures")}
+    else:
+        inner = {name: inner[name] for name in inner if inner[name] != "exaone4_5_text"}  # renamed
+        if config.get("use_sliding_window") is False:  # beside which a window says nothing
+            config.ignore("sliding_window")
+        refuse_unknown(config, {name: (value,) for name, value in inner.items()})
+    if family == "llava":
+        text = inner.get("model_type", defaults["model_type"])
+        defaults = {**defaults, **OF_LLAVA.get(text, {})}
+    texts = Configuration({**defaults, **inner, **outer})
+    aliases = _texts(checkpoint)
+    files = {name: checkpoint.files[stored] for name, stored in aliases.items()}
+    return checkpoint._replace(config=texts, files=files, aliases=aliases)
+
+
+def _texts(checkpoint: Checkpoint) -> dict[str, str]:
+    """Map the names that a text model gives its tensors to those in the files."""
+    inside = any(OLDER.fullmatch(name) or NEWER.fullmatch(name) for name in checkpoint.files)
+    tensors = {}
+    for stored in checkpoint.files:
+        if IMAGES.match(stored):
+            continue
+        older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
+        plain = stored.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
+        got = f"{stored}, which is neither the text's nor known to be of images"
+        parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"
+        require_in("tensors", bool(older or newer) or plain, got, parts, SAVE_TEXT)
+        name = older[1] if older else f"model.{newer[1]}" if newer else stored
+        got = f"{stored} and {tensors.get(name)}"
+        cure = "Which one is meant cannot be known: download it again."
+        require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
+        tensors[name] = stored
+    return tensors

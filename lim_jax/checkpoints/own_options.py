@@ -1,0 +1,165 @@
+"""What options of other families say of a network, by its recipe.
+
+A file may keep options of the family from which its own came: one that says what the network does
+anyway is accepted, with any other value refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.expert_sublayers import Mixture
+from lim_jax.checkpoints.options import Configuration
+from lim_jax.checkpoints.recipe import Recipe
+from lim_jax.checkpoints.rope_config import CHUNKED, FULL, SLIDING
+from lim_jax.checkpoints.tensor_reader import ACTIVATIONS
+from lim_jax.network.experts import Routing
+from lim_jax.network.flow import euler
+from lim_jax.network.masks import AttentionMask
+from lim_jax.network.positions import Alibi, Tempered
+
+Values = Mapping[str, tuple[Any, ...]]
+# The families' names of each size of `recipe.Sizes`.
+SIZES = {
+    "width": ("hidden_size", "n_embd", "n_embed", "word_embed_proj_dim", "d_model"),
+    "depth": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_query_groups"),
+    "norm_eps": (
+        "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps",
+        "norm_epsilon",
+    ),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+}  # fmt: skip
+GATED = sublayers.gated_mlp, sublayers.fused_gated_mlp
+ACTS = "hidden_act", "hidden_activation", "activation", "activation_function", "mlp_hidden_act"
+# What every family does that has no option for it.
+USUAL = {
+    "_remove_final_layer_norm": False, "apply_residual_connection_post_layernorm": False,
+    "attention_k_eq_v": False, "attention_value_scale": 1, "enable_moe_block": False, "ep_size": 1,
+    "full_attn_mod": 1, "hidden_size_per_layer_input": 0, "interpolate_factor": 1,
+    "layer_norm_elementwise_affine": True, "new_decoder_architecture": False,
+    "num_kv_shared_layers": 0, "position_embedding_xdrope": False,
+    "scale_attn_by_inverse_layer_idx": False, "use_bidirectional_attention": False,
+    "use_cla": False, "use_double_wide_mlp": False, "use_mrope": False,
+}  # fmt: skip
+COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
+SHARED = (
+    "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size",
+    "shared_intermediate_size", "moe_shared_expert_intermediate_size",
+)  # fmt: skip
+TOPS = "num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk"
+# Options of a router, which say nothing where a network has no experts.
+OF_ROUTERS = (
+    "decoder_sparse_step", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size",
+    "moe_layer_freq", "n_group", "norm_topk_prob", "num_dense_layers", "route_norm", "route_scale",
+    "routed_scaling_factor", "score_func", "scoring_func", "topk_group", "topk_method",
+    "use_routing_bias",
+)  # fmt: skip
+
+
+def own_options(config: Configuration, recipe: Recipe) -> Values:
+    """Return the values by which options say what a recipe's network does."""
+    sizes, network = recipe.sizes, recipe.network
+    stated: dict[str, Any] = dict(USUAL)
+    stated |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
+    stated |= _of_attention(recipe) | _of_residuals(recipe)
+    stated |= _of_mixture(network) if isinstance(network, Mixture) else _of_dense(config)
+    own: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in stated.items()}
+    acts = tuple(name for name, act in ACTIVATIONS.items() if act is recipe.activation)
+    acts += ("swiglu",) if "silu" in acts and network in GATED else ()
+    return {**own, **dict.fromkeys(ACTS, acts), **_of_layers(config, recipe.masks)}
+
+
+def _of_attention(recipe: Recipe) -> dict[str, Any]:
+    biases, sizes, names = recipe.biases, recipe.sizes, recipe.names
+    rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
+    positions = [mask.positions for mask in recipe.masks]
+    linear = any(isinstance(of_layer, Alibi) for of_layer in positions)
+    normed = recipe.head_norm is not None
+    gated = names.output_gate is not None
+    still = "alibi" if linear else "absolute" if names.positions else "nope"
+    own = {
+        "alibi": linear, "attention_bias": biases.qkv, "qkv_bias": biases.qkv,
+        "use_qkv_bias": biases.qkv, "attention_out_bias": biases.attention_output,
+        "mlp_bias": biases.mlp, "lm_head_bias": biases.head, "qk_layernorm": normed,
+        "use_qk_norm": normed, "multi_query": sizes.num_kv_heads == 1, "rotary": rotary_dim > 0,
+        "use_rotary_pos_emb": rotary_dim > 0, "rotary_dim": rotary_dim,
+        "partial_rotary_factor": rotary_dim / sizes.head_dim,
+        "rotary_pct": rotary_dim / sizes.head_dim, "rope_interleave": recipe.rope_interleaved,
+        "rope_interleaved": recipe.rope_interleaved,
+        "position_embedding_type": "rope" if rotary_dim else still,
+        "attn_temperature_tuning": any(isinstance(p, Tempered) for p in positions),
+        "attn_output_gate": gated, "attention_output_gate": gated,
+        "add_full_attention_sink_bias": names.sinks is not None,
+        "add_swa_attention_sink_bias": names.sinks is not None,
+        "attn_logit_softcapping": recipe.cap,
+    }  # fmt: skip
+    if len({biases.qkv, biases.attention_output, biases.mlp}) == 1:
+        own |= dict.fromkeys(("use_bias", "bias", "enable_bias"), biases.mlp)
+    if recipe.attention is sublayers.read_attention:
+        scale = sizes.head_dim**-0.5 if recipe.scale is None else recipe.scale
+        own |= {"attention_multiplier": scale, "query_pre_attn_scalar": scale**-2}
+        own |= {"v_head_dim": sizes.head_dim, "scale_attn_weights": recipe.scale is None}
+    return own
+
+
+def _of_residuals(recipe: Recipe) -> dict[str, Any]:
+    """Return what options say of embeddings, the residual path and the head."""
+    parallel = recipe.step is euler
+    return {
+        "parallel_attn": parallel, "use_parallel_block": parallel,
+        "use_parallel_residual": parallel, "residual_multiplier": recipe.increment,
+        "do_layer_norm_before": recipe.names.before_attention is not None,
+        "embedding_multiplier": recipe.embedding_scale,
+        "mup_enabled": recipe.embedding_scale != 1, "final_logit_softcapping": recipe.logit_cap,
+        "logit_scale": recipe.logit_scale, "logits_scaling": 1 / recipe.logit_scale,
+        "use_embedding_sharing": recipe.tied, "num_nextn_predict_layers": recipe.num_mtp_layers,
+        "num_mtp_modules": recipe.num_mtp_layers, "mtp_num_hidden_layers": recipe.num_mtp_layers,
+        "use_mtp": recipe.num_mtp_layers > 0,
+        "use_gemma_norm": recipe.norm is sublayers.unit_offset_rms_norm,
+    }  # fmt: skip
+
+
+def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
+    """Return what options say of the layers' windows; anything, where they say that none slides."""
+    kinds = [SLIDING if mask.window else CHUNKED if mask.chunk else FULL for mask in masks]
+    windows = {mask.window for mask in masks} - {None}
+    rotated = [int(mask.rotary_dim > 0) for mask in masks]
+    own = {"use_sliding_window": (bool(windows),), "sliding_window": tuple(windows)}
+    own |= {"layer_types": (kinds,), "no_rope_layers": (rotated,)}
+    if not windows:
+        names = ["max_window_layers"]
+        names += ["sliding_window"] if config.options.get("use_sliding_window") is False else []
+        own |= {name: (config.options.get(name),) for name in names}
+    return own
+
+
+def _of_dense(config: Configuration) -> dict[str, Any]:
+    """Return what options say of no experts; those of routers anything, where none are stated."""
+    none = not any(config.options.get(name) for name in COUNTS)
+    idle = {name: config.options.get(name) for name in (*TOPS, *OF_ROUTERS)} if none else {}
+    return dict.fromkeys((*COUNTS, *SHARED), 0) | dict.fromkeys(TOPS, 0) | idle
+
+
+def _of_mixture(mixture: Mixture) -> dict[str, Any]:
+    routing, dense = mixture.routing, mixture.dense_layers
+    _, shared = mixture.shared or ("", 0)
+    first = dense == frozenset(range(len(dense)))  # the first layers are dense, or none
+    count = shared // mixture.intermediate_size
+    own = {
+        **dict.fromkeys(COUNTS, mixture.num_experts), **dict.fromkeys(TOPS, routing.top),
+        **dict.fromkeys(SHARED[:2], count), **dict.fromkeys(SHARED[2:], shared),
+        "moe_intermediate_size": mixture.intermediate_size, "mlp_only_layers": sorted(dense),
+        "n_group": routing.groups, "num_expert_groups": routing.groups, "topk_group": routing.kept,
+        "num_limited_groups": routing.kept, "use_routing_bias": mixture.preference is not None,
+        "first_k_dense_replace": len(dense) if first else None,
+        "num_dense_layers": len(dense) if first else None,
+        "decoder_sparse_step": 1, "moe_layer_freq": 1,
+    }  # fmt: skip
+    if isinstance(routing, Routing):
+        own |= dict.fromkeys(("norm_topk_prob", "route_norm"), routing.normalised)
+        own |= dict.fromkeys(("routed_scaling_factor", "route_scale"), routing.factor)
+        own |= dict.fromkeys(("scoring_func", "score_func"), routing.scores)
+    return own

@@ -1,0 +1,180 @@
+"""Where a network's weights are: on the device, on the host in half precision, or in files."""
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from lim_jax.checkpoints.checkpoint import unfilled
+from lim_jax.checkpoints.tensor_reader import Reader, Source
+from lim_jax.network.layer_kinds import LayersByKind
+from lim_jax.weights import (
+    FetchedLayers,
+    FetchedRows,
+    HalfLayers,
+    HalfRows,
+    LayerSource,
+    Rows,
+    RowSource,
+)
+
+Layer = Callable[[int], Any]
+ROWS_AT_ONCE = 1024
+HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
+# The fields of layers that hold matrices, which half precision is for. All else stays whole: norms
+# of any class, biases, and taps and rates, which are few and into which multipliers are put.
+# fmt: off
+MATRICES = frozenset((
+    "query", "key", "value", "output",  # of attention, and of what reads a state
+    "query_down", "rope_key",  # of latent attention
+    "inner", "outer", "gate", "up", "down", "inward", "outward",  # of each token
+    "router", "shared_gate",  # of mixtures of experts
+    "gate_down", "rate_down", "read", "write",  # of states
+))
+# fmt: on
+
+
+class WeightPlacement(NamedTuple):
+    """Where layers, and matrices of a row for each word, are put as they are read.
+
+    `each_layer` says whether all layers are read at once; matrices are kept in a half `precision`.
+    """
+
+    layers: Callable[[Layer, int], PyTree]
+    rows: Callable[[Reader, str, tuple[int, int]], Rows]
+    each_layer: bool = True
+    precision: str | None = None
+
+
+def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
+    """Place layers of several kinds, of which `order` has each layer's number."""
+
+    def of_kind(kind: int) -> PyTree:
+        numbers = [number for number, own in enumerate(order) if own == kind]
+        return placement.layers(lambda position: layer(numbers[position]), len(numbers))
+
+    return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
+
+
+def on_device(precision: str | None = None) -> WeightPlacement:
+    """All weights on the default device; of half precision, matrices alone are in it."""
+
+    def layers(layer: Layer, depth: int) -> Any:
+        leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
+        layers = jax.tree.unflatten(tree, jax.device_put(leaves))
+        return layers if precision is None else HalfLayers(layers, precision)
+
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
+        if precision is None:
+            return jax.device_put(_table(read, name, shape, read.dtype))
+        table = _table(read, name, shape, precision)
+        return HalfRows(jax.device_put(table.view(np.uint16)), precision)
+
+    return WeightPlacement(layers, rows, precision=precision)
+
+
+ON_DEVICE = on_device()
+
+
+def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
+    """All weights in the host's memory: matrices in half precision, norms and vectors in full."""
+    told = fingerprint(checkpoint, precision)
+
+    def layers(layer: Layer, depth: int) -> FetchedLayers:
+        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
+
+        def read(index: int) -> Any:
+            return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
+
+        return FetchedLayers(told, LayerSource(read, depth))
+
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
+        table = _table(read, name, shape, precision)
+        return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
+
+    return WeightPlacement(layers, rows, precision=precision)
+
+
+def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
+    table = unfilled(shape, precision)
+    for part, some in row_blocks(read, name, shape):
+        table[part] = some
+    return table
+
+
+def row_blocks(
+    read: Reader, name: str, shape: tuple[int, int]
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """The rows of a matrix, some thousand at a time, each with where they stand."""
+    rows = read.rows(name, *shape)
+    for start in range(0, shape[0], ROWS_AT_ONCE):
+        part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
+        yield part, rows(part)
+
+
+def published_precision(checkpoint: Source) -> str | None:
+    """The one precision of all matrices, None if full; ``"mixed"`` if they have none in common."""
+    precisions = checkpoint.precisions
+    if precisions <= {"F64", "F32"}:
+        return None
+    return HALVES.get("".join(precisions), MIXED)  # of two no such name is made
+
+
+def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
+    """All weights in their files, but for those of the layer that is computed with."""
+    told = fingerprint(checkpoint, dtype)
+
+    def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
+        return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
+
+    def layers(layer: Layer, depth: int) -> FetchedLayers:
+        def read(index: int) -> Any:  # and reorder, in the thread that reads ahead
+            return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
+
+        return FetchedLayers(told, LayerSource(read, depth))
+
+    return WeightPlacement(layers, rows, each_layer=False)
+
+
+def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
+    """Numbers that tell files from others, by their names, sizes and times, and their options."""
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
+    told = sha256(f"{stats} {dict(checkpoint.config)} {precision}".encode()).digest()
+    return jnp.asarray(np.frombuffer(told, np.uint8), float)
+
+
+def in_bits(layer: Any, precision: str | None) -> Any:
+    """The bits of `halved` matrices, as the device holds them, or None for all as it is."""
+    if precision is None:
+        return layer
+
+    def bits(leaf: Any) -> Any:
+        return leaf.view(np.uint16) if leaf.dtype == precision else leaf
+
+    return jax.tree.map(bits, halved(layer, precision))
+
+
+def halved(layer: Any, precision: str) -> Any:
+    """The `MATRICES` of a layer in half precision, and the rest as it is."""
+
+    def half(path: tuple, leaf: Any) -> Any:
+        field = getattr(path[-1], "name", "")  # an entry of a tuple has none
+        return leaf.astype(precision, copy=False) if field in MATRICES else leaf
+
+    return jax.tree.map_with_path(half, layer)
+
+
+def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
+    """All layers along a leading axis, filled as they are read: at most one is in memory twice."""
+    joined, tree = [], None
+    for index in range(depth):
+        leaves, tree = jax.tree.flatten(layer(index))
+        joined = joined or [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]
+        for rows, leaf in zip(joined, leaves, strict=True):
+            rows[index] = leaf
+        del leaves  # before the next layer is read
+    return joined, tree

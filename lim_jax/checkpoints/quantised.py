@@ -1,0 +1,265 @@
+"""Weights of eight or four bits with scales, as publishers store them.
+
+Only the weights are read so; what a publisher's own kernels round besides, such as the inputs of a
+product or a cache of keys and values, stays in full precision.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from lim_jax._checks import described
+from lim_jax.checkpoints.integers import BITS, UNQUANTISED, Packing, unpacked_names
+from lim_jax.checkpoints.options import Options, require_config
+
+BLOCKS, SCALES = "_blocks", "_scales"  # of mxfp4
+PACKED, FACTOR, DIVISOR = "_packed", "_scale_2", "_global_scale"  # of nvfp4
+SCALE = ("_scale_inv", "_scale")  # publishers' names of what fp8 is multiplied by
+POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FOUR_BITS = np.array([*POSITIVE, *(-number for number in POSITIVE)])
+BIAS, NAN = 127, 255  # of the exponents that are mxfp4's scales
+PAIRS = 16  # bytes of two numbers each, in a block of one scale of mxfp4
+GROUP = 16  # numbers in a block of one scale of nvfp4
+# Which schemes modelopt's names stand for.
+MODELOPT = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
+MIXED = "MIXED_PRECISION"
+PACKINGS = (
+    "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized",
+    "mixed-precision",
+)  # fmt: skip
+# The options of each method, and their known values.
+SUPPORTED: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {
+        "fmt": ("e4m3", "float8_e4m3fn"), "activation_scheme": ("dynamic", "static"),
+        "scale_fmt": ("float", "ue8m0"), "dequantize": (False, True),
+    },
+    "mxfp4": {"dequantize": (False, True)},
+    "modelopt": {
+        "quant_algo": (*MODELOPT, MIXED), "group_size": (GROUP,), "has_zero_point": (False,),
+        "pre_quant_scale": (False,),
+    },
+    "compressed-tensors": {
+        "format": PACKINGS, "quantization_status": ("compressed",), "sparsity_config": ({},),
+        "transform_config": ({},),
+    },
+    "gptq": {
+        "bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "dynamic": ({},),
+        "lm_head": (False, True), "pack_dtype": ("int32",), "is_marlin_format": (False,),
+    },
+    "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
+    "mlx": {"mode": ("affine",), "bits": BITS},
+}  # fmt: skip
+PACKED_BY = "gptq", "awq", "mlx"
+# Options of how GPTQ and AWQ found the numbers, and of other programs that compute with them.
+OF_QUANTISERS = (
+    "group_size", "desc_act", "sym", "damp_percent", "damp_auto_increment", "static_groups",
+    "true_sequential", "mse", "meta", "quantizer", "dataset", "tokenizer", "model_seqlen",
+    "model_name_or_path", "model_file_base_name", "backend", "use_exllama", "exllama_config",
+    "disable_exllama", "use_cuda_fp16", "max_input_length", "cache_block_outputs", "batch_size",
+    "block_name_to_quantize", "modules_in_block_to_quantize", "module_name_preceding_first_block",
+    "pad_token_id", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
+)  # fmt: skip
+# The files themselves tell which tensors are not quantised; inputs and caches are not rounded here.
+IGNORED = (
+    "quant_method", "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules",
+    "config_groups", "quantized_layers", "producer", "version", "kv_cache_scheme",
+    "kv_cache_quant_algo", "global_compression_ratio",
+)  # fmt: skip
+OF_INPUTS = re.compile(r"(.+\.)(?:input_scale|input_global_scale|activation_scale)")
+OF_CACHES = re.compile(r".+\.(?:[qkv]|kv)_scale")
+Block = tuple[int | None, int | None]  # rows and columns, None for all
+
+
+class Quantisation(NamedTuple):
+    """How weights may be stored: as ``"fp8"``, ``"nvfp4"`` or ``"mxfp4"``, or in whole numbers."""
+
+    schemes: tuple[str, ...]
+    block: Block = (None, None)  # of one scale of fp8
+    packing: Packing | None = None  # of whole numbers
+
+
+def quantisation_of(stated: Any) -> Quantisation | None:
+    """Return what ``quantization_config`` says of weights; None if they are not quantised."""
+    if stated is None:
+        return None
+    options = stated if isinstance(stated, Mapping) else {}
+    # A file that names no method may be in modelopt's words alone, or in MLX's.
+    unnamed = "modelopt" if "quant_algo" in options else None
+    unnamed = "mlx" if {"bits", "group_size"} <= options.keys() else unnamed
+    method = options.get("quant_method", unnamed)
+    got = f"quantization_config of quant_method = {described(method)}"
+    require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), UNQUANTISED)
+    supported = dict(SUPPORTED[str(method)])
+    if method == "fp8":
+        supported["weight_block_size"] = (stated.get("weight_block_size"),)
+    for name, value in stated.items():
+        known = value is None or value in supported.get(name, ())
+        if name not in supported:
+            known = known or name in IGNORED
+            known = known or (method in PACKED_BY and name in OF_QUANTISERS)
+            known = known or (method == "mlx" and _is_of_a_layer(value, stated))
+        got = f"{name} = {described(value)} in quantization_config"
+        require_config(known, got, f"options of {method} that are known here", UNQUANTISED)
+    if method == "modelopt":
+        return Quantisation(_modelopt_schemes(stated))
+    if method == "compressed-tensors":
+        return _compressed(stated)
+    if method in PACKED_BY:
+        return Quantisation((), packing=_packing(str(method), stated))
+    return Quantisation((str(method),), _block("weight_block_size", stated))
+
+
+def _block(name: str, stated: Options) -> Block:
+    """Return the rows and columns that share a scale; without them a matrix has one."""
+    sizes: Any = stated.get(name)
+    if sizes is None:
+        return None, None
+    fits = isinstance(sizes, list) and len(sizes) == 2
+    fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
+    got = f"{name} = {described(sizes)}"
+    require_config(fits, got, "rows and columns of a block", UNQUANTISED)
+    return sizes[0], sizes[1]
+
+
+def _packing(method: str, stated: Options) -> Packing:
+    """Return how the numbers of GPTQ, AWQ or MLX are packed."""
+    for name in ("bits", "group_size"):
+        value: Any = stated.get(name)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        fits = fits and (value > 0 or (name, value) == ("group_size", -1))
+        require_config(fits, f"{name} = {described(value)}", "a whole number", UNQUANTISED)
+    group = None if stated["group_size"] == -1 else stated["group_size"]
+    held_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"
+    return Packing(method, stated["bits"], group, zero_offset=int(held_less_one))
+
+
+def _is_of_a_layer(value: Any, stated: Options) -> bool:
+    """Whether MLX says by it if a layer is quantised, and as the others but for its bits."""
+    if not isinstance(value, Mapping):
+        return isinstance(value, bool)
+    same = value.get("group_size") == stated.get("group_size") and value.get("bits") in BITS
+    return same and value.get("mode", "affine") == "affine"
+
+
+def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
+    algorithms = {"quantization_config": stated}
+    if stated.get("quant_algo") == MIXED:
+        algorithms = stated.get("quantized_layers") or {}
+    schemes = set()
+    for layer, of_layer in algorithms.items():
+        algorithm, group = of_layer.get("quant_algo"), of_layer.get("group_size", GROUP)
+        known = algorithm in MODELOPT and group in (GROUP, None)
+        got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
+        require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
+        schemes.update(MODELOPT[str(algorithm)])
+    require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", UNQUANTISED)
+    return tuple(sorted(schemes))
+
+
+def _compressed(stated: Options) -> Quantisation:
+    found = set()
+    groups: Options = stated.get("config_groups") or {}
+    of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
+    if of_groups and all(weights.get("type") == "int" for weights in of_groups):
+        return Quantisation((), packing=_compressed_integers(of_groups))
+    for weights in of_groups:
+        kind = tuple(weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
+        block = {
+            ("float", 8, "tensor", None): (None, None), ("float", 8, "channel", None): (1, None),
+            ("float", 8, "block", None): _block("block_structure", weights),
+            ("float", 4, "tensor_group", GROUP): (None, None),
+        }.get(kind)  # fmt: skip
+        expected = "float weights of 8 bits, or of 4 in groups of 16"
+        got = f"weights of type, bits, strategy and group {kind}"
+        require_config(block is not None and not weights.get("actorder"), got, expected,
+                       UNQUANTISED)  # fmt: skip
+        found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
+    blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
+    got = f"weights in {len(found)} ways"
+    require_config(bool(found) and len(blocks) == 1, got, "one of each precision", UNQUANTISED)
+    return Quantisation(tuple(sorted({scheme for scheme, _ in found})), *blocks)
+
+
+def _compressed_integers(of_groups: list[Options]) -> Packing:
+    kinds = set()
+    for weights in of_groups:
+        names = "num_bits", "group_size", "strategy"
+        kind: tuple[Any, ...] = tuple(weights.get(name) for name in names)
+        bits, group, strategy = kind
+        known = bits in (4, 8) and (
+            (strategy == "group" and isinstance(group, int) and group > 0)
+            or (strategy == "channel" and group in (None, -1))
+        )
+        got = f"whole numbers of bits, strategy and group {(bits, strategy, group)}"
+        expected = "4 or 8 bits with a scale for each row, or for each group of a row's numbers"
+        require_config(known, got, expected, UNQUANTISED)
+        size = group if strategy == "group" else None
+        kinds.add(Packing("pack-quantized", bits, size, not weights.get("symmetric", True)))
+    got = f"whole numbers in {len(kinds)} ways"
+    require_config(len(kinds) == 1, got, "the same in every layer", UNQUANTISED)
+    return kinds.pop()
+
+
+def unquantised_names(
+    stored: Mapping[str, Any], quantisation: Quantisation | None
+) -> dict[str, Any]:
+    """Return tensors by the names that they have unquantised, without those of scales."""
+    if quantisation is None:
+        return dict(stored)
+    if quantisation.packing is not None:
+        return unpacked_names(quantisation.packing, stored)
+    four_bits = "mxfp4" in quantisation.schemes
+    tensors = {}
+    for name, place in stored.items():
+        if _is_scale(name, stored, four_bits):
+            continue
+        stem, scale = name.removesuffix(PACKED), "_scale"
+        if four_bits:
+            stem, scale = name.removesuffix(BLOCKS), SCALES
+        tensors[stem if stem + scale in stored else name] = place
+    return tensors
+
+
+def _is_scale(name: str, stored: Mapping[str, Any], four_bits: bool) -> bool:
+    if four_bits:
+        return name.removesuffix(SCALES) + BLOCKS in stored
+    match = OF_INPUTS.fullmatch(name)
+    stems = [f"{match[1]}weight"] if match else []
+    stems += [name.removesuffix(end) for end in (*SCALE, FACTOR, DIVISOR) if name.endswith(end)]
+    held = any(stem in stored or stem + PACKED in stored for stem in stems)
+    return held or OF_CACHES.fullmatch(name) is not None
+
+
+def dequantise_fp8(
+    stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
+) -> np.ndarray:
+    """Multiply rows from the `first` of a matrix by the scales of their blocks."""
+    rows = (first + np.arange(stored.shape[0])) // block[0]
+    columns = np.arange(stored.shape[1]) // block[1]
+    return eight_bits(stored) * scales[rows][:, columns]
+
+
+def eight_bits(stored: np.ndarray) -> np.ndarray:
+    """Return the numbers that bytes of four bits of exponent and three of mantissa stand for."""
+    return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def _unpacked(pairs: np.ndarray) -> np.ndarray:
+    """Return the two numbers of every byte, of which the lower half is the first."""
+    return FOUR_BITS[np.stack([pairs & 0x0F, pairs >> 4], axis=-1)]
+
+
+def dequantise_nvfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Multiply every group of 16 numbers of a row by its scale."""
+    numbers = _unpacked(pairs).reshape(*scales.shape, GROUP)
+    return (numbers * scales[..., None]).reshape(len(scales), -1)
+
+
+def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Multiply every expert's rows by powers of two, and transpose its matrix."""
+    powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
+    scaled = _unpacked(blocks).reshape(*scales.shape, -1) * powers[..., None]
+    return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

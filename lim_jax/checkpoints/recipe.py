@@ -1,0 +1,152 @@
+"""Recipes of decoders: their sizes, where their tensors stand, and how they differ from Llama."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from lim_jax.checkpoints.options import Configuration, require_config
+from lim_jax.checkpoints.tensor_reader import Reader, Tensor
+from lim_jax.network.flow import split
+from lim_jax.network.masks import AttentionMask, SwitchedMask
+from lim_jax.network.norms import HeadNorm, Norm
+from lim_jax.network.slots import Field
+
+
+class Sizes(NamedTuple):
+    """The sizes of a decoder and the epsilon of its norms."""
+
+    width: int
+    depth: int
+    heads: int
+    intermediate_size: int
+    vocabulary: int
+    norm_eps: float
+    num_kv_heads: int
+    head_dim: int
+
+
+class SizeNames(NamedTuple):
+    """The options of a configuration that state the sizes."""
+
+    width: str = "hidden_size"
+    depth: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    intermediate_size: str | None = "intermediate_size"
+    norm_eps: str = "rms_norm_eps"
+    num_kv_heads: str = "num_key_value_heads"
+    head_dim: str = "head_dim"
+
+
+LLAMA_NAMES = SizeNames()
+
+
+def sizes_of(
+    config: Configuration,
+    names: SizeNames = LLAMA_NAMES,
+    *,
+    norm_eps: float = 1e-6,
+    head_dim: int | None = None,
+) -> Sizes:
+    """Read the sizes of a decoder from the options of its ``config.json`` of these names.
+
+    By default there are as many key heads as heads, and the hidden layer of the tokenwise network
+    is four times the width. `norm_eps` and `head_dim` are for configurations that state none;
+    without `head_dim` the heads share the width. Raises ValueError if sizes do not fit.
+    """
+    pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
+    width, depth, heads = (config.get_int(_stated(config, *pair)) for pair in pairs)
+    inner = names.intermediate_size
+    intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
+    num_kv_heads = config.get_int_or(names.num_kv_heads, heads)
+    if config.get(names.head_dim, head_dim) is None:
+        got = f"{heads} heads at width {width}"
+        require_config(width % heads == 0, got, "a number of heads that divides the width")
+        head_dim = width // heads
+    else:
+        head_dim = config.get_int(names.head_dim, head_dim)
+    vocabulary = config.get_int("vocab_size")
+    norm_eps = config.get_positive(names.norm_eps, norm_eps, below=1.0)
+    return Sizes(
+        width, depth, heads, intermediate_size, vocabulary, norm_eps, num_kv_heads, head_dim
+    )
+
+
+def _stated(config: Configuration, own: str, usual: str) -> str:
+    """Return the family's own name of a size, or Llama's where only that is stated."""
+    return own if config.get(own) is not None or config.get(usual) is None else usual
+
+
+class Names(NamedTuple):
+    """The names of a decoder's tensors, after `prefix`; None for what it does not have."""
+
+    prefix: str = "model."
+    embedding: str = "embed_tokens"
+    embedding_norm: str | None = None
+    positions: str | None = None
+    layer: str = "layers"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    fused_qkv: str = "self_attn.qkv_proj"
+    output: str = "self_attn.o_proj"
+    sinks: str | None = None
+    output_gate: str | None = None
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    network: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_network: str | None = "post_attention_layernorm"
+    after_network: str | None = None
+    last: str = "norm"
+    head: str = "lm_head"
+    ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # of a layer
+    further: str | None = None  # begins tensors of layers that predict further tokens
+
+
+class Biases(NamedTuple):
+    """Which matrices have a bias."""
+
+    qkv: bool = False
+    attention_output: bool = False
+    mlp: bool = False
+    head: bool = False
+
+
+class Recipe(NamedTuple):
+    """A decoder: its sizes, and in what it differs from Llama; `parts` has readers of its parts."""
+
+    sizes: Sizes
+    masks: tuple[AttentionMask, ...]  # of every layer
+    norm: Callable[[Reader, str, int, float], Norm]  # by its name, its width and epsilon
+    projections: Callable[[Reader, str, "Recipe"], dict[str, Tensor]]  # with their biases
+    # The sublayers; None for what a layer does not have.
+    network: Callable[[Reader, str, "Recipe", Norm, Norm | None], Field] | None
+    attention: Callable[[Reader, str, "Recipe", AttentionMask | SwitchedMask], Field] | None
+    activation: Callable[..., Array] = jax.nn.silu
+    names: Names = Names()
+    biases: Biases = Biases()
+    # Of queries and keys, by its name and the number of heads.
+    head_norm: Callable[[Reader, str, int, "Recipe"], HeadNorm] | None = None
+    value_norm: Callable[..., HeadNorm] | None = None  # likewise, of values, without a name
+    num_positions: int = 0  # learned ones
+    offset: int = 0  # rows of the learned positions that stand before the first
+    transposed: bool = False  # whether files hold matrices of shape (inputs, outputs)
+    rope_interleaved: bool = False  # whether neighbouring features are rotated together
+    step: Callable[..., Any] = split
+    increment: float = 1.0  # by which what a layer adds is multiplied
+    scale: float | None = None  # of the scores
+    cap: float | None = None  # of the scores
+    rope_before_qk_norm: bool = False
+    tied: bool = False  # whether the head is the embedding, if the file has no head
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens
+    longest: tuple[int, str] | None = None  # of `causal.CausalLM`
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    layers: tuple["Recipe", ...] = ()  # the recipe of every layer, where they differ

@@ -1,0 +1,266 @@
+"""Rotary positions and the windows of layers, as a configuration states them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from lim_jax._checks import described
+from lim_jax.checkpoints.options import Configuration, Options, require_config
+from lim_jax.network.frequencies import (
+    DynamicFrequencies,
+    LongFrequencies,
+    linear_scaling,
+    llama3_scaling,
+    proportional_frequencies,
+    rotary_frequencies,
+    yarn_amplitude,
+    yarn_scaling,
+)
+from lim_jax.network.masks import AttentionMask
+from lim_jax.network.positions import Positions, Rotary
+
+WINDOW, CHUNK = 4096, 8192  # the publishers' defaults
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+PART = "partial_rotary_factor"
+TRAINED = "original_max_position_embeddings"
+LENGTHS = ("max_position_embeddings", "n_positions")
+# The options of each kind of scaling.
+SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "factors": ("factors",),  # of llama.cpp, one for each frequency
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED),
+    "yarn": (
+        "factor", TRAINED, "beta_fast", "beta_slow", "attention_factor", "mscale",
+        "mscale_all_dim", "truncate",
+    ),
+    "longrope": ("short_factor", "long_factor", "factor", TRAINED, "attention_factor"),
+    "dynamic": ("factor", TRAINED),
+    "proportional": ("factor",),
+}  # fmt: skip
+SYNONYMS = {"su": "longrope", "none": "default", "mrope": "default"}
+# Which features know rows and columns of images; in text all know the token's position.
+OF_IMAGES = "mrope_section", "mrope_interleaved"
+TEMPERED = "llama_4_scaling_beta"
+
+
+def rotary_of(
+    config: Configuration,
+    head_dim: int,
+    base: str = "rope_theta",
+    *,
+    default: float = 10_000.0,
+    default_part: float | None = None,
+    default_scaling: Mapping[str, Any] = MappingProxyType({}),
+    kind: str | None = None,
+) -> Rotary:
+    """Return the rotary embedding of a head, by a configuration's base and scaling.
+
+    `default`, `default_part` and `default_scaling` are for configurations that state none; a family
+    without `default_part` rotates whole heads. `kind` is the layers' kind, where these differ.
+    """
+    # An empty rope_parameters says that there is no scaling; an empty rope_scaling says nothing.
+    stated = config.get("rope_parameters") is not None or config.get("rope_scaling")
+    rope = rope_options(config, kind) if stated else Configuration(default_scaling)
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    scaling = SYNONYMS.get(scaling, scaling)
+    _require_known(rope, scaling)
+    inner = rope.get("rope_theta")
+    outer = config.get(base) if kind is None or not inner else None
+    got = f"{base} = {outer} beside rope_theta = {inner} of a scaling"
+    require_config(None in (inner, outer) or inner == outer, got, "the same in both")
+    theta = inner or outer or default
+    if scaling == "proportional":
+        part = _part(config, rope, default_part or 1.0)
+        frequencies = proportional_frequencies(head_dim, theta, part)
+        return Rotary(linear_scaling(frequencies, rope.get("factor") or 1.0))
+    if default_part is None:
+        rope.refuse(partial_rotary_factor=1.0)
+        rotary_dim = head_dim
+    else:
+        rotary_dim = int(head_dim * _part(config, rope, default_part))
+    got = f"{rotary_dim} rotated features in heads of {head_dim}"
+    require_config(rotary_dim <= head_dim, got, "no more than a head has")
+    if scaling == "dynamic":
+        trained = config.get_int("max_position_embeddings")
+        factor = rope.get_positive("factor")
+        return Rotary(DynamicFrequencies(rotary_dim, theta, factor, trained))
+    frequencies = rotary_frequencies(rotary_dim, theta)
+    if scaling == "linear":
+        return Rotary(linear_scaling(frequencies, rope.get_positive("factor")))
+    if scaling == "factors":
+        return Rotary(_divided(frequencies, rope["factors"]))
+    if scaling == "llama3":
+        factor, low, high = (rope.get_positive(name) for name in SCALINGS[scaling][:3])
+        bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
+        return Rotary(llama3_scaling(frequencies, factor=factor, **bounds))
+    if scaling == "yarn":
+        return _yarn(config, rope, frequencies, theta)
+    return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
+
+
+def usual_base(config: Configuration, base: float) -> dict[str, float]:
+    """Return the base beside a scaling that a family has by default, if no base is stated."""
+    return {} if rope_options(config).get("rope_theta") else {"rope_theta": base}
+
+
+def _part(config: Configuration, rope: Configuration, default: float) -> float:
+    outer = config.get(PART)
+    return rope.get_positive(PART, default if outer is None else outer)
+
+
+def _yarn(
+    config: Configuration, rope: Configuration, frequencies: Any, base: float | int
+) -> Rotary:
+    trained, factor, amplitude = _extension(config, rope)
+    weights = yarn_weights(rope)
+    if amplitude is None and all(weights):
+        amplitude = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
+    scaled = yarn_scaling(
+        frequencies, base=base, factor=factor, trained=trained,
+        fast=rope.get("beta_fast") or 32, slow=rope.get("beta_slow") or 1,
+        whole_pairs=rope.get("truncate", True),
+    )  # fmt: skip
+    return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
+
+
+def _extension(config: Configuration, rope: Configuration) -> tuple[int, Any, Any]:
+    """Return the trained length, the factor by which it is extended, and a stated amplitude."""
+    trained = _trained(config, rope)
+    factor = rope.get("factor") or config.get_int("max_position_embeddings") / trained
+    return trained, factor, rope.get("attention_factor")
+
+
+def yarn_weights(rope: Configuration) -> tuple[float, float]:
+    """Return the weights of YaRN's amplitude in rotated features and in all; zero if not stated."""
+    return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
+
+
+def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[float]) -> Rotary:
+    trained, factor, amplitude = _extension(config, rope)
+    if amplitude is None:
+        amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    expected = f"{len(frequencies)} positive numbers, one for each frequency"
+    scaled = []
+    for name in ("short_factor", "long_factor"):
+        factors = rope.get(name)
+        fits = isinstance(factors, list) and len(factors) == len(frequencies)
+        fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
+        scaled.append(_divided(frequencies, rope.require(name, factors, fits, expected)))
+    short, long = scaled
+    return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
+
+
+def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+    return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
+
+
+def _trained(config: Configuration, rope: Configuration) -> int:
+    inner, outer = rope.get(TRAINED), config.get(TRAINED)
+    got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
+    agree = None in (inner, outer) or inner == outer
+    require_config(agree, got, "the same in both", "Readers disagree about which goes first.")
+    for options in (rope, config):
+        if options.get(TRAINED) is not None:
+            return options.get_int(TRAINED)
+    return config.get_int("max_position_embeddings")
+
+
+def trained_length(config: Configuration) -> int | None:
+    """Return the length of the longest contexts that a network was made for; None if not stated."""
+    # A scaling's factor counts from ``original_max_position_embeddings`` where that is stated, else
+    # from ``max_position_embeddings``, which in Gemma 3 counts a linear scaling already.
+    name = next((n for n in LENGTHS if config.get(n) is not None), None)
+    if name is None:
+        return None
+    stated = config.get_int(name)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    scalings = [rope, *(rope.get(kind) or {} for kind in (FULL, SLIDING))]
+    if config.get("model_type") == "gemma3_text":
+        scalings = [scaling for scaling in scalings if scaling.get("rope_type") != "linear"]
+    before = config.get(TRAINED) or stated
+    extended = [(s.get("factor") or 1) * (s.get(TRAINED) or before) for s in scalings]
+    return int(max(stated, *extended))
+
+
+def _require_known(rope: Configuration, scaling: Any) -> None:
+    holds = isinstance(scaling, str) and scaling in SCALINGS
+    cure = "Other scalings of rotary positions are not known here."
+    require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
+    known = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
+    known |= set() if rope.get(TEMPERED) else {TEMPERED}
+    for name in sorted(rope):
+        got = f"{name} = {described(rope[name])} of a {scaling} scaling"
+        expected = " and ".join(SCALINGS[scaling]) or "no such number"
+        cure = "State rope_type too; only some readers ignore what the scaling does not have."
+        require_config(rope[name] is None or name in known, got, expected, cure)
+
+
+def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
+    """Return the options of rotary positions, with `kind` those of one kind of layers."""
+    # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
+    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
+        holds = value is None or isinstance(value, Mapping)
+        config.require(name, value, holds, "an object of names and values")
+    if kind is not None:
+        return Configuration(_of_kind(newer or {}, older or {}, kind))
+    if newer and older:
+        bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
+        got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
+        cure = "Put the scaling into rope_parameters itself."
+        require_config(bases[0] in (None, bases[1]), got, "the same in both", cure)
+    return Configuration(older or newer or {})
+
+
+def _of_kind(newer: Options, older: Options, kind: str) -> Options:
+    for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
+        expected = f"an entry for each kind of layers, such as {FULL}"
+        cure = "The family's layers differ: give each kind its own options."
+        require_config(False, f"{name} in rope_parameters", expected, cure)
+    holds, got = "type" not in older or "rope_type" in older, described(older.get("type"))
+    cure = "In families whose layers differ, transformers ignores type."
+    require_config(holds, f"type = {got} in rope_scaling", "rope_type", cure)
+    return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
+
+
+def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:
+    """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated."""
+    # Only families that have chunked layers by default accept ``chunked_attention``.
+    kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
+    holds, cure = len(kinds) == depth and set(kinds) <= known, "Other kinds are not known here."
+    got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"
+    require_config(holds, got, f"{depth} of {' or '.join(sorted(known))}", cure)
+    return kinds
+
+
+def full_every(period: int, depth: int, other: str = SLIDING) -> tuple[str, ...]:
+    """Return the kinds of layers, of which every `period`-th is full."""
+    return tuple(FULL if (k + 1) % period == 0 else other for k in range(depth))
+
+
+def slide_if_stated(
+    config: Configuration, depth: int, window: int | None = None
+) -> tuple[str, ...]:
+    """Return the kinds of layers that all slide, if there is a ``sliding_window``, else none."""
+    return depth * (FULL if config.get("sliding_window", window) is None else SLIDING,)
+
+
+def masks_of(
+    config: Configuration,
+    kinds: Sequence[str],
+    positions: Positions | Mapping[str, Positions | None] | None,
+    window: int | None = WINDOW,
+) -> tuple[AttentionMask, ...]:
+    """What each layer sees, by its kind; `window` is the default of ``sliding_window``."""
+    by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
+    seen, sliding = {FULL: {}}, config.get("sliding_window", window)
+    if SLIDING in kinds:
+        seen[SLIDING] = {
+            "window": Configuration({"sliding_window": sliding}).get_int("sliding_window")
+        }
+    if CHUNKED in kinds:
+        seen[CHUNKED] = {"chunk": config.get_int("attention_chunk_size", CHUNK)}
+    of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
+    return tuple(of_kind[kind] for kind in kinds)

@@ -1,0 +1,276 @@
+"""Readers of the parts that decoders share: norms, projections, attention, tokenwise networks."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from lim_jax.checkpoints.recipe import Recipe
+from lim_jax.checkpoints.tensor_reader import Reader, Tensor, split_heads
+from lim_jax.network.masks import AttentionMask, SwitchedMask
+from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.norms import AcrossHeads, Clipped, EachHead, HeadNorm, LayerNorm, Norm, RMSNorm
+from lim_jax.network.tokenwise import FeedForward, GatedFeedForward
+
+Arrays = dict[str, Tensor]  # by the names of a module's fields
+
+
+def rms_norm(read: Reader, name: str, width: int, norm_eps: float, offset: int = 0) -> RMSNorm:
+    """Read an RMS norm, whose files may hold scales less an offset."""
+    return RMSNorm(offset + read(f"{name}.weight", width), norm_eps)
+
+
+def layer_norm(
+    read: Reader, name: str, width: int, norm_eps: float, offset: int = 0, shifted: bool = True
+) -> LayerNorm:
+    """Read a layer norm, whose files may hold scales less an offset, or no shift."""
+    scale = offset + read(f"{name}.weight", width)
+    shift = read(f"{name}.bias", width) if shifted else np.zeros_like(scale)
+    return LayerNorm(scale, shift, norm_eps)
+
+
+unit_offset_rms_norm = partial(rms_norm, offset=1)
+unit_offset_layer_norm = partial(layer_norm, offset=1)
+layer_norm_without_shift = partial(layer_norm, shifted=False)
+
+
+def layer_norm_without_weights(read: Reader, name: str, width: int, norm_eps: float) -> LayerNorm:
+    """Return a layer norm that has neither a scale nor a shift."""
+    return LayerNorm(1 + read.zeros(width), read.zeros(width), norm_eps)
+
+
+def rms_norm_without_weights(read: Reader, name: str, width: int, norm_eps: float) -> RMSNorm:
+    """Return an RMS norm that has no scale."""
+    return RMSNorm(1 + read.zeros(width), norm_eps)
+
+
+def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read the recipe's norm over a head's features, the same for every head."""
+    norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
+    return jax.tree.map(lambda leaf: deinterleaved(leaf[None], recipe)[0], norm)
+
+
+def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read the recipe's norm over all heads side by side."""
+    sizes = recipe.sizes
+    return AcrossHeads(recipe.norm(read, name, heads * sizes.head_dim, sizes.norm_eps))
+
+
+def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read a layer norm without shift for every head, from one tensor."""
+    scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
+    return _norms_of_heads(scale, recipe.sizes.norm_eps)
+
+
+def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Read a layer norm without shift for every head, each from its own tensor."""
+    size = recipe.sizes.head_dim
+    scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
+    return _norms_of_heads(scales, recipe.sizes.norm_eps)
+
+
+def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
+    """Return an RMS norm of each head without a scale."""
+    return rms_norm_without_weights(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
+
+
+def keys_as_values(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read queries and keys from a matrix each; values are keys before their norm."""
+    names = recipe.names._replace(value=recipe.names.key)
+    return separate_qkv(read, at, recipe._replace(names=names))
+
+
+def clipped(limit: float) -> Callable[..., HeadNorm]:
+    """Return a reader of what clips every head's vectors."""
+    return lambda read, name, heads, recipe: Clipped(limit)
+
+
+def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+    norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
+    return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
+
+
+def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
+    """Reorder features, the second axis, so that a head's halves are rotated together."""
+    # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
+    # queries and keys are both reordered.
+    rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
+    if not recipe.rope_interleaved:
+        return rows
+    first = np.arange(0, rotary_dim, 2)
+    return rows[:, np.concatenate([first, first + 1, np.arange(rotary_dim, rows.shape[1])])]
+
+
+def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read queries, keys and values from a matrix each."""
+    sizes, names, groups = recipe.sizes, recipe.names, recipe.sizes.num_kv_heads
+    counts = (names.query, sizes.heads), (names.key, groups), (names.value, groups)
+    pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts]
+    return _named(pairs, recipe)
+
+
+def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read a matrix of each, of heads that files rotate by negative angles."""
+    # To turn (a, b) back by an angle is to turn (b, a) by it: the halves of heads change places.
+    half = recipe.sizes.head_dim // 2
+    arrays = separate_qkv(read, at, recipe)
+    turned = {name: np.roll(rows, half, axis=1) for name, rows in arrays.items()}
+    return turned | {name: rows for name, rows in arrays.items() if name.startswith("value")}
+
+
+def gated_queries(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read a matrix of each, of which that of queries holds a head's query, then its gate."""
+    doubled = recipe.sizes._replace(heads=2 * recipe.sizes.heads)
+    arrays = separate_qkv(read, at, recipe._replace(sizes=doubled))
+    return arrays | {"query": arrays["query"][::2], "gate": arrays["query"][1::2]}
+
+
+def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read one matrix that holds all queries, then all keys, then all values."""
+    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
+    return _fused(read, at, recipe, lambda rows: np.split(rows, [heads, heads + groups]))
+
+
+def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Arrays:
+    """Read one matrix that holds, group by group, the queries, the key and the value."""
+    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
+
+    def cut(rows: Tensor) -> list[Tensor]:
+        by_group = rows.reshape(groups, -1, *rows.shape[1:])
+        queries = by_group[:, :-2].reshape(heads, *rows.shape[1:])
+        return [queries, by_group[:, -2], by_group[:, -1]]
+
+    return _fused(read, at, recipe, cut)
+
+
+def _fused(read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[Tensor]]) -> Arrays:
+    count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
+    rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
+    return _named(zip(cut(rows), [None] * 3 if bias is None else cut(bias), strict=True), recipe)
+
+
+def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arrays:
+    arrays = {}
+    for name, pair in zip(("query", "key", "value"), pairs, strict=True):
+        for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
+            if rows is not None:
+                arrays[field] = rows if name == "value" else deinterleaved(rows, recipe)
+    return arrays
+
+
+def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
+    size, width = recipe.sizes.head_dim, recipe.sizes.width
+    rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
+    bias = read(f"{name}.bias", count * size) if recipe.biases.qkv else None
+    return rows, None if bias is None else bias.reshape(count, size)
+
+
+def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe) -> Tensor:
+    """Read a matrix of shape (outputs, inputs), which files may hold transposed."""
+    if recipe.transposed:
+        return read.matrix(f"{name}.weight", columns, rows).T
+    return read.matrix(f"{name}.weight", rows, columns)
+
+
+def gated_mlp(
+    read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+) -> GatedFeedForward:
+    """Read a gated network from three matrices."""
+    sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
+    inner, width = sizes.intermediate_size, sizes.width
+    shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
+    matrices = [read.matrix(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
+    biases = [_mlp_bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
+    return GatedFeedForward(
+        norm, *matrices, *biases, activation=recipe.activation, output_norm=output_norm
+    )
+
+
+def fused_gated_mlp(
+    read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+) -> GatedFeedForward:
+    """Read a gated network whose gates stand before the rest in one matrix."""
+    sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
+    inner, width = sizes.intermediate_size, sizes.width
+    gate, up = np.split(read.matrix(f"{at}.{names.up}.weight", 2 * inner, width), 2)
+    matrices: list[Tensor] = [gate, up, read.matrix(f"{at}.{names.down}.weight", width, inner)]
+    return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
+
+
+def plain_mlp(
+    read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+) -> FeedForward:
+    """Read a network of two matrices without a gate."""
+    sizes, names = recipe.sizes, recipe.names
+    inner, width = sizes.intermediate_size, sizes.width
+    at = f"{at}.{names.network}" if names.network else at
+    arrays = []
+    for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
+        arrays.append(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
+        arrays.append(_mlp_bias(read, f"{at}.{name}", recipe, rows))
+    return FeedForward(norm, *arrays, activation=recipe.activation, output_norm=output_norm)
+
+
+def xielu_mlp(
+    read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
+) -> FeedForward:
+    """Read a network of two matrices, and the numbers of its activation, `reading.xielu`."""
+    numbers, plain = [], plain_mlp(read, at, recipe, norm, output_norm)
+    for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
+        number = read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape)
+        numbers.append(number.reshape(()))
+    return dataclasses.replace(plain, activation_numbers=np.stack(numbers))
+
+
+def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:
+    return read(f"{name}.bias", size) if recipe.biases.mlp else None
+
+
+def read_attention(
+    read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
+) -> CausalAttention:
+    """Read multi-head attention."""
+    sizes, names = recipe.sizes, recipe.names
+    width, heads = sizes.width, sizes.heads
+    inner = heads * sizes.head_dim
+    output = read_matrix(read, f"{at}.{names.output}", width, inner, recipe)
+    norms, groups = {}, sizes.num_kv_heads
+    if recipe.head_norm is not None:
+        norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
+        norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
+    if recipe.value_norm is not None:
+        norms["value_norm"] = recipe.value_norm(read, at, groups, recipe)
+    biased, sinks = recipe.biases.attention_output, names.sinks
+    projections = recipe.projections(read, at, recipe)
+    if names.output_gate is not None:
+        gate = read_matrix(read, f"{at}.{names.output_gate}", inner, width, recipe)
+        projections["gate"] = gate.reshape(heads, -1, width)
+    return CausalAttention(
+        read_norm(read, at, names.before_attention, recipe) or eqx.nn.Identity(),
+        output=split_heads(output, heads),
+        output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
+        output_norm=read_norm(read, at, names.after_attention, recipe),
+        sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
+        mask=mask, scale=recipe.scale, cap=recipe.cap,
+        rope_before_qk_norm=recipe.rope_before_qk_norm, **projections, **norms,
+    )  # fmt: skip
+
+
+def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:
+    """Read a layer's norm over the width, if it has one of that name."""
+    if name is None:
+        return None
+    return recipe.norm(read, f"{at}.{name}", recipe.sizes.width, recipe.sizes.norm_eps)
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return the slopes of ALiBi: powers of :math:`2^{-8/n}`."""
+    # n is the largest power of two of heads; further heads have odd powers of 2^(-4/n).
+    most = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (k + 1) / most) for k in range(most)]
+    slopes += [2 ** (-4 * (2 * k + 1) / most) for k in range(heads - most)]
+    return tuple(slopes)

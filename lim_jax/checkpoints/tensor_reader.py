@@ -1,0 +1,121 @@
+"""Reading of tensors by name and shape, and the activations that configurations name."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from lim_jax.checkpoints.checkpoint import Checkpoint, Rows, require_finite
+from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
+
+Source = Checkpoint | GGUFCheckpoint
+Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
+
+
+def tanh_gelu(x: Array) -> Array:
+    """GELU by the hyperbolic tangent, as in GPT-2."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def bloom_gelu(x: Array) -> Array:
+    """GELU by the hyperbolic tangent with BLOOM's eight digits of the root of 2 / pi."""
+    return 0.5 * x * (1 + jnp.tanh(0.79788456 * x * (1 + 0.044715 * x**2)))
+
+
+def exact_gelu(x: Array) -> Array:
+    """GELU by the error function."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def squared_relu(x: Array) -> Array:
+    """The square of ReLU."""
+    return jax.nn.relu(x) ** 2
+
+
+def xielu(x: Array, numbers: Array) -> Array:
+    """XIELU of Apertus; its numbers are learned."""
+    above, below, slope, least = numbers
+    negative = (jnp.expm1(jnp.minimum(x, least)) - x) * (slope + jax.nn.softplus(below))
+    return slope * x + jnp.where(x > 0, jax.nn.softplus(above) * x * x, negative)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "gelu_new": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_fast": tanh_gelu,
+    "gelu": exact_gelu,
+    "relu": jax.nn.relu,
+    "relu2": squared_relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+}
+
+
+class Weights(NamedTuple):
+    """The arguments of `causal.CausalLM`, and the names of the tensors that were accounted for."""
+
+    parts: dict[str, Any]
+    known: frozenset[str]
+
+
+class Reader:
+    """Reads tensors by name and shape, and keeps their names."""
+
+    def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
+        # Without JAX's double precision no array of it leaves this reader.
+        self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
+        self.of_matrices = half or self.dtype
+        # Base models name their weights without the prefix that models with a head put first, or
+        # without its beginning, as OPT's without "model." of "model.decoder.".
+        while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
+            prefix = prefix.partition(".")[2]
+        self.prefix, self.known = prefix, set()
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """Read a tensor of the base model."""
+        return self.whole(self.prefix + name, *shape)
+
+    def matrix(self, name: str, *shape: int) -> Tensor:
+        """Read a matrix that no arithmetic follows: published and kept in half precision, in it."""
+        return self.whole(self.prefix + name, *shape, dtype=self.of_matrices)
+
+    def whole(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
+        """Read a tensor by its whole name."""
+        self.known.add(name)
+        return self.checkpoint.read(name, shape, dtype or self.dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor of the base model."""
+        return self.prefix + name in self.checkpoint.files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of the base model, as its file holds it."""
+        return self.checkpoint.shape(self.prefix + name)
+
+    def rows(self, name: str, *shape: int) -> Rows:
+        """Return a function that reads some rows of a tensor by its whole name."""
+        self.known.add(name)
+        rows = self.checkpoint.rows(name, shape)
+
+        def converted(part: slice) -> np.ndarray:
+            values = rows(part).astype(self.dtype, copy=False)
+            require_finite(name, values)
+            return values
+
+        return converted
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return what stands for a tensor that a layer lacks."""
+        return np.zeros(shape, self.dtype)
+
+    def ignore(self, *names: str) -> None:
+        """Accept tensors of the base model that hold no weights."""
+        self.known.update(self.prefix + name for name in names)
+
+
+def split_heads(matrix: Tensor, heads: int) -> Tensor:
+    """Cut a matrix with the columns of all heads side by side into one block for each head."""
+    return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)

@@ -1,0 +1,127 @@
+"""What a publisher's files say of texts: the tokenizer, the chat template, the ends of answers."""
+
+import codecs
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lazy_loader
+import numpy as np
+from jaxtyping import Array, Int
+
+from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
+from lim_jax._files import decoded
+from lim_jax._refusal import Refusal
+from lim_jax.checkpoints.checkpoint import absent, json_object
+from lim_jax.checkpoints.gguf_tokenizer import CURE, tokenizer_of_header
+
+tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
+FILE = "tokenizer.json"
+CONFIGS = "generation_config.json", "config.json"
+TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
+MARKS = ("bos", "eos", "unk", "pad")
+CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
+Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty
+
+
+class ChatTemplate(NamedTuple):
+    """How a model's publisher lays chats out."""
+
+    source: str  # in Jinja's language
+    marks: Mapping[str, str]  # the tokens that it may spell, by name, such as bos_token
+
+
+def read_tokenizer(path: Path, header: Header) -> Any:
+    """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header."""
+    # A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, or
+    # made of the file's own vocabulary.
+    require_extra("tokenizers", "models")
+    gguf = path.suffix == ".gguf"
+    file = (path.parent if gguf else path) / FILE
+    if gguf and not file.is_file():
+        return tokenizer_of_header(path.name, header)
+    expected = f"the publisher's {FILE}"
+    got = f"{absent(file)} in {file.parent}"
+    require(file.is_file(), "tokenizer", got=got, expected=expected, cure=CURE)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise Refusal(
+            f"tokenizer: got {file}, which is broken ({error}), expected a {FILE}. {CURE}"
+        ) from error
+    # A publisher's own length is for its batches: here nothing is truncated or padded unasked.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
+    """The text of each id, which joined are the text of all.
+
+    If several ids make one letter, the last has it and the others are empty. `tokenizer` is the
+    model's own, of the package tokenizers; None if ids are bytes of UTF-8.
+
+    Raises ValueError if `ids` is no array of whole numbers, or without a tokenizer one is no byte.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> texts_of_ids(jnp.array(list("né".encode())))
+    ['n', '', 'é']
+    """
+    require_indices(ids, "ids")
+    if tokenizer is None:
+        outside = [number for number in np.unique(ids).tolist() if not 0 <= number < 256]
+        cure = "Pass the model's own tokenizer: LanguageModel.tokenizer."
+        require(not outside, "ids", got=f"{outside}", expected="bytes, 0 to 255", cure=cure)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(bytes([byte])) for byte in ids.tolist()]
+    require_extra("tokenizers", "models")
+    require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from models.LanguageModel.")
+    stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, number) or "" for number in ids.tolist()]
+
+
+def end_ids(path: Path, header: Header) -> tuple[int, ...]:
+    """The ids that end what a model says, by its publisher's files; none if these name none."""
+    # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
+    # GGUF file the ends of a text, of a turn and of a message.
+    if path.suffix == ".gguf":
+        ids = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+    else:
+        files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
+        configs = [json_object(file) for file in files]
+        configs += [config["text_config"] for config in configs if "text_config" in config]
+        stated = (config.get("eos_token_id") for config in configs)
+        ids = next((value for value in stated if value is not None), ())
+        ids = ids if isinstance(ids, list | tuple) else [ids]
+    cure = "Download the publisher's files again."
+    distinct = dict.fromkeys(number for number in ids if number is not None)
+    return tuple(as_int(number, "eos_token_id", least=0, cure=cure) for number in distinct)
+
+
+def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
+    """The template of a folder of weights, or of a GGUF file with its header; None without one."""
+    # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
+    # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
+    # ``tokenizer.chat_template``, else that of its folder.
+    if isinstance(own := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
+        words = header.get("tokenizer.ggml.tokens", [])
+        ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
+        known = {name: n for name, n in ids.items() if n is not None and n < len(words)}
+        return ChatTemplate(own, {name: words[n] for name, n in known.items()})
+    folder = path.parent if path.suffix == ".gguf" else path
+    options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
+    source = options.get(TEMPLATE_KEY)
+    if isinstance(source, list):
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if (folder / TEMPLATE).is_file():
+        source = decoded((folder / TEMPLATE).read_bytes(), folder / TEMPLATE, "chat template")
+    if not isinstance(source, str):
+        return None
+    # A mark's own word may stand in an object with how it is read.
+    tokens = {name: token for name, token in options.items() if name.endswith("_token")}
+    words = {name: token.get("content") if isinstance(token, dict) else token
+             for name, token in tokens.items()}  # fmt: skip
+    return ChatTemplate(source, {n: word for n, word in words.items() if isinstance(word, str)})

@@ -1,0 +1,144 @@
+"""A model's own answer to a context: greedy decoding with a cache of keys, values and states."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer
+
+from lim_jax._checks import (
+    as_int,
+    described,
+    error_if_not_finite,
+    require,
+    require_indices,
+    require_kind,
+)
+from lim_jax._jit import filter_jit
+from lim_jax.grid.cells import CellGrid, token_grid
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.ids import padded_size
+from lim_jax.network.kv_cache import Caches, Place, decode_step, has_kv_cache, prefill
+
+Row = Float[Array, " vocabulary"]
+
+
+def answer(
+    model: CausalLM,
+    ids: Integer[Array | np.ndarray, " ids"],
+    tokens: int = 32,
+    end: Sequence[int] = (),
+) -> Int[Array, " answer"]:
+    """The ids that a model answers with, each the likeliest after all before it.
+
+    There are at most `tokens`; one of `end`, such as those of `LanguageModel.end_ids`, is the last.
+    Logits are those of the whole context by `CausalLM.logits`, of which a cache keeps what layers
+    need of earlier ids. The context is computed anew when rotary frequencies change that depend on
+    its length, and for each id if the layers have no such cache, as by `network.heun`. Not under
+    `jit`, since the number of ids depends on their values.
+
+    Raises ValueError if there are no ids, one is outside the vocabulary, or the context and the
+    answer are longer than the positions that the network knows; EquinoxRuntimeError if logits are
+    not finite.
+
+    Examples
+    --------
+    >>> from lim_jax.models.small_models import byte_model
+    >>> model = byte_model(16, width=4, depth=1, key=jax.random.key(0))
+    >>> answer(model, jnp.array([3, 1, 4]), tokens=5).shape
+    (5,)
+    """
+    require_kind(model, CausalLM, "model", "Take it from models.load.")
+    tokens, ends = as_int(tokens, "tokens"), _ends(end)
+    _require_context(model, ids, tokens)
+    row, stop = np.asarray(ids, np.int32), len(ids) + tokens
+    while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
+        steps = _steps(model, len(row), stop)
+        size = padded_size(model, len(row) + steps - 1)
+        # Length and steps are arrays, so that a program is compiled for the size alone.
+        numbers = jax.device_put((np.pad(row, (0, size + 1 - len(row))), len(row), steps))
+        padded, length = _continued(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
+        row = np.asarray(padded)[: int(length)]
+    return jax.device_put(row[len(ids) :])
+
+
+def _steps(model: CausalLM, length: int, stop: int) -> int:
+    if not has_kv_cache(model.flow):
+        return 1
+    return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))
+
+
+@filter_jit
+def _continued(
+    model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
+) -> tuple[Int[Array, " more"], Place]:
+    """The ids with those put in that follow the first `length`, and how many there are then."""
+    logits, kept = prefill_logits(model, ids[:-1], length)
+    grid, stop = token_grid(ids.shape[0] - 1, logits.dtype), length + steps
+
+    def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
+        # The argmax of NaN would be some id, with no sign of the fault.
+        likeliest = jnp.argmax(error_if_not_finite(logits, "logits")).astype(ids.dtype)
+        return ids.at[length].set(likeliest), length + 1
+
+    def goes_on(state: Any) -> Array:
+        ids, length, _ = state
+        return (length < stop) & ~jnp.isin(ids[length - 1], ends)
+
+    def one_more(state: Any) -> Any:
+        ids, length, kept = state
+        logits, kept = decode_logits(model, ids[length - 1], length - 1, kept, grid)
+        return *put(ids, logits, length), kept
+
+    if kept is None:
+        return put(ids, logits, length)
+    return jax.lax.while_loop(goes_on, one_more, (*put(ids, logits, length), kept))[:2]
+
+
+def prefill_logits(
+    model: CausalLM, ids: Int[Array, " size"], length: Place
+) -> tuple[Row, Caches | None]:
+    """The logits after the first `length` ids, and what layers keep, or None without a cache."""
+    x = model.embed(ids)
+    grid = token_grid(x.shape[0], x.dtype)
+    cached = has_kv_cache(model.flow)
+    state, kept = prefill(model.flow, x, grid, length) if cached else (model.flow(x, grid), None)
+    return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), kept
+
+
+def decode_logits(
+    model: CausalLM, token: Int[Array, ""], place: Place, kept: Caches, grid: CellGrid
+) -> tuple[Row, Caches]:
+    """The logits after one more id, at its place, and what layers keep with its own."""
+    # A row of this one id, whose context began so many positions before it.
+    alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
+    state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)
+    return _logits(model, state), kept
+
+
+def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
+    return model.readout(state, token_grid(1, state.dtype))[0]
+
+
+def _ends(end: Any) -> set[int]:
+    listed, cure = isinstance(end, Iterable), "Take LanguageModel.end_ids."
+    require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
+    return {as_int(number, "end", least=0, cure=cure) for number in end}
+
+
+def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
+    require_indices(ids, "ids")
+    last = model.vocabulary - 1
+    outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
+    got, expected = f"{outside[:3]}", f"numbers from 0 to {last}, the model's vocabulary"
+    cure = "Take the model's own tokenizer."
+    require(not outside, "ids", got=got, expected=expected, cure=cure)
+    stop = len(ids) + tokens
+    most, why = model.limit or (stop, "")
+    got, cure = f"a context and an answer of {stop} ids", "Cut it, or ask for fewer tokens."
+    expected = f"at most {most + 1}: a context has at most {most}, {why}"
+    require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)

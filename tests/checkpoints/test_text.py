@@ -1,0 +1,189 @@
+"""Tokenizers of folders and of GGUF files, against the publisher's own format.
+
+``pieces.json`` holds how llama.cpp's and transformers' own expressions cut a text, by the package
+regex.
+"""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from lim_jax.checkpoints.gguf_header import read_header
+from lim_jax.checkpoints.text import read_tokenizer
+
+MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]
+WORDS = ["<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", "an", "Ġa", "19"]
+CONTROL = gguf.TokenType.CONTROL
+TEXTS = ["the an", "  then 1999", "a café <|end|>\n\tthe", "", "日本 the"]
+
+
+def write(file, cut="smollm", kind="gpt2", words=WORDS, merges=MERGES, defined=(), **options):
+    writer = gguf.GGUFWriter(file, options.pop("architecture", "llama"))
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(cut)
+    writer.add_token_list(words)
+    types = {True: gguf.TokenType.USER_DEFINED, False: gguf.TokenType.NORMAL}
+    writer.add_token_types([CONTROL, *(types[word in defined] for word in words[1:])])
+    if merges is not None:
+        writer.add_token_merges(merges)
+    for name, value in options.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+def published(folder, cut):
+    """The same as a publisher's tokenizer.json, spelt by hand."""
+    bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                "use_regex": True}  # fmt: skip
+    cuts = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
+    end = {"id": 0, "content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False,
+           "normalized": False, "special": True}  # fmt: skip
+    model = {"type": "BPE", "vocab": {word: i for i, word in enumerate(WORDS)},
+             "merges": [merge.split() for merge in MERGES]}  # fmt: skip
+    whole = {
+        "version": "1.0", "added_tokens": [end], "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts[cut], bytewise]},
+        "decoder": bytewise, "model": model,
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    return folder
+
+
+def of_gguf(file):
+    return read_tokenizer(file, read_header(file)[1])
+
+
+@pytest.mark.parametrize("cut", ["gpt-2", "smollm"])
+def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
+    made = of_gguf(write(tmp_path / "model.gguf", cut))
+    expected = read_tokenizer(published(tmp_path / "folder", cut), {})
+    for text in TEXTS:
+        ours, theirs = made.encode(text), expected.encode(text)
+        assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
+        assert made.decode(ours.ids, skip_special_tokens=False) == text
+        assert ours.ids == theirs.ids
+    assert ("19" in made.encode("1999").tokens) == (cut == "gpt-2")
+
+
+PIECES = json.loads((Path(__file__).parent / "pieces.json").read_text())
+
+
+@pytest.mark.parametrize("cut", PIECES["pieces"])
+def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
+    """Numbers, contractions, scripts, emoji, lines; what is cut comes back."""
+    text, made = PIECES["text"], of_gguf(write(tmp_path / "model.gguf", cut))
+    found = [text[slice(*at)] for _, at in made.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == PIECES["pieces"][cut].split("│")
+    assert made.decode(made.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_words_that_need_no_pairs_marks_and_words_of_their_own(tmp_path):
+    """A word of the vocabulary stays whole in Llama 3's; what is defined is found in any text."""
+    words, more = [*WORDS, "xyz", "é", "a  b"], {"bos_token_id": 0, "eos_token_id": 0}
+
+    def tokens(text, cut, **options):
+        options = {"words": words, **more, **options}
+        file = write(tmp_path / "model.gguf", cut, **options)
+        return of_gguf(file).encode(text).tokens
+
+    assert tokens("xyz", "llama-bpe") == ["<|end|>", "xyz"]
+    assert tokens("xyz", "llama-bpe", add_bos_token=False) == ["xyz"]
+    assert tokens("xyz", "qwen2") == ["x", "y", "z"]
+    assert tokens("an", "qwen2", add_bos_token=True, add_eos_token=True) == [
+        "<|end|>", "an", "<|end|>"
+    ]  # fmt: skip
+    assert tokens("the a  ban", "qwen2", defined=["a  b"]) == ["the", "Ġ", "a  b", "an"]
+    assert tokens("e\u0301", "qwen2") == list("Ã©") and tokens("e\u0301", "dbrx") == list("eÌģ")
+
+
+def pieces_by_score(text, words, scores, ordered):
+    """Llama.cpp's way: the neighbours of the best score are joined first, the left ones of two."""
+    symbols = list(text)
+    rank = {word: -index if ordered else scores[index] for index, word in enumerate(words)}
+    while True:
+        found = [
+            (-rank[left + right], at)
+            for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
+            if left + right in rank
+        ]
+        if not found:
+            return symbols
+        _, at = min(found)
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_sentencepieces_pairs_are_joined_by_their_scores(tmp_path, architecture):
+    """Gemma's by their order; a prefix of Llama's texts; bytes of what is unknown."""
+    generator, ordered = np.random.default_rng(0), architecture == "gemma3"
+    letters = ["▁", *"abc"]
+    longer = {"".join(generator.choice(letters, size)) for size in range(2, 6) for _ in range(25)}
+    words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *sorted(longer), "  "]
+    scores = generator.permutation(len(words)).astype(float).tolist()
+    file = write(
+        tmp_path / "model.gguf", kind="llama", words=words, merges=None, defined=["  "],
+        architecture=architecture, token_scores=scores, bos_token_id=0,
+        add_space_prefix=not ordered,
+    )  # fmt: skip
+    made = of_gguf(file)
+    normal = [word if word != "  " and "<" not in word else "" for word in words]
+    for size in (1, 2, 5, 20, 60):
+        text = "".join(generator.choice([" ", *"abc"], size)).replace("  ", " a")
+        spelt = ("" if ordered else "▁") + text.replace(" ", "▁")
+        encoded = made.encode(text)
+        assert encoded.tokens == ["<s>", *pieces_by_score(spelt, normal, scores, ordered)]
+        assert made.decode(encoded.ids) == text
+    assert made.encode("é").tokens[-2:] == ["<0xC3>", "<0xA9>"]
+    assert made.decode(made.encode("é").ids) == "é" and "  " in made.encode("a  a").tokens
+
+
+def test_gemma_4s_pairs_stand_in_its_file(tmp_path):
+    words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "\n", "ab", "▁ab"]
+    file = write(
+        tmp_path / "model.gguf", kind="gemma4", words=words, merges=["a b", "▁ ab"],
+        bos_token_id=0, add_bos_token=True,
+    )  # fmt: skip
+    made = of_gguf(file)
+    assert made.encode("ab ab\nc").tokens == ["ab", "▁ab", "\n", "<0x63>"]
+
+
+def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
+    published(tmp_path, "gpt-2")
+    made = of_gguf(write(tmp_path / "model.gguf", "smollm"))
+    assert made.encode("1999").tokens == ["19", "9", "9"]
+
+
+def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
+    file = published(tmp_path, "gpt-2") / "tokenizer.json"
+    kept = json.loads(file.read_text()) | {
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst",
+                       "stride": 0},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
+                    "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end|>"},
+    }  # fmt: skip
+    file.write_text(json.dumps(kept))
+    found = read_tokenizer(tmp_path, {})
+    assert found.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
+    assert found.encode("the").tokens == ["the"]
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'gpt2' with 'superbpe' and 263 words, expected llama"):
+        of_gguf(write(tmp_path / "model.gguf", "superbpe"))
+    with pytest.raises(ValueError, match="a tokenizer of 't5' with 'smollm'"):
+        of_gguf(write(tmp_path / "model.gguf", kind="t5"))
+    with pytest.raises(ValueError, match="a vocabulary that is broken"):
+        of_gguf(write(tmp_path / "model.gguf", merges=["x unknown"]))
+    with pytest.raises(ValueError, match="tokenizer: got no file .*tokenizer.json"):
+        read_tokenizer(tmp_path, {})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="json, which is broken .*expected a tokenizer.json"):
+        read_tokenizer(tmp_path, {})
