@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
 from lim_jax.grid.cells import token_grid
@@ -138,7 +138,7 @@ def terminal_adjoint_study(
     if lipschitz and tokenwise:
         require_lipschitz(tokenwise_adjoint, "states, labels")
 
-    @filter_jit
+    @cached_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
@@ -194,7 +194,7 @@ def readout_consistency_study(
         weights = grid.weights[:, None]
         return pull(weights * residuals(grid.nodes))[0] / weights
 
-    @filter_jit
+    @cached_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
@@ -261,7 +261,7 @@ def input_adjoint_studies(
     def observed(grid: Grid) -> tuple[State, Array, Array]:
         return influence_of_field(flow, terminal_loss, states, grid, delta)
 
-    @filter_jit
+    @cached_jit
     def distances(
         reference: Grid, quadrature: _Quadrature, grids: list[Grid]
     ) -> list[dict[str, Array]]:

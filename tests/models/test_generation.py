@@ -3,7 +3,6 @@
 import json
 import runpy
 from functools import cache, partial
-from pathlib import Path
 
 import equinox as eqx
 import gguf
@@ -24,7 +23,7 @@ from lim_jax.models.generation import decode_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache
 
-RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
+RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
 IDS, KNOWN = np.array(RECORD["ids"]), 7  # logits are recorded after the seventh and the last
 # Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;
