@@ -1,9 +1,9 @@
 """Published configurations, made tiny, beside transformers.
 
 ``python benchmarks/published.py [PART]`` (the extra ``parity``) takes those of
-tests/models/published.json whose names contain PART. transformers makes a network of each and saves
-it; its ``config.json`` is then replaced by the published one, sizes apart, and the logits of what
-`models.load` reads are compared in float64. Weights are in full precision. What is refused is
+tests/checkpoints/published.json whose names contain PART. transformers makes a network of each and
+saves it; its ``config.json`` is then replaced by the published one, sizes apart, and the logits of
+what `models.load` reads are compared in float64. Weights are in full precision. What is refused is
 printed with the reason.
 """
 

@@ -70,6 +70,7 @@ def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     inner = filter_jit(function)
 
     @filter_jit
+    @wraps(function)
     def program(*args: Any, **kwargs: Any) -> Any:
         return checkify.checkify(function, errors=checkify.user_checks)(*args, **kwargs)
 
