@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import pages
@@ -353,12 +354,14 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
     @jax.jit
     def gradient(state):
         def loss(state):
-            last = flow.at_layer(lambda layer: flow.transition(layer, state, grid), 1, x.dtype)
+            last = flow.at_layer(
+                lambda layer: flow.transition(layer, state, grid), jnp.asarray(1), x.dtype
+            )
             return lim.models.CausalLM.loss.terminal(model, last, y)
 
         return jax.grad(loss)(state)
 
-    states = jax.jit(flow.trajectory)(x, grid).states
+    states = jax.jit(lambda x: flow.trajectory(x, grid).states)(x)
     squares = (np.asarray(gradient(states[1])) ** 2).sum(axis=1)
     densities = [float(one[position]) for one in records[0]]
     np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
