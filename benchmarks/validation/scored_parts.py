@@ -9,13 +9,17 @@ part speaks for the answer.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.mask_gradients import LEAST, mask_gradients
+from lim_jax.attribution.mask_gradients import (
+    LEAST,
+    mask_gradients,
+    whole_mask_gradient,
+    with_documents_at,
+)
 from lim_jax.attribution.methods.table import method_named
 from lim_jax.attribution.scores import Run, scores_by_token
 from lim_jax.attribution.segments import Segment, document_numbers, whole_answer
@@ -130,11 +134,9 @@ def _where_parts_read_themselves_less(
 ) -> Tokens:
     x = loss.embed(model, ids, y)
 
-    def loss_at(log_weights: Tokens) -> Float[Array, ""]:
-        return loss.loss(model, x, y._replace(log_weights=log_weights))
-
     def gradient(node: Float[Array, "2"]) -> Tokens:
         log_weight, share = node
-        return share * jax.grad(loss_at)(jnp.where(parts >= 0, log_weight, 0))
+        asked = with_documents_at(log_weight, x, y, parts)._replace(parts=None)
+        return share * whole_mask_gradient(loss.loss, model, x, asked)
 
     return -jax.lax.map(gradient, nodes).sum(axis=0)
