@@ -34,7 +34,22 @@ from lim_jax.prompts.reading import Line, context_of_line, read_documents, space
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
+    """A question with its documents, and how its answer is to be explained; as `ask` takes them."""
+
+    question: str
+    documents: AnyPath | Sequence[str | Document]
+    method: str
+    parts: AnswerParts | None
+    document_parts: DocumentParts | None
+    chat: bool
+    answer: str | None
+    answer_tokens: int
+    foil: str
+    max_length: int
+
+
+class ReadQuestion(NamedTuple):
     """A question that was read: what the model will read, and how its answer is to be scored.
 
     Attributes
@@ -43,22 +58,18 @@ class Asked(NamedTuple):
         The question, and the line of a file that would ask it.
     read
         The context, or the prompt whose answer the model is to give.
-    loss, method
-        Their names.
+    loss
+        Its name.
     answer_parts, document_parts
         How the answer and the documents are cut.
-    answer_tokens
-        The most tokens of the model's own answer.
     """
 
-    question: str
+    question: Question
     line: Line
     read: Context | PromptOnly
     loss: LossName
-    method: str
     answer_parts: AnswerParts
     document_parts: DocumentParts
-    answer_tokens: int
 
     def cost(self, model: LanguageModel) -> Cost:
         """Return what scoring takes: of an answer that is not known yet, about so much."""
@@ -66,10 +77,11 @@ class Asked(NamedTuple):
             answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
             parts = len(context_segments(self.read, self.document_parts))
         else:
-            own = {"answer": 1, "token": self.answer_tokens}
-            answer = own.get(self.answer_parts, max(1, self.answer_tokens // SENTENCE))
+            tokens = self.question.answer_tokens
+            own = {"answer": 1, "token": tokens}
+            answer = own.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
-        return method_named(self.method).cost(parts, answer)
+        return method_named(self.question.method).cost(parts, answer)
 
 
 def ask(
@@ -145,55 +157,50 @@ def ask(
     (['document', 'document', 'question', 'rest'], 'She')
     """
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
-    asked = read_question(
-        model,
+    asked = Question(
         question,
         documents,
         method=method,
         parts=parts,
         document_parts=document_parts,
-        answer=answer,
-        foil=foil,
         chat=chat,
+        answer=answer,
         answer_tokens=answer_tokens,
+        foil=foil,
         max_length=max_length,
     )
+    prompt = read_question(model, asked)
     kept = None if checkpoint is None else checkpoint_folder(checkpoint)
-    return answer_question(model, asked, Run(kept, progress))
+    return answer_question(model, prompt, Run(kept, progress))
 
 
-def read_question(
-    model: LanguageModel,
-    question: str,
-    documents: AnyPath | Sequence[str | Document],
-    *,
-    method: str,
-    parts: AnswerParts | None,
-    document_parts: DocumentParts | None,
-    answer: str | None,
-    foil: str,
-    chat: bool,
-    answer_tokens: int,
-    max_length: int,
-) -> Asked:
+def read_question(model: LanguageModel, asked: Question) -> ReadQuestion:
     """Read a question and documents as the model will, before anything is computed.
 
-    Arguments and errors are those of `ask`; the model's weights are not read.
+    Errors are those of `ask`; the model's weights are not read.
     """
-    as_int(max_length, "max_length")
-    as_int(answer_tokens, "answer_tokens")
-    answer_parts = parts_of_answer(method, foil, parts)
-    document_parts = document_parts or method_named(method).document_parts
-    line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
-    loss: LossName = "contrast" if foil else "margin"
-    read = context_of_line(line, model.tokenizer, loss, max_length)
-    return Asked(question, line, read, loss, method, answer_parts, document_parts, answer_tokens)
+    as_int(asked.max_length, "max_length")
+    as_int(asked.answer_tokens, "answer_tokens")
+    answer_parts = parts_of_answer(asked.method, asked.foil, asked.parts)
+    document_parts = asked.document_parts or method_named(asked.method).document_parts
+    line = question_line(
+        model,
+        asked.question,
+        asked.documents,
+        answer=asked.answer,
+        foil=asked.foil,
+        chat=asked.chat,
+    )
+    loss: LossName = "contrast" if asked.foil else "margin"
+    read = context_of_line(line, model.tokenizer, loss, asked.max_length)
+    return ReadQuestion(asked, line, read, loss, answer_parts, document_parts)
 
 
-def answer_question(model: LanguageModel, asked: Asked, run: Run) -> Answer:
+def answer_question(model: LanguageModel, asked: ReadQuestion, run: Run) -> Answer:
     """Let the model answer, where the answer is not given, and score the parts of the context."""
-    context = answered_context(model, asked.read, asked.loss, asked.answer_tokens, run.bar)
-    scores = method_named(asked.method).scores(
+    question = asked.question
+    context = answered_context(model, asked.read, asked.loss, question.answer_tokens, run.bar)
+    scores = method_named(question.method).scores(
         model.network,
         context,
         segments_of_answer(context, model.tokenizer, asked.answer_parts),
@@ -202,11 +209,11 @@ def answer_question(model: LanguageModel, asked: Asked, run: Run) -> Answer:
         run,
     )
     return Answer(
-        question=asked.question,
+        question=question.question,
         text=answer_text(context, model.tokenizer),
         foil=asked.line.foil.strip(),
         cut=context.cut,
-        method=asked.method,
+        method=question.method,
         parts=part_rows(asked.line, context, scores),
         context=context,
         scores=scores,

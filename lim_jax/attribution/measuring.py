@@ -91,7 +91,7 @@ def measure(
     if shown:
         page = checkpoint and checkpoint / "page"
         of_page = network, windows[:shown], queries[:shown]
-        accounts = shown_accounts(*of_page, loss=loss, checkpoint=page, bar=bar)
+        accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
     known = 0 if network.flow.fetched else len(accounts)
     energies = [np.asarray(account.energy) for account in accounts[:known]]
     if known < len(contexts):
@@ -121,7 +121,7 @@ def measure(
     )
 
 
-def shown_accounts(
+def accounts_of_contexts(
     network: CausalLM,
     windows: Windows,
     query_weights: Sequence[Profile],
@@ -131,20 +131,17 @@ def shown_accounts(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenAccount]:
-    """The accounts of the contexts of a page, each kept in a file of the folder `checkpoint`."""
-    shown = [jax.device_put(np.asarray(window)) for window in windows[:SHOWN]]
-    dtype = network.embedding.dtype
-    asked = [jax.device_put(weights.astype(dtype)) for weights in query_weights[:SHOWN]]
+    """Account for every token of contexts; each is kept in a file of the folder `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
     def account(number: int) -> TokenAccount:
-        context = shown[number], asked[number]
+        context = windows[number], query_weights[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
-    numbers = bar(range(len(shown)), desc="page", unit="context")
+    numbers = bar(range(len(windows)), desc="page", unit="context")
     if checkpoint is None:
         return [account(number) for number in numbers]
-    fingerprint = digest((network, shown, asked, depth, loss))
+    fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
     run = {"function": "account_of_context", "account": fingerprint}
 
     def read(leaves: list) -> TokenAccount:

@@ -10,7 +10,7 @@ from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.heads import HeadOfPart, heads_table
-from lim_jax.attribution.measuring import shown_accounts
+from lim_jax.attribution.measuring import SHOWN, accounts_of_contexts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
@@ -121,16 +121,16 @@ def write_explained_page(
     out: Path,
 ) -> None:
     """Write explanation.html, of the first contexts with every token shaded."""
-    rows = list(map(np.asarray, read.windows))
-    accounts = shown_accounts(
-        asked.network, rows, list(asked.weights), depth=result.depth, loss=asked.loss
+    shown, weights = read.contexts[:SHOWN], list(asked.weights[:SHOWN])
+    rows = list(map(np.asarray, read.windows[:SHOWN]))
+    accounts = accounts_of_contexts(
+        asked.network, rows, weights, depth=result.depth, loss=asked.loss
     )
-    shown = read.contexts[: len(accounts)]
     report.write_page(
         out / "explanation.html",
         result.influence,
         accounts,
-        [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
+        [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows],
         title=title,
         certificates=result.certificates,
         without_queries=result.without_queries,

@@ -145,15 +145,6 @@ def scores_of_ids(
     return [np.asarray(row)[:length] for length, row in rows]
 
 
-def losses_of_ids(model: CausalLM, windows: Windows, **run: Any) -> Float[np.ndarray, " contexts"]:
-    """The loss of every context, with the options of `scores_of_ids`."""
-    return np.concatenate(scores_of_ids(_loss, model, windows, **run))
-
-
-def _loss(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " one"]:
-    return loss(model, ids, y)[None]
-
-
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)

@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._writing import write_file
+from lim_jax.attribution.measuring import accounts_of_contexts
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.density.adjoints import Loss
-from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
@@ -76,12 +76,9 @@ def show(
             got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
             expected="at least one, and weights and spans of each, or no spans",
             cure="Pass lists of one length.")  # fmt: skip
-    accounts = [
-        account_of_context(model, window, asked, depth, loss)
-        for window, asked in zip(windows, weights, strict=True)
-    ]
+    accounts = accounts_of_contexts(model, windows, weights, depth=depth, loss=loss)
     energies = [np.asarray(account.energy) for account in accounts]
-    first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
+    first = [int(np.flatnonzero(np.asarray(asked))[0]) for asked in weights]
     whole, rest = pooled_influences(energies, first, delta)
     texts = [texts_of_ids(window, tokenizer) for window in windows]
     return Page(page_of(whole, accounts, texts, title=title, spans=spans, without_queries=rest))

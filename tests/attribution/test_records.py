@@ -217,11 +217,11 @@ def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options
         asked.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 
-    def shown_accounts(network, windows, weights, **_):
+    def accounts_of_contexts(network, windows, weights, **_):
         return [SimpleNamespace(energy=ENERGY[len(window) - 1]) for window in windows]
 
     monkeypatch.setattr(measuring.models, "energies_of_ids", energies_of_ids)
-    monkeypatch.setattr(measuring, "shown_accounts", shown_accounts)
+    monkeypatch.setattr(measuring, "accounts_of_contexts", accounts_of_contexts)
     return measure(network, contexts, "answer", shown=shown, **options), asked
 
 

@@ -442,13 +442,13 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     """And of other contexts they are refused, not taken."""
     windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
-    found = measuring.shown_accounts(*of, checkpoint=tmp_path)
+    found = measuring.accounts_of_contexts(*of, checkpoint=tmp_path)
     monkeypatch.setattr(explanations, "account_of_context", None)
-    again = measuring.shown_accounts(*of, checkpoint=tmp_path)
+    again = measuring.accounts_of_contexts(*of, checkpoint=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again, found)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
     with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
-        measuring.shown_accounts(of[0], *others, checkpoint=tmp_path)
+        measuring.accounts_of_contexts(of[0], *others, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("command", ["profile", "explain"])

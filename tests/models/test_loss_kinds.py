@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import lim_jax as lim
 from lim_jax import explanations, models
-from lim_jax.attribution.measuring import measure, shown_accounts
+from lim_jax.attribution.measuring import accounts_of_contexts, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.loss_kinds import LOSSES, LossKind, LossName, loss_kind
@@ -102,7 +102,7 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
         explanations, "account_of_context", lambda *of, progress: accounts.append(of[-1])
     )
     loss = LOSSES["triple"].loss  # pyright: ignore
-    shown_accounts(model, [context.window], [context.weights], loss=loss)
+    accounts_of_contexts(model, [context.window], [context.weights], loss=loss)
     assert accounts == [triple]
 
 

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import pages
@@ -337,6 +338,33 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
     assert len(repr(page)) < 80
     with pytest.raises(ValueError, match="windows: got 2, with weights of 1 and spans of 0"):
         lim.report.show(model, windows, query_weights=asked[:1])
+
+
+def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
+    """More than a command's page has; energies are of the gradient in the state of that depth."""
+    model = byte_network(6, depth=2, seed=7)
+    windows = [np.arange(first, first + 7) for first in range(97, 103)]
+    page = Read(lim.report.show(model, windows, depth=1).html)
+    records = page.json("records")
+    assert len(records) == 6
+    position = page.json("fields").index("density")
+    x, y = model.example(*jax.device_put((windows[0], np.full(6, 1 / 6))))
+    flow, grid = model.flow, lim.token_grid(6)
+
+    @jax.jit
+    def gradient(state):
+        def loss(state):
+            last = flow.at_layer(
+                lambda layer: flow.transition(layer, state, grid), jnp.asarray(1), x.dtype
+            )
+            return lim.models.CausalLM.loss.terminal(model, last, y)
+
+        return jax.grad(loss)(state)
+
+    states = jax.jit(lambda x: flow.trajectory(x, grid).states)(x)
+    squares = (np.asarray(gradient(states[1])) ** 2).sum(axis=1)
+    densities = [float(one[position]) for one in records[0]]
+    np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
 
 
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
