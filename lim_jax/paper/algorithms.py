@@ -98,9 +98,8 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     gates = jnp.asarray(found.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
-        raise RuntimeError(
-            f"minimiser: Newton's steps did not converge ({found.message}); start elsewhere."
-        )
+        said = " ".join(found.message.split())
+        raise RuntimeError(f"minimiser: Newton's steps did not converge ({said}); start elsewhere.")
     return GateRun(gates, value, imbalance[None])
 
 

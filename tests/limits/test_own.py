@@ -347,7 +347,29 @@ def four_of_each(p):
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),
         ("references: got grids of [4] positions", {"references": TOKENS[:1]}),
+        ("references: got CellGrid twice", {"references": TOKENS[-1:] * 2}),
+        (
+            "references: got ContinuousFlow, ContinuousFlow, expected two depth flows",
+            {
+                "network": DEPTH_FLOW,
+                "grids": TOKENS[0],
+                "depths": (1, 2, 3, 4),
+                "references": [DEPTH_FLOW, DEPTH_FLOW],
+            },
+        ),
         ("quantities: got no order of state", {"references": DOUBLED}),
+        (
+            "quantities['a'].order: got -1, expected a positive one",
+            {"references": DOUBLED, "quantities": {"a": Quantity(state, -1)}},
+        ),
+        (
+            "quantities['a'].order: got nan, expected a f",
+            {"quantities": {"a": Quantity(state, jnp.nan)}},
+        ),
+        (
+            "quantities['a'].bound: got nan at 4, nan at 6, nan at 8, nan at 12, expected nothing",
+            {"quantities": {"a": Quantity(state, bound=lambda n: jnp.nan)}},
+        ),
         ("quantities: got 3, expected quantities by name", {"quantities": 3}),
         ("quantities: got none", {"quantities": {}}),
         ("quantities['a']: got 1, expected a function", {"quantities": {"a": 1}}),
