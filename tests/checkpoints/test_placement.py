@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import ROOT, temporary_bytes
 from safetensors.numpy import load_file, save_file
 
@@ -60,7 +60,7 @@ def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
     name, job, tmp_path, monkeypatch
 ):
     folder = folder_of(name, tmp_path)
-    expected = by_numpy.run(job, models.load(folder, dtype="float64"), IDS)
+    expected = eqx.filter_jit(job)(models.load(folder, dtype="float64"), IDS)
     # Heads by slices of an odd size, the last of which begins within the one before.
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
     found = job(models.open(folder, dtype="float64"), IDS)
@@ -288,7 +288,7 @@ def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
     assert attention.attend == RingAttention(mesh, "context")
     for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
-    expected = by_numpy.run(asked, whole, WINDOW)
+    expected = eqx.filter_jit(asked)(whole, WINDOW)
     for one, other in zip(asked(spread, WINDOW), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 

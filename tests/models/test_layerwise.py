@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import falling_profile
 from reference.publishers import CONFIGS, write
 
@@ -60,7 +59,7 @@ def batch_of(model):
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
-    expected = by_numpy.run(together, model, batch, lim.token_grid(LENGTH))
+    expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
     walked = partial(layerwise.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
