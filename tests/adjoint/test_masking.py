@@ -265,7 +265,7 @@ def of_own_attention():
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("as_users_run")
-def test_what_does_not_fit_is_refused(name):
+def test_arguments_that_do_not_fit_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"^{name}: got"):
         REFUSED[name]()
 

@@ -479,7 +479,7 @@ def test_the_measure_on_panels_is_that_of_the_polynomial():
     np.testing.assert_allclose(found.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
 
 
-def test_single_precision_is_near_double():
+def test_a_density_in_single_precision_is_near_double():
     grid = lim.token_grid(10, dtype=jnp.float32)
     batch = linear_batch(10, COUNT)
     rounded = jax.device_put(tuple(np.asarray(leaf, np.float32) for leaf in batch))

@@ -390,7 +390,7 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
 @pytest.mark.parametrize(
     "name, of_loss", [("gpt2", lambda of: of), ("mistral", eqx.filter_value_and_grad)]
 )
-def test_packed_contexts_are_contexts_alone(tmp_path, name, of_loss):
+def test_packed_contexts_have_the_logits_and_losses_of_contexts_alone(tmp_path, name, of_loss):
     """Learned places and turns: logits, losses, and of turns the gradient of all parameters."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     ids = np.concatenate([TOKENS, TOKENS[2:6]])

@@ -150,7 +150,7 @@ def test_one_program_serves_a_padded_length(model):
     assert models.answer(model, full, tokens=5).shape == (5,)
 
 
-def test_what_is_no_context_is_refused(model):
+def test_ids_that_are_no_context_are_refused(model):
     for ids, message in (
         (np.array([], int), "ids: got none"),
         (np.array([3, 37]), r"ids: got \[37\], expected numbers from 0 to 36"),

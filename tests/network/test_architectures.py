@@ -130,7 +130,7 @@ def test_the_first_token_is_gated_and_normed_as_all_others(name):
     np.testing.assert_allclose(trace, expected, rtol=1e-12)
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     attention = layer_of(architecture_flow("everything")).attention
     gated = dataclasses.replace(attention, gate=jnp.ones((4, 4, 6)))
     one_gate = eqx.tree_at(lambda attention: attention.gate, gated, jnp.ones((1, 4, 6)))

@@ -303,7 +303,7 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
         linear_control(Constant(jnp.ones((2, 1))), horizon=-1.0)
 
 
-def test_precision_is_kept():
+def test_a_continuous_flow_keeps_its_precision():
     layer, x = averaging(), random_states(2, 12, 3)
 
     @jax.jit

@@ -312,7 +312,7 @@ def test_any_function_of_two_slots_is_a_field():
     np.testing.assert_allclose(terminal(flow, x), mean + (x - mean) * 0.6**5, rtol=1e-12)
 
 
-def test_precision_is_kept():
+def test_a_residual_flow_keeps_its_precision():
     flow, x = random_flow(depth=3), random_states()
     in_single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (flow, x))
     single = terminal(*in_single, lim.token_grid(12, dtype=jnp.float32))

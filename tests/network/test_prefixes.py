@@ -160,7 +160,7 @@ def ledger():
     return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 
 
-def test_packed_contexts_are_contexts_alone(ledger):
+def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
     """Channels (Euclidean) and cone masses, with turning keys and a window."""
     packed = 5, 1, 5  # lengths that recur, here and below: each is a program
     length = sum(packed)

@@ -250,7 +250,7 @@ ANYWHERE = ("states to a loss of ids", "ids that are floats", "ids of one exampl
     [(name, case) for name in ("influence", "influence_stream", "balanced_objective")
      for case in REFUSED] + [("risk", case) for case in ANYWHERE],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(name, case, as_users_run):
+def test_batches_that_do_not_fit_their_loss_are_refused(name, case, as_users_run):
     loss, x, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"batch: .*{message}"):
         SCALARS[name](loss, PARAMS, (x, LABELS))

@@ -196,7 +196,7 @@ def test_pools_are_averages_of_energies_and_their_shares():
     np.testing.assert_allclose(shares, sizes / sizes.sum(), rtol=1e-14)
 
 
-def test_what_does_not_fit_is_refused(as_users_run):
+def test_penalties_that_do_not_fit_are_refused(as_users_run):
     grid = lim.token_grid(2)
 
     def refused(match, function=influence_penalty, **penalty):

@@ -92,7 +92,7 @@ def test_an_answer_is_right_where_greedy_decoding_gives_all_of_it(model, greedy)
         assert not prompted.answers(model, example._replace(window=window), RECORDS).right
 
 
-def test_single_precision_is_near_double(model):
+def test_energies_in_single_precision_are_near_double(model):
     example = drawn(0)
     low, high = (prompted.answers(one, example, RECORDS) for one in (bytes_model("float32"), model))
     assert low.energies.dtype == "float32" and low.right == high.right

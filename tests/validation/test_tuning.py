@@ -260,7 +260,7 @@ def test_a_prompt_is_its_numbers_and_asks_where_it_is_told():
     assert sorted(there.window.tolist()) == sorted(drawn_prompt(setting, 4).window.tolist())
 
 
-def test_what_does_not_fit_is_refused():
+def test_networks_that_cannot_be_trained_are_refused():
     model = network()
     source = LayerSource(lambda index: {"one": np.zeros(3)}, 2)
     fetched = FetchedLayers(jnp.zeros(1), source)
