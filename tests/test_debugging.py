@@ -95,6 +95,7 @@ def test_without_jit_a_users_loss_sees_numbers():
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [False, True])
 def test_where_nan_is_looked_for_it_is_found(jitted):
     """JAX repeats the program that has one, operation by operation, and names the first."""

@@ -37,6 +37,7 @@ def test_an_xla_without_an_option_is_not_asked_for_it(monkeypatch):
     assert filter_jit(lambda x: 3 * x)(jnp.array(2.0)) == 6 and _jit._options() is None
 
 
+@pytest.mark.slow
 def test_a_check_within_an_operator_of_lineax_is_one_too():
     """Where nothing traces the call checks are values, which lineax's operators do not hand out."""
 

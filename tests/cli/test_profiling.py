@@ -320,6 +320,7 @@ def margin_of(ids):
     return np.mean(logsumexp(odds, axis=1) - right)
 
 
+@pytest.mark.slow
 def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     folder, data, tmp_path, monkeypatch, capsys
 ):
@@ -453,6 +454,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
         main(["profile", str(folder), *arguments, "--loss", "answer"])
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     folder, data, tmp_path, monkeypatch, capsys
 ):
@@ -530,6 +532,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
         assert "".join(texts[number]).replace(" ", "") == whole
 
 
+@pytest.mark.slow
 def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     """And of other contexts they are refused, not taken."""
     windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]

@@ -49,6 +49,7 @@ def test_networks_give_their_publishers_logits(tmp_path, name):
     np.testing.assert_allclose(found, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
 def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
     """Channels and hops sum to the gradient, which central differences know.
@@ -76,6 +77,7 @@ def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
     np.testing.assert_allclose(energy, (adjoint**2).sum(axis=1), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
 def test_rotary_networks_take_contexts_of_any_length(tmp_path, name):
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
@@ -93,6 +95,7 @@ def test_losses_are_the_publishers(model):
     np.testing.assert_allclose(loss, surprise.mean(), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     y = Targets(IDS, last_token(7))
 
@@ -107,6 +110,7 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     np.testing.assert_array_equal(moved, np.arange(PLACES) < 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name):
     """Values, and gradients in states and parameters; two examples, each with its own places."""
@@ -387,6 +391,7 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
     assert padded_size(indexed, 7) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, of_loss", [("gpt2", lambda of: of), ("mistral", eqx.filter_value_and_grad)]
 )

@@ -72,6 +72,7 @@ def decoded(folder, compute):
     return next_logits(models.load(folder, compute=compute)), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [in_a_ring, walked, decoded])
 def test_products_are_of_bfloat16(job, exact, folder, monkeypatch):
     programs, compiled = [], compiler.compile_or_get_cached

@@ -112,6 +112,7 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     assert int(found.count) == len(WINDOWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [LOSSES[0], pytest.param(LOSSES[1], marks=pytest.mark.slow)])
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
@@ -128,6 +129,7 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss
         models.energies_of_ids(model, WINDOWS, ask=SPARSE[:2])
 
 
+@pytest.mark.slow
 def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
     """Anywhere in a context; with other arguments what is kept is refused."""
     checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
@@ -233,6 +235,7 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     model, mixed, calls, tmp_path, monkeypatch
 ):

@@ -56,6 +56,7 @@ def batch_of(model):
     return jax.device_put(ids), y
 
 
+@pytest.mark.slow
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
@@ -99,6 +100,7 @@ def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path
         layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
 
+@pytest.mark.slow
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     model = models.load(write(tmp_path, CONFIGS["llama"]), dtype="float64")
     windows = [np.arange(6), np.arange(1, 7)]

@@ -70,6 +70,7 @@ def test_rms_norm_sums_in_float32():
     assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_everything_tile_by_tile_is_the_reference_too():
     """130 tokens are two tiles, and turn many times round."""
     attention = layer_of(architecture_flow("everything")).attention

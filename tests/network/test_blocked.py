@@ -93,6 +93,7 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(monkeypatch):
     """The sink and the log weights are among the queries' and keys' numbers: so they move too.
 
@@ -161,6 +162,7 @@ def test_large_scores_neither_overflow_nor_vanish(scale, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_not_a_number_is_met_by_the_rows_that_see_it_and_no_others(dtype, monkeypatch):
     """Though the highest score of a row may pass it over. It is the second of a tile of four."""
@@ -201,6 +203,7 @@ PRICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PRICES)
 def test_tiles_are_remade_and_not_kept(mode):
     """Eight rows of tiles: operations of those on and below the diagonal, and temporary memory."""

@@ -173,6 +173,7 @@ def test_the_distance_of_a_control_to_itself_has_a_derivative():
         control_distance(fields, lambda time: fields, 0.0)
 
 
+@pytest.mark.slow
 def test_the_depth_flow_is_resolved_on_two_grids():
     """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow, at equal steps."""
     # `eq:induced-transformer-field`.
@@ -210,6 +211,7 @@ def test_a_solver_that_fails_says_so():
             jax.block_until_ready(call())
 
 
+@pytest.mark.slow
 def test_the_status_survives_jit_of_grad_as_auxiliary_output():
     flow = euler_flow(lambda time: halving, 0.25, max_steps=2)
 
@@ -264,6 +266,7 @@ def derivatives_of_the_recursion():
     return eqx.filter_jit(found)(random_states(0, 3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
     """The table in the docstring of ContinuousFlow, with the cases that raise.

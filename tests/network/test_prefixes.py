@@ -72,6 +72,7 @@ def in_every_mode(formula, at, u, v):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
     """With traced starts, of other examples others; without, in `test_blocked`."""
     small_tiles(monkeypatch)
@@ -160,6 +161,7 @@ def ledger():
     return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 
 
+@pytest.mark.slow
 def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
     """Channels (Euclidean) and cone masses, with turning keys and a window."""
     packed = 5, 1, 5  # lengths that recur, here and below: each is a program
@@ -184,6 +186,7 @@ def test_padding_on_the_left_is_not_seen(ledger):
     assert (vectors[:, :6] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
     """Its integrand is zero there, and no positive bound holds of all pairs."""
     flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)

@@ -176,6 +176,7 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         np.testing.assert_allclose(heads[0], kernel, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples(name):
     """Forward over reverse, in states and parameters at once, inside of vmap."""

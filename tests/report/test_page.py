@@ -311,6 +311,7 @@ def test_one_context_says_once_that_it_has_no_error(tmp_path):
     assert not re.search(r"\binf\b", written.split("<script")[0])
 
 
+@pytest.mark.slow
 def test_a_call_from_python_measures_and_shows(tmp_path):
     """Bytes of two lengths: densities are gradients', and a notebook gets a frame of its own."""
     model = byte_network(6, depth=2, seed=7)  # whose first tokens hold some per cent
@@ -339,6 +340,7 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
         lim.report.show(model, windows, query_weights=asked[:1])
 
 
+@pytest.mark.slow
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
     """Vega takes 0.9 of them, and a token some 150 bytes."""
     drawn = np.random.default_rng(0)

@@ -166,6 +166,7 @@ def value_and_gradient(name, words):
     return *jax.value_and_grad(value)(words), SCALARS[name](*plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALARS)
 def test_the_embedding_is_not_frozen(name):
     """Its gradient against central differences; values against a plain loss of shifted states."""
@@ -179,6 +180,7 @@ def test_the_embedding_is_not_frozen(name):
     np.testing.assert_allclose(value, plain, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradient_flow_moves_the_embedding():
     """One Euler step is minus the risk's gradient, by differences."""
     path = training.gradient_flow(

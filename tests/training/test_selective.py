@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
     """Value; gradient against the gradient's gradient; of pools forward and second order too."""
@@ -139,6 +140,7 @@ ROOTS = jax.device_put(np.array([1.0, 2.0]))
 EACH = jax.device_put(np.array([[2.0, 0.0], [0.5, 1.5]]))
 
 
+@pytest.mark.slow
 def test_each_example_has_its_own_density_and_target():
     """In closed form, and in every objective that takes a target."""
     problem, of_each = (
@@ -231,6 +233,7 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
     np.testing.assert_allclose(gradient, slope, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_models_own_margin_is_that_of_its_likeliest_words(monkeypatch):
     """Of two places, by slices of the vocabulary; targets are not read."""
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 100)

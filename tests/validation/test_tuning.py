@@ -205,6 +205,7 @@ def test_no_word_of_a_probes_answer_is_read():
         np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_model_is_judged_by_place():
     """The first answer is the model's own, so that it is right."""
     model, rows = network(), tuning.trained_rows(network(), 1)
