@@ -176,6 +176,7 @@ def test_the_picture_is_that_of_the_table():
     assert "house.svg" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_density_does_not_load_what_it_does_not_need():
     program = """
 import sys

@@ -73,6 +73,7 @@ def paired(vectors, regions):
     )
 
 
+@pytest.mark.slow
 def test_ties_neither_hold_nor_are_concluded():
     """The paper's own counterexample, the identity under a uniform loss, at any length and delta.
 

@@ -72,6 +72,7 @@ def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
         assert {row["name"] for row in csv.DictReader(file)} == {"o⟨1b⟩[31mwl⏎red", "w?ren"}
 
 
+@pytest.mark.slow
 def test_names_and_answers_of_lines_are_shown(model, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     line = {"prompt": "abcdefgh", "answer": "ab", "spans": [[0, 3, HOSTILE], [4, 6, "b"]]}

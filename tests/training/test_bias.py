@@ -182,6 +182,7 @@ def test_the_response_is_the_slope_of_lim():
     assert (still.change, still.alignment) == (0, 0)
 
 
+@pytest.mark.slow
 def test_alignment_agrees_with_what_section_4s_run_does():
     """At every update of 160 the predicted and the measured change of LIM have one sign."""
     regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA)
