@@ -45,9 +45,12 @@ def config(network: str) -> dict:
     width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
     sizes = dict(zip(NAMES.split(), (width, hidden, depth, heads, groups), strict=True))
     return {
-        "model_type": "llama", "vocab_size": words, "tie_word_embeddings": tied, **sizes,
+        "model_type": "llama",
+        "vocab_size": words,
+        "tie_word_embeddings": tied,
+        **sizes,
         "max_position_embeddings": 131_072,
-    }  # fmt: skip
+    }
 
 
 def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -137,8 +140,10 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
     planned = {
-        "open": expected.offloaded, "walk": expected.by_layers, "load": expected.whole,
-    }  # fmt: skip
+        "open": expected.offloaded,
+        "walk": expected.by_layers,
+        "load": expected.whole,
+    }
     said = planned.get(holding)
     return {
         "CPU seconds": used.ru_utime + used.ru_stime,

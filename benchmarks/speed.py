@@ -143,9 +143,12 @@ class Side:
         command += ["--sizes", label, "--jobs", name, "--precision", precision]
         allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=os.environ | allowed,
-        )  # fmt: skip
+        )
         self.first = self.said()
         self.numbers = dict(np.load(file))
 

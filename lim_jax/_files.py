@@ -87,9 +87,13 @@ def _extracted(file: Path, name: str, package: str) -> str:
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
             f"without a password. {CURE}"
         ) from error
-    require(bool(text.strip()), name, got=f"{file}, in which there is no text",
-            expected="a document of text, not of pictures of it",
-            cure="Pass it through a program that recognises text, or take it away.")  # fmt: skip
+    require(
+        bool(text.strip()),
+        name,
+        got=f"{file}, in which there is no text",
+        expected="a document of text, not of pictures of it",
+        cure="Pass it through a program that recognises text, or take it away.",
+    )
     return text
 
 

@@ -68,8 +68,11 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn,
     assert "2 of 2 orders and bounds are as expected." in printed
     folder = tmp_path / "new" / "folder"
     written = {path.name for path in folder.iterdir()}
-    figures = {f"{name}.{kind}" for name in ("attention", "cost_depth", "cost_position")
-               for kind in ("png", "svg")}  # fmt: skip
+    figures = {
+        f"{name}.{kind}"
+        for name in ("attention", "cost_depth", "cost_position")
+        for kind in ("png", "svg")
+    }
     assert written == {"rates.json", "rates.csv", "run.json", *figures}
     table = list(csv.reader((folder / "rates.csv").read_text().splitlines()))
     assert table[0] == ["study", "refinement", "error", "bound"]

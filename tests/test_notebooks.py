@@ -42,8 +42,11 @@ def test_it_runs(notebook, monkeypatch, tmp_path):
 def remedies_are_on_one_pair_of_axes(_, shown):
     labels = [str(line.get_label()) for line in shown[0][0].lines]
     assert [label.partition(" ±")[0] for label in labels] == [
-        "no penalty", "positions", "regions", "uniform"
-    ]  # fmt: skip
+        "no penalty",
+        "positions",
+        "regions",
+        "uniform",
+    ]
 
 
 def records_take_all_shares(names, shown):

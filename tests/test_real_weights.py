@@ -101,9 +101,12 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     # The head reads few places: those of all others give the same.
     data = draw_key_values(2, 1, key_length=3, value_length=3)
     example = tasks.encode(key_value_prompt(data, place=1), tokenizer)
-    logits = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(
-        model, jax.device_put(example.window[:-1])
-    ), float)  # fmt: skip
+    logits = np.asarray(
+        eqx.filter_jit(lambda model, ids: model.logits(ids))(
+            model, jax.device_put(example.window[:-1])
+        ),
+        float,
+    )
     places = np.flatnonzero(example.weights)
     rows, targets = logits[places], example.window[1:][places]
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]

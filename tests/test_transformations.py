@@ -271,8 +271,9 @@ def test_every_nesting_agrees_with_differences(name, step):
         slope, change = differences(name, point, first)
     curvatures = {form: dot(found, second) for form, found in curvatures.items()}
     for forms, expected, tolerance in (
-        (slopes, slope, 1e-7), (curvatures, dot(change, second), 1e-6),
-    ):  # fmt: skip
+        (slopes, slope, 1e-7),
+        (curvatures, dot(change, second), 1e-6),
+    ):
         assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
         for form, found in forms.items():
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)

@@ -49,9 +49,12 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
     [2, 2]
     """
     require(
-        0 < count <= 2**records, "count", got=f"{count} sets of {records} records",
-        expected=f"1 to {2**records}", cure="There are no more that differ.",
-    )  # fmt: skip
+        0 < count <= 2**records,
+        "count",
+        got=f"{count} sets of {records} records",
+        expected=f"1 to {2**records}",
+        cure="There are no more that differ.",
+    )
     rng, drawn = np.random.default_rng(seed), {}
     while len(drawn) < count:
         rows = rng.integers(2, size=(count, records)).astype(bool)

@@ -91,16 +91,19 @@ def explained_record(
         certificates.append(
             {
                 one.name: {
-                    "holds": one.holds, "margin": one.margin, "vacuous": bool(one.vacuous),
+                    "holds": one.holds,
+                    "margin": one.margin,
+                    "vacuous": bool(one.vacuous),
                     "concluded": one.concluded,
                 }
                 for one in found.certificates
             }
-        )  # fmt: skip
+        )
     return {
-        "channels": channels, "certificates": certificates,
+        "channels": channels,
+        "certificates": certificates,
         **evidence_record(setting, models, examples),
-    }  # fmt: skip
+    }
 
 
 def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> dict[str, Any]:

@@ -118,10 +118,15 @@ SETTINGS = {
 
 def _quick(setting: FaithfulnessSetting) -> FaithfulnessSetting:
     return setting._replace(
-        prompts=8, at_once=4, fitted=(8, 16), held_out=8, weights=(1.0, 0.2), paths=(2,),
+        prompts=8,
+        at_once=4,
+        fitted=(8, 16),
+        held_out=8,
+        weights=(1.0, 0.2),
+        paths=(2,),
         records=(1, 1) if setting.kinds == (SENTENCES,) else 10,
         taken_out=setting.taken_out[: 2 if setting.kinds == (SENTENCES,) else None],
-    )  # fmt: skip
+    )
 
 
 QUICK = {name: _quick(setting) for name, setting in SETTINGS.items()}
@@ -366,28 +371,39 @@ def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Expl
     ]
     rngs = [np.random.default_rng([number, 1]) for number in numbers]
     scores = [
-        _in_order(setting, gradients[n], whole[n] - alone[n], drawn[n], values[n], len(said[n]),
-                  rngs[n].uniform(size=count))
+        _in_order(
+            setting,
+            gradients[n],
+            whole[n] - alone[n],
+            drawn[n],
+            values[n],
+            len(said[n]),
+            rngs[n].uniform(size=count),
+        )
         for n, count in enumerate(counts)
-    ]  # fmt: skip
+    ]
     # Parts whose scores tie, such as those that a regression leaves out, in any order.
     chances = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
     taken = [
-        np.concatenate([
-            without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows
-        ])
+        np.concatenate(
+            [without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows]
+        )
         for chance, rows in zip(chances, scores, strict=True)
-    ]  # fmt: skip
+    ]
     left = of(taken, name="drops")
     return [
         Explained(
             prompt.answer.strip() in "".join(texts_of_ids(said[n], job.tokenizer)),
-            len(said[n]), len(contexts[n].ids), float(whole[n][0]), scores[n],
+            len(said[n]),
+            len(contexts[n].ids),
+            float(whole[n][0]),
+            scores[n],
             whole[n] - left[n].reshape(-1, len(setting.taken_out)),
-            drawn[n][fitted:], values[n][fitted:],
+            drawn[n][fitted:],
+            values[n][fitted:],
         )
         for n, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
 
 
 def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:

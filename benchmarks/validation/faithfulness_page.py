@@ -193,12 +193,16 @@ def _about(kind: str, one: Record, found: Record) -> str:
 def _table(one: Record) -> str:
     rows = [
         (
-            name, str(cost["passes"]), str(cost["gradients"]), str(_total(one, name)),
-            _said(one["seconds"][name]), *map(_interval, one["measures"][name].values()),
+            name,
+            str(cost["passes"]),
+            str(cost["gradients"]),
+            str(_total(one, name)),
+            _said(one["seconds"][name]),
+            *map(_interval, one["measures"][name].values()),
             "" if name == MASK else _interval(one["leads"][name], "+"),
         )
         for name, cost in one["costs"].items()
-    ]  # fmt: skip
+    ]
     head = ("method", "passes", "gradients", "in passes", "seconds", *one["measures"][MASK])
     return markdown_table((*head, f"{MASK}'s score over it"), rows)
 

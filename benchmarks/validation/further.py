@@ -136,8 +136,10 @@ class _Step(eqx.Module):
         of_training, of_probes, of_arm = jax.random.split(key, 3)
         batches = Batches(
             draw(setting, setting.gold_law, key=of_training),
-            draw(setting, uniform_law(setting.task.records), key=of_probes), index, of_arm,
-        )  # fmt: skip
+            draw(setting, uniform_law(setting.task.records), key=of_probes),
+            index,
+            of_arm,
+        )
         gradient, memory = self.gradient(model, memory, batches)
         change, moments = OPTIMISER.update(gradient, moments)
         return (eqx.apply_updates(model, change), memory, moments), None

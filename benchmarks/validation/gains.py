@@ -65,9 +65,11 @@ def gain(
 
     return Gain(
         **{name: paired_interval(ours[name] - theirs[name]) for name in ours},
-        middle_at_equal_operations=at_equal(operations), middle_at_equal_time=at_equal(time),
-        operations=operations, time=time,
-    )  # fmt: skip
+        middle_at_equal_operations=at_equal(operations),
+        middle_at_equal_time=at_equal(time),
+        operations=operations,
+        time=time,
+    )
 
 
 def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:

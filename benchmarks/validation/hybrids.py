@@ -74,14 +74,20 @@ def hybrid_table(records: dict[str, Any]) -> str:
     head = (
         "network", "accuracy", "in the middle", "LIM", "density by fifths", "before training"
     )  # fmt: skip
-    return markdown_table(head, [
-        (
-            name, said(np.mean(record["accuracy"], axis=1)),
-            said(in_the_middle(np.asarray(record["accuracy"]))), said(record["margin_lim"]),
-            of_fifths(record), of_fifths(record["before"]),
-        )
-        for name, record in records.items()
-    ])  # fmt: skip
+    return markdown_table(
+        head,
+        [
+            (
+                name,
+                said(np.mean(record["accuracy"], axis=1)),
+                said(in_the_middle(np.asarray(record["accuracy"]))),
+                said(record["margin_lim"]),
+                of_fifths(record),
+                of_fifths(record["before"]),
+            )
+            for name, record in records.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -66,8 +66,13 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     """
     require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
     count, keys = len(data.pairs), len({key for key, _ in data.pairs})
-    require(keys == count, "data", got=f"{count} pairs of {keys} keys",
-            expected="no key twice", cure="A key that is asked for has one value.")  # fmt: skip
+    require(
+        keys == count,
+        "data",
+        got=f"{count} pairs of {keys} keys",
+        expected="no key twice",
+        cure="A key that is asked for has one value.",
+    )
     place = data.gold if place is None else place
     for name, number in (("data.gold", data.gold), ("place", place)):
         expected = f"the number of one of the {count} pairs, known before tracing"

@@ -183,10 +183,12 @@ class _Stage(NamedTuple):
             for one, known in zip(read, self.run.found, strict=True)
         ]
         require(
-            max(apart) < SAME, "runs", got=f"answers {max(apart):.2g} nats from the model's own",
+            max(apart) < SAME,
+            "runs",
+            got=f"answers {max(apart):.2g} nats from the model's own",
             expected="what explain_prompts gave of this model and the first prompts",
             cure="Explain the prompts between, or all anew.",
-        )  # fmt: skip
+        )
         return read, seconds_of(chunks)
 
     def kinds(self, read: list[_Read]) -> list[list[tuple[Attention, Explained]]]:

@@ -93,9 +93,12 @@ def all_asked(examples: Example) -> IdsOf:
 
 
 def recall_gradient(
-    setting: RecallSetting, model: CausalLM, examples: Example, probes: Example | None,
+    setting: RecallSetting,
+    model: CausalLM,
+    examples: Example,
+    probes: Example | None,
     key: Key[Array, ""],
-) -> PyTree:  # fmt: skip
+) -> PyTree:
     r"""The gradient of the answers' cross-entropy, and of the penalty on probes.
 
     The penalty is :math:`\beta` times the mean of :math:`-\log m`, where m is the density of the
@@ -216,9 +219,13 @@ def _of_batches(key: Key[Array, ""]) -> Key[Array, ""]:
 def _begun(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
     def of_seed(key: Key[Array, ""]) -> PyTree:
         model = gaussian_model(
-            setting.task.vocabulary, setting.task.length, width=setting.width,
-            heads=setting.heads, depth=setting.depth, key=jax.random.fold_in(key, 0),
-        )  # fmt: skip
+            setting.task.vocabulary,
+            setting.task.length,
+            width=setting.width,
+            heads=setting.heads,
+            depth=setting.depth,
+            key=jax.random.fold_in(key, 0),
+        )
         return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
 
     return eqx.filter_vmap(of_seed)(keys)

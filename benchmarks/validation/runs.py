@@ -83,9 +83,16 @@ def study(
     _require_model_of(model, train, faithfulness, prompts, records)
     if model is not None:
         return _of_model(
-            as_path(model, "model"), train, faithfulness, quick, prompts, records, seed, out,
+            as_path(model, "model"),
+            train,
+            faithfulness,
+            quick,
+            prompts,
+            records,
+            seed,
+            out,
             overwrite,
-        )  # fmt: skip
+        )
     arguments = {"full": full, "seed": seed}
     if finished_before(out, "study", arguments, overwrite=overwrite):
         return 0
@@ -132,9 +139,16 @@ def _require_model_of(
 
 
 def _of_model(
-    model: Path, train: bool, faithfulness: bool, quick: bool, prompts: int | None,
-    records: Sequence[int] | None, seed: int, out: AnyPath, overwrite: bool,
-) -> int:  # fmt: skip
+    model: Path,
+    train: bool,
+    faithfulness: bool,
+    quick: bool,
+    prompts: int | None,
+    records: Sequence[int] | None,
+    seed: int,
+    out: AnyPath,
+    overwrite: bool,
+) -> int:
     """One of the three studies of a published model, in its folder."""
     if train:
         arguments = {"model": model, "train": True, "seed": seed}

@@ -123,15 +123,28 @@ def presets() -> dict[str, Preset]:
     shorter, longer, deeper, turned = others
     return {
         "quick": Preset(
-            {shorter: small._replace(steps=300)}, (PLAIN, BALANCED, SELECTIVE),
-            {}, seeds=3, stages=4, every=25, test=64, explained=0,
+            {shorter: small._replace(steps=300)},
+            (PLAIN, BALANCED, SELECTIVE),
+            {},
+            seeds=3,
+            stages=4,
+            every=25,
+            test=64,
+            explained=0,
         ),
         "full": Preset(
-            {BASE: base, **others}, tuple(ARMS), _ablations(shorter, longer, deeper),
-            seeds=5, stages=4, every=100, test=128, explained=32, shifted=turned,
+            {BASE: base, **others},
+            tuple(ARMS),
+            _ablations(shorter, longer, deeper),
+            seeds=5,
+            stages=4,
+            every=100,
+            test=128,
+            explained=32,
+            shifted=turned,
             recall=RecallSetting(),
         ),
-    }  # fmt: skip
+    }
 
 
 def _ablations(shorter: str, longer: str, deeper: str) -> dict[str, Variant]:
@@ -195,8 +208,12 @@ def validate(
     folder = None if folder is None else as_path(folder, "folder")
     keys = jax.random.split(jax.random.key(seed), preset.seeds)
     runs = _Study(preset, seed, folder, keys, {}).groups()
-    run = {"function": "validate", "version": version("lim_jax"), "seed": seed,
-           "preset": repr(preset)}  # fmt: skip
+    run = {
+        "function": "validate",
+        "version": version("lim_jax"),
+        "seed": seed,
+        "preset": repr(preset),
+    }
     checkpoint = None if folder is None else folder / "study.json"
     found = each_once(runs, checkpoint, run, progress)
     kinds = {kind: {} for kind in KINDS}
@@ -235,9 +252,13 @@ class _Study(NamedTuple):
             setting = one.setting or base
             arm = _arm(one.remedy, preset.settings[setting], **one.options)
             runs[f"variants: {name}"] = partial(
-                self.of_arm, setting, f"variant {name}", arm, one.stages or preset.stages,
+                self.of_arm,
+                setting,
+                f"variant {name}",
+                arm,
+                one.stages or preset.stages,
                 trained=one.stages is None,
-            )  # fmt: skip
+            )
         for name in (BEFORE, *SHIFTED) if preset.shifted else ():
             runs[f"shifts: {name}"] = partial(self.of_shift, name)
         if preset.recall is not None:
@@ -266,9 +287,12 @@ class _Study(NamedTuple):
     def of_setting(self, name: str) -> dict[str, Any]:
         setting, explained = self.preset.settings[name], self.preset.explained
         return _setting_record(
-            setting, self.networks(name), self.preset.test,
-            explained if name == self.base else 0, jax.random.key(self.seed),
-        )  # fmt: skip
+            setting,
+            self.networks(name),
+            self.preset.test,
+            explained if name == self.base else 0,
+            jax.random.key(self.seed),
+        )
 
     def of_predictions(self, name: str) -> list[dict[str, Any]]:
         setting, key = self.preset.settings[name], jax.random.key(self.seed)
@@ -277,9 +301,15 @@ class _Study(NamedTuple):
         return [one.record() for one in predict(judged)]
 
     def of_arm(
-        self, name: str, label: str, arm: Arm, stages: int, *,
-        explained: int = 0, trained: bool = True,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        name: str,
+        label: str,
+        arm: Arm,
+        stages: int,
+        *,
+        explained: int = 0,
+        trained: bool = True,
+    ) -> dict[str, Any]:
         models, file = self.networks(name, trained), _file(self.folder, label)
         return self.run(name).record(models, arm, stages, explained, file)
 
@@ -291,9 +321,12 @@ class _Study(NamedTuple):
             run = self.run(preset.shifted)
             models, _ = run.trained(models, _arm(name, setting), preset.stages, file)
         return shift_record(
-            setting, models, test=preset.test, attributed=self.attributed,
+            setting,
+            models,
+            test=preset.test,
+            attributed=self.attributed,
             key=jax.random.key(self.seed),
-        )  # fmt: skip
+        )
 
     def of_recall(self, setting: RecallSetting, arm: str) -> dict[str, Any]:
         test = recall_examples(setting.task, setting.test, key=jax.random.key(self.seed))
@@ -336,9 +369,15 @@ class _Run(NamedTuple):
     ) -> tuple[Retrievers, Evaluation]:
         _, of_batches, _ = jax.random.split(self.key, 3)
         return train_further(
-            arm, self.setting, models, of_batches, self.test(),
-            stages=stages, every=self.preset.every, checkpoint=checkpoint,
-        )  # fmt: skip
+            arm,
+            self.setting,
+            models,
+            of_batches,
+            self.test(),
+            stages=stages,
+            every=self.preset.every,
+            checkpoint=checkpoint,
+        )
 
     def record(
         self, models: Retrievers, arm: Arm, stages: int, explained: int, checkpoint: Path | None

@@ -77,9 +77,11 @@ def drawn_prompt(
     ([1], '946')
     """
     data = draw_key_values(
-        setting.records, number,
-        key_length=setting.key_length, value_length=setting.value_length,
-    )  # fmt: skip
+        setting.records,
+        number,
+        key_length=setting.key_length,
+        value_length=setting.value_length,
+    )
     place = number % setting.records if place is None else place
     return encode(key_value_prompt(data, place=place), tokenizer)
 

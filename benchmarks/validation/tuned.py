@@ -159,8 +159,12 @@ def tune(
     file = None if folder is None else folder / "tuning.jsonl"
     seeds = range(seed, seed + tuning.seeds)
     texts = _texts(tuning, tokenizer, seeds, model.embedding.dtype)
-    about = {"function": "tune", "model": digest(model), "texts": digest(texts),
-             "tuning": tuning._asdict()}  # fmt: skip
+    about = {
+        "function": "tune",
+        "model": digest(model),
+        "texts": digest(texts),
+        "tuning": tuning._asdict(),
+    }
     runs = {}
     for one in seeds:
         runs[f"{one}, {BEFORE}"] = partial(_before, model, rows, texts[one])

@@ -142,12 +142,18 @@ def _gains_table(results: Record, length: str) -> str:
             accuracy = np.array(arm[length]["accuracy"][stage])
             entropy = np.mean(arm[length]["cross_entropy"][stage])
             shown = gains if name != PLAIN else gains[:1]
-            rows.append((
-                name if stage else BEFORE, str(steps),
-                digits(steps * np.mean(arm["seconds_per_step"])), f"{accuracy.mean():.3f}",
-                f"{in_the_middle(accuracy).mean():.3f}", digits(entropy),
-                *(_gain(each.get(steps)) for each in shown), *([""] * (3 - len(shown))),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    name if stage else BEFORE,
+                    str(steps),
+                    digits(steps * np.mean(arm["seconds_per_step"])),
+                    f"{accuracy.mean():.3f}",
+                    f"{in_the_middle(accuracy).mean():.3f}",
+                    digits(entropy),
+                    *(_gain(each.get(steps)) for each in shown),
+                    *([""] * (3 - len(shown))),
+                )
+            )
     return markdown_table(head, rows)
 
 

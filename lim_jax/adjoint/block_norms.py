@@ -173,10 +173,13 @@ def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
     """Gather the factors of column j's blocks."""
     assert factors.attention.output_norm is None
     return Blocks(
-        factors.kernel[:, :, j], jnp.swapaxes(factors.steps(j), 1, 2),
-        jnp.swapaxes(factors.query, 1, 2), *factors.source_jacobians(j), factors.attention.output,
+        factors.kernel[:, :, j],
+        jnp.swapaxes(factors.steps(j), 1, 2),
+        jnp.swapaxes(factors.query, 1, 2),
+        *factors.source_jacobians(j),
+        factors.attention.output,
         None if factors.gates is None else jnp.swapaxes(factors.gates, 1, 2),
-    )  # fmt: skip
+    )
 
 
 @jax.custom_jvp

@@ -105,8 +105,13 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     got = f"{folder}, which has no {CONTEXTS}"
     require(path.is_file(), name, got=got, expected=expected, cure=cure)
     measured = load(path)
-    require(isinstance(measured, MeasuredContexts), name, got=f"{path} with another result",
-            expected="measured contexts", cure="Run lim-jax profile anew.")  # fmt: skip
+    require(
+        isinstance(measured, MeasuredContexts),
+        name,
+        got=f"{path} with another result",
+        expected="measured contexts",
+        cure="Run lim-jax profile anew.",
+    )
     return measured
 
 

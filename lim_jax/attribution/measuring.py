@@ -156,10 +156,18 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
     longest = max(context.length for context in contexts)
     most, why = network.limit or (longest, "")
-    require(longest <= most, "context", got=f"{longest} tokens",
-            expected=f"at most {most}, {why}",
-            cure="Take a smaller `max_length`, or shorter texts.")  # fmt: skip
+    require(
+        longest <= most,
+        "context",
+        got=f"{longest} tokens",
+        expected=f"at most {most}, {why}",
+        cure="Take a smaller `max_length`, or shorter texts.",
+    )
     largest = max(int(context.window.max()) for context in contexts)
-    require(largest < network.vocabulary, "tokenizer", got=f"the id {largest}",
-            expected=f"ids below {network.vocabulary}, the network's words",
-            cure="Tokenizer and weights must be of one model.")  # fmt: skip
+    require(
+        largest < network.vocabulary,
+        "tokenizer",
+        got=f"the id {largest}",
+        expected=f"ids below {network.vocabulary}, the network's words",
+        cure="Tokenizer and weights must be of one model.",
+    )

@@ -75,10 +75,12 @@ def shuffled_shares(
 
 
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
-    texts = {(name, part_text(context, places))
-             for context in (line.contexts[0] for line in lines)
-             for name, places in places_by_name(context.spans).items()
-             if name in lines[0].names}  # fmt: skip
+    texts = {
+        (name, part_text(context, places))
+        for context in (line.contexts[0] for line in lines)
+        for name, places in places_by_name(context.spans).items()
+        if name in lines[0].names
+    }
     return len(texts) == len(lines[0].names)
 
 

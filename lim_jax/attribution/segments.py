@@ -79,8 +79,13 @@ def answer_segments(
 ) -> list[Segment]:
     """The parts of a context's answer; one that is compared with a foil is refused."""
     require_name(parts, get_args(AnswerParts), "parts", "Of documents: document_parts.")
-    require(context.contrast is None, "parts", got="an answer with a foil",
-            expected="an answer alone", cure="Leave the foil out.")  # fmt: skip
+    require(
+        context.contrast is None,
+        "parts",
+        got="an answer with a foil",
+        expected="an answer alone",
+        cure="Leave the foil out.",
+    )
     asked = np.flatnonzero(context.weights)
     texts = texts_of_ids(context.window[asked + 1], tokenizer)
     return _segments("answer", asked, texts, parts)

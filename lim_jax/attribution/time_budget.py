@@ -114,9 +114,14 @@ def _too_wide(influence: Influence) -> bool:
 
 
 def measuring_seconds(
-    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3,
-    *, compute: str | None = None,
-) -> float:  # fmt: skip
+    network: CausalLM,
+    lengths: Sequence[int],
+    shown: int,
+    answered: int = 0,
+    cost: int = 3,
+    *,
+    compute: str | None = None,
+) -> float:
     """How long contexts are likely to take, by their operations and the rate of a product.
 
     The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.

@@ -84,10 +84,15 @@ class Mixture(NamedTuple):
             parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
             parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
         return MixtureOfExperts(
-            norm, router, Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
-            self.routing, **parts, shared=_shared(read, at, self, recipe, dense),
-            weighs_input=self.weighs_input, output_norm=output_norm,
-        )  # fmt: skip
+            norm,
+            router,
+            Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
+            self.routing,
+            **parts,
+            shared=_shared(read, at, self, recipe, dense),
+            weighs_input=self.weighs_input,
+            output_norm=output_norm,
+        )
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -163,9 +168,13 @@ class Stacked(NamedTuple):
         biases = read(f"{at}.{self.up}_bias", count, 2 * hidden)
         down_bias = read(f"{at}.{self.down}_bias", count, width)
         return {
-            "gate": both[:, ::2], "up": both[:, 1::2], "down": downs,
-            "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2], "down_bias": down_bias,
-        }  # fmt: skip
+            "gate": both[:, ::2],
+            "up": both[:, 1::2],
+            "down": downs,
+            "gate_bias": biases[:, ::2],
+            "up_bias": biases[:, 1::2],
+            "down_bias": down_bias,
+        }
 
     def _matrices(self, read: Reader, name: str, shape: tuple[int, int, int]) -> Tensor:
         count, rows, columns = shape
@@ -256,10 +265,17 @@ def read_mla(
             gate = read(f"{layer}.{names.output_gate}.weight", heads, width)
             parts["gate"] = np.repeat(gate[:, None, :], features, axis=1)
         return LatentAttention(
-            norm, query, up[:, :still], up[:, still:], split_heads(output, heads),
-            down=down[:rank], rope_key=shared, **parts,
+            norm,
+            query,
+            up[:, :still],
+            up[:, still:],
+            split_heads(output, heads),
+            down=down[:rank],
+            rope_key=shared,
+            **parts,
             down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
-            mask=mask, scale=recipe.scale,
-        )  # fmt: skip
+            mask=mask,
+            scale=recipe.scale,
+        )
 
     return attention

@@ -66,8 +66,10 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
         _require_same(options, other, small, "attention.key_length_swa")
     groups = options.get(name, sizes["num_attention_heads"])
     groups = groups if isinstance(groups, list) else depth * [groups]
-    of_kind = {kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
-               for kind in (SLIDING, FULL)}  # fmt: skip
+    of_kind = {
+        kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
+        for kind in (SLIDING, FULL)
+    }
     same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
     same = same and all(type(n) is int and n > 0 for n in groups)
     options.require(name, groups, same, "one number for each kind of layers")
@@ -87,10 +89,16 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     }  # fmt: skip
     if not options.get("expert_count"):
         return config
-    return config | {"enable_moe_block": True} | _ints(
-        options, num_experts="expert_count", top_k_experts="expert_used_count",
-        moe_intermediate_size="expert_feed_forward_length",
-    )  # fmt: skip
+    return (
+        config
+        | {"enable_moe_block": True}
+        | _ints(
+            options,
+            num_experts="expert_count",
+            top_k_experts="expert_used_count",
+            moe_intermediate_size="expert_feed_forward_length",
+        )
+    )
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
@@ -177,10 +185,15 @@ def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
     routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
-    return _windows(options, sizes, 4) | routed | {
-        "num_experts": options.get_int("expert_count"), "mup_enabled": True,
-        "route_scale": options.get_positive("expert_weights_scale", 1.0),
-    }  # fmt: skip
+    return (
+        _windows(options, sizes, 4)
+        | routed
+        | {
+            "num_experts": options.get_int("expert_count"),
+            "mup_enabled": True,
+            "route_scale": options.get_positive("expert_weights_scale", 1.0),
+        }
+    )
 
 
 def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -190,11 +203,12 @@ def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[
     groups = options.get_int("expert_group_count")
     config = _routed(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
-        "n_routed_experts": options.get_int("expert_count"), "n_group": groups,
+        "n_routed_experts": options.get_int("expert_count"),
+        "n_group": groups,
         "topk_group": options.get_int("expert_group_used_count"),
         "norm_topk_prob": _flag(options, "expert_weights_norm", False),
         "routed_scaling_factor": options.get_positive("expert_weights_scale", 1.0),
-    }  # fmt: skip
+    }
     if gating == SOFTMAX:
         _require_only(options, "expert_weights_norm", False, default=False)
         config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
@@ -208,11 +222,13 @@ def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[
     key, size = f"attention.key_length{end}", options.get_int(f"attention.key_length{end}")
     options.require(key, size, size > rotary, f"more than rope.dimension_count, {rotary}")
     return config | {
-        "num_key_value_heads": sizes["num_attention_heads"], "kv_lora_rank": rank,
+        "num_key_value_heads": sizes["num_attention_heads"],
+        "kv_lora_rank": rank,
         "q_lora_rank": options.get_int(query) if query in options else None,
-        "qk_rope_head_dim": rotary, "qk_nope_head_dim": size - rotary,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": size - rotary,
         "v_head_dim": options.get_int(f"attention.value_length{end}"),
-    }  # fmt: skip
+    }
 
 
 def _flag(options: Configuration, name: str, default: bool) -> bool:
@@ -262,19 +278,21 @@ def _require_same(options: Configuration, name: str, size: int, of: str) -> None
 
 def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     return {
-        "query_pre_attn_scalar": _scalar(sizes, 46), "layer_types": _kinds(options, sizes, 2),
+        "query_pre_attn_scalar": _scalar(sizes, 46),
+        "layer_types": _kinds(options, sizes, 2),
         "sliding_window": options.get_int("attention.sliding_window", 4096),
         **_caps(options, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
-    }  # fmt: skip
+    }
 
 
 def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     return {
-        "query_pre_attn_scalar": _scalar(sizes, 62), **_windows(options, sizes, 6),
+        "query_pre_attn_scalar": _scalar(sizes, 62),
+        **_windows(options, sizes, 6),
         "rope_parameters": {FULL: sizes["rope_parameters"]},
         "rope_local_base_freq": options.get_positive("rope.freq_base_swa", 10_000.0),
         **_caps(options, final_logit_softcapping=None),
-    }  # fmt: skip
+    }
 
 
 def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -434,10 +452,12 @@ def _scaling(
     if kind == "longrope":
         require_in(GGUF, SHORT in factors, f"{LONG}.weight, and no {SHORT}.weight", "both")
         return {
-            "rope_type": "longrope", "long_factor": factors[LONG], "short_factor": factors[SHORT],
+            "rope_type": "longrope",
+            "long_factor": factors[LONG],
+            "short_factor": factors[SHORT],
             "attention_factor": options.get_positive("rope.scaling.attn_factor", 1.0),
             TRAINED: _trained(options),
-        }  # fmt: skip
+        }
     if kind == "yarn":
         return _yarn(options, architecture)
     if kind == "linear" and factor:
@@ -453,11 +473,12 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
         got = f"{name} = {described(options.get(name))} of a yarn scaling"
         require_in(GGUF, options.get(name) is None, got, expected, cure)
     scaling = {
-        "rope_type": "yarn", "factor": options.get_positive("rope.scaling.factor"),
+        "rope_type": "yarn",
+        "factor": options.get_positive("rope.scaling.factor"),
         TRAINED: _trained(options),
         "beta_fast": options.get_positive("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": options.get_positive("rope.scaling.yarn_beta_slow", 1.0),
-    }  # fmt: skip
+    }
     if (multiplier := options.get("rope.scaling.yarn_log_multiplier")) is not None:
         times = {"deepseek_v2": 10, "ministral3": 1}.get(architecture.family, 0)  # as llama.cpp's
         got = f"rope.scaling.yarn_log_multiplier = {multiplier}"

@@ -27,9 +27,11 @@ Tensors = Mapping[str, Stored]
 FACTORS = (FREQUENCIES, LONG, SHORT)
 # llama.cpp's names of tensors, and the fields of a recipe's names that have the publisher's.
 OUTSIDE = {
-    "token_embd": "embedding", "position_embd": "positions", "output_norm": "last",
+    "token_embd": "embedding",
+    "position_embd": "positions",
+    "output_norm": "last",
     "output": "head",
-}  # fmt: skip
+}
 LAYER = {
     "attn_norm": "before_attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
     "attn_qkv": "fused_qkv", "attn_output": "output", "attn_gate": "output_gate",
@@ -212,7 +214,9 @@ def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Pu
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
     tensor = Published(
-        (stored[keys], stored[values]), (heads, still + stored[values].shape[1], rank), of_heads,
+        (stored[keys], stored[values]),
+        (heads, still + stored[values].shape[1], rank),
+        of_heads,
         whole=lambda rows: rows.reshape(-1, rank),
-    )  # fmt: skip
+    )
     return {f"{at}self_attn.kv_b_proj.weight": tensor}

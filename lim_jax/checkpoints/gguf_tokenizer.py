@@ -42,10 +42,11 @@ KIMI = (
     rf"|\p{{N}}{{1,3}}{OTHERS.replace('/', '')}{AT_THE_END}"
 )
 DEEPSEEK3 = (
-    r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{AT_THE_END}",
-)  # fmt: skip
+)
 # Letters with a case, as DeepSeek lists them.
 CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
@@ -112,9 +113,10 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     begins = header.get("tokenizer.ggml.add_bos_token", begins) and kind != "gemma4"
     ends = header.get("tokenizer.ggml.add_eos_token", False)
     marks = {
-        part: words[index] for part, states in (("bos", begins), ("eos", ends))
+        part: words[index]
+        for part, states in (("bos", begins), ("eos", ends))
         if states and (index := header.get(f"tokenizer.ggml.{part}_token_id")) is not None
-    }  # fmt: skip
+    }
     if marks:
         pattern = f"{marks.get('bos', '')} $A {marks.get('eos', '')}".strip()
         numbered = [(word, words.index(word)) for word in dict.fromkeys(marks.values())]
@@ -145,9 +147,12 @@ def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     prefixed = header.get("tokenizer.ggml.add_space_prefix", True)
     prefixed = prefixed and header["tokenizer.ggml.model"] == "llama"
     model = tokenizers.models.BPE(
-        words, _pairs(words, header), byte_fallback=True, fuse_unk=True,
+        words,
+        _pairs(words, header),
+        byte_fallback=True,
+        fuse_unk=True,
         unk_token=None if unknown is None else [*words][unknown],
-    )  # fmt: skip
+    )
     tokenizer = tokenizers.Tokenizer(model)
     decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
     before = [normalizers.Prepend(SPACE)] if prefixed else []

@@ -22,10 +22,15 @@ OTHERS = {
 # The sizes of LLaVA's texts, by their family, where files do not state them.
 OF_LLAVA: Mapping[str, Mapping[str, int]] = {
     family: {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": hidden,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": groups,
-    } for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
-}  # fmt: skip
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": hidden,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": groups,
+    }
+    for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
+}
 QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {

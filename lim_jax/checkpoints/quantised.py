@@ -27,9 +27,12 @@ GROUP = 16  # numbers in a block of one scale of nvfp4
 MODELOPT = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
 MIXED = "MIXED_PRECISION"
 PACKINGS = (
-    "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "pack-quantized",
     "mixed-precision",
-)  # fmt: skip
+)
 # The options of each method, and their known values.
 SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     "fp8": {
@@ -168,14 +171,16 @@ def _compressed(stated: Options) -> Quantisation:
     for weights in of_groups:
         kind = tuple(weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
         block = {
-            ("float", 8, "tensor", None): (None, None), ("float", 8, "channel", None): (1, None),
+            ("float", 8, "tensor", None): (None, None),
+            ("float", 8, "channel", None): (1, None),
             ("float", 8, "block", None): _block("block_structure", weights),
             ("float", 4, "tensor_group", GROUP): (None, None),
-        }.get(kind)  # fmt: skip
+        }.get(kind)
         expected = "float weights of 8 bits, or of 4 in groups of 16"
         got = f"weights of type, bits, strategy and group {kind}"
-        require_config(block is not None and not weights.get("actorder"), got, expected,
-                       UNQUANTISED)  # fmt: skip
+        require_config(
+            block is not None and not weights.get("actorder"), got, expected, UNQUANTISED
+        )
         found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
     blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
     got = f"weights in {len(found)} ways"

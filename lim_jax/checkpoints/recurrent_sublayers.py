@@ -65,11 +65,15 @@ def gated_delta(
         scale: Tensor = np.tile(read(f"{at}.{norm}.weight", features), (heads, 1))
         matrix = read(f"{at}.{output}.weight", width, heads * features)
         return GatedDelta(
-            before, **matrices(read, at, sizes, width), output=split_heads(matrix, heads),
-            rate_bias=read(f"{at}.dt_bias", heads), log_decay=read(f"{at}.A_log", heads),
-            head_norm=GroupedNorm(scale, heads, eta), activation=recipe.activation,
+            before,
+            **matrices(read, at, sizes, width),
+            output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads),
+            log_decay=read(f"{at}.A_log", heads),
+            head_norm=GroupedNorm(scale, heads, eta),
+            activation=recipe.activation,
             largest_write=largest_write,
-        )  # fmt: skip
+        )
 
     return attention
 
@@ -97,11 +101,14 @@ def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) ->
     query, key, value, gate = np.split(by_group, cuts, axis=1)
     both = read(f"{at}.in_proj_ba.weight", 2 * heads, width).reshape(groups, 2, each, width)
     return {
-        "query": query, "key": key, "value": value.reshape(heads, features, width),
+        "query": query,
+        "key": key,
+        "value": value.reshape(heads, features, width),
         "gate": gate.reshape(heads, features, width),
-        "write": both[:, 0].reshape(heads, width), "rate": both[:, 1].reshape(heads, width),
+        "write": both[:, 0].reshape(heads, width),
+        "rate": both[:, 1].reshape(heads, width),
         **_taps(read, f"{at}.conv1d", sizes),
-    }  # fmt: skip
+    }
 
 
 def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
@@ -146,12 +153,16 @@ def kimi_delta(
         decays = read(f"{at}.A_log", *((1, 1, heads, 1) if low_rank else (heads,)))
         scale: Tensor = np.tile(read(f"{at}.o_norm.weight", size), (heads, 1))
         return KimiDelta(
-            before, **_apart(read, at, sizes, width, more), output=split_heads(matrix, heads),
-            rate_bias=read(f"{at}.dt_bias", heads * size).reshape(shape), least_decay=least_decay,
-            log_decay=decays.reshape(heads), activation=recipe.activation,
+            before,
+            **_apart(read, at, sizes, width, more),
+            output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads * size).reshape(shape),
+            least_decay=least_decay,
+            log_decay=decays.reshape(heads),
+            activation=recipe.activation,
             head_norm=GroupedNorm(scale, heads, recipe.sizes.norm_eps),
             gate_activation=jax.nn.sigmoid,
-        )  # fmt: skip
+        )
 
     return attention
 
@@ -161,9 +172,10 @@ def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
     query, key, value = np.split(rows, [groups * size, 2 * groups * size])
     rest = rows.shape[1:]
     return {
-        "query": query.reshape(groups, size, *rest), "key": key.reshape(groups, size, *rest),
+        "query": query.reshape(groups, size, *rest),
+        "key": key.reshape(groups, size, *rest),
         "value": value.reshape(heads, features, *rest),
-    }  # fmt: skip
+    }
 
 
 def _taps(read: Reader, name: str, sizes: DeltaSizes) -> Arrays:
@@ -222,10 +234,15 @@ def mamba_sizes(
     fits, got = inner in (None, heads * of_head), f"{heads} heads of {of_head}"
     require_config(fits, got, f"the width {inner} together")
     return MambaSizes(
-        heads, of_head, groups, config.get_int(names.size, size), config.get_int(names.taps, 4),
-        config.get_flag(names.input_bias), config.get_flag(names.output_bias),
+        heads,
+        of_head,
+        groups,
+        config.get_int(names.size, size),
+        config.get_int(names.taps, 4),
+        config.get_flag(names.input_bias),
+        config.get_flag(names.output_bias),
         config.get_flag(names.tap_bias, True),
-    )  # fmt: skip
+    )
 
 
 class MambaFactors(NamedTuple):
@@ -285,13 +302,16 @@ def mamba2(
         if sizes.output_bias:
             arrays["output_bias"] = factors.outside * read(f"{at}.out_proj.bias", width)
         return Mamba2(
-            jax.tree.map(lambda scale: factors.inside * scale, norm), **arrays,
+            jax.tree.map(lambda scale: factors.inside * scale, norm),
+            **arrays,
             output=split_heads(read(f"{at}.out_proj.weight", width, inner), heads),
-            log_decay=read(f"{at}.A_log", heads), skip=read(f"{at}.D", heads),
+            log_decay=read(f"{at}.A_log", heads),
+            skip=read(f"{at}.D", heads),
             norm_before_gate=norm_before_gate,
             gate_activation=jax.nn.silu if (factors.gate, of_gates) == (1.0, 1.0) else gates,
-            rate_limits=rate_limits, activation=activation,
-        )  # fmt: skip
+            rate_limits=rate_limits,
+            activation=activation,
+        )
 
     return attention
 
@@ -346,10 +366,23 @@ def lightning(heads: int, size: int, depth: int, factor: float) -> Callable[...,
         decays = read.zeros(heads) + np.log(later * 0.5 ** (8 / heads * (1 + np.arange(heads))))
         query, key, value = np.moveaxis(rows, 1, 0)
         return Mamba2(
-            before, query, key, value, None, None, decays, gate, output, None, None, None,
-            head_norm=GroupedNorm(scale, 1, LIGHTNING_NORM_EPS), skip=None,
-            activation=recipe.activation, gate_activation=jax.nn.sigmoid,
-        )  # fmt: skip
+            before,
+            query,
+            key,
+            value,
+            None,
+            None,
+            decays,
+            gate,
+            output,
+            None,
+            None,
+            None,
+            head_norm=GroupedNorm(scale, 1, LIGHTNING_NORM_EPS),
+            skip=None,
+            activation=recipe.activation,
+            gate_activation=jax.nn.sigmoid,
+        )
 
     return attention
 

@@ -118,10 +118,14 @@ def _yarn(
     if amplitude is None and all(weights):
         amplitude = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
     scaled = yarn_scaling(
-        frequencies, base=base, factor=factor, trained=trained,
-        fast=rope.get("beta_fast") or 32, slow=rope.get("beta_slow") or 1,
+        frequencies,
+        base=base,
+        factor=factor,
+        trained=trained,
+        fast=rope.get("beta_fast") or 32,
+        slow=rope.get("beta_slow") or 1,
         whole_pairs=rope.get("truncate", True),
-    )  # fmt: skip
+    )
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
 
 

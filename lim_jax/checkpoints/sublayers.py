@@ -255,9 +255,13 @@ def read_attention(
         output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
         sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
-        mask=mask, scale=recipe.scale, cap=recipe.cap,
-        rope_before_qk_norm=recipe.rope_before_qk_norm, **projections, **norms,
-    )  # fmt: skip
+        mask=mask,
+        scale=recipe.scale,
+        cap=recipe.cap,
+        rope_before_qk_norm=recipe.rope_before_qk_norm,
+        **projections,
+        **norms,
+    )
 
 
 def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:

@@ -122,6 +122,8 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
         return None
     # A mark's own word may stand in an object with how it is read.
     tokens = {name: token for name, token in options.items() if name.endswith("_token")}
-    words = {name: token.get("content") if isinstance(token, dict) else token
-             for name, token in tokens.items()}  # fmt: skip
+    words = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in tokens.items()
+    }
     return ChatTemplate(source, {n: word for n, word in words.items() if isinstance(word, str)})

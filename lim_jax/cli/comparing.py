@@ -63,9 +63,13 @@ def compare(
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
         write_comparison(
-            folder / "compare.html", title=title, sentences=sentences, rows=rows, figures=figures,
+            folder / "compare.html",
+            title=title,
+            sentences=sentences,
+            rows=rows,
+            figures=figures,
             pages=list(zip(names, _pages(first, second), strict=False)),
-        )  # fmt: skip
+        )
         written = "records.csv" if answers else "tables, figures"
         print(f"Wrote compare.json, {written} and compare.html to {folder}.")
     return 0
@@ -90,8 +94,10 @@ def _profiles(
     write_json(folder / "compare.json", written)
     write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
     write_table(folder / "records.csv", columns, records)
-    titles = {"Both densities, and their difference": "",
-              "The same without the queried tokens": "queries left out"}  # fmt: skip
+    titles = {
+        "Both densities, and their difference": "",
+        "The same without the queried tokens": "queries left out",
+    }
     figures = {}
     for (name, part), (caption, title) in zip(parts.items(), titles.items(), strict=False):
         drawn = plots.profile.influence_difference(part, names, title)

@@ -161,9 +161,13 @@ def _require_options(loss: LossName, max_length: int, delta: float, html: bool) 
 def _require_within(
     network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
 ) -> None:
-    require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
-            expected=f"at most {len(read.windows)}, those of the data",
-            cure="Give more data, or leave --contexts out.")  # fmt: skip
+    require(
+        contexts is None or contexts <= len(read.windows),
+        "contexts",
+        got=f"{contexts}",
+        expected=f"at most {len(read.windows)}, those of the data",
+        cure="Give more data, or leave --contexts out.",
+    )
     as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
 
 

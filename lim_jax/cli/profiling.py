@@ -216,8 +216,13 @@ def _require_options(
     if html:
         require_page_packages()
         cure = "A page takes one pass apart, and this loss has others: pass --no-html."
-        require(kind.one_pass, "html", got=f"a page of --loss {loss}",
-                expected="a loss of one pass", cure=cure)  # fmt: skip
+        require(
+            kind.one_pass,
+            "html",
+            got=f"a page of --loss {loss}",
+            expected="a loss of one pass",
+            cure=cure,
+        )
     for name, given in (("html", html), ("shuffle", shuffle), ("signed", signed)):
         require(
             not given or method is None,
@@ -227,8 +232,13 @@ def _require_options(
             cure=NO_DENSITY,
         )
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
-    require(not foil or kind.needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
-            expected=takes, cure="No other loss reads a foil.")  # fmt: skip
+    require(
+        not foil or kind.needs_foil,
+        "foil",
+        got=f"{foil!r} with --loss {loss}",
+        expected=takes,
+        cure="No other loss reads a foil.",
+    )
 
 
 def _findings(result: Measured) -> list[str]:
@@ -280,10 +290,18 @@ def write_profile_page(
         for context in shown
     ]
     report.write_page(
-        folder / "profile.html", result.influence, accounts, texts, title=title, answer=answer,
-        findings=findings or _findings(result), without_queries=result.without_queries,
-        about={"model": model.name, "loss": loss_kind(loss).words}, records=result.records,
+        folder / "profile.html",
+        result.influence,
+        accounts,
+        texts,
+        title=title,
+        answer=answer,
+        findings=findings or _findings(result),
+        without_queries=result.without_queries,
+        about={"model": model.name, "loss": loss_kind(loss).words},
+        records=result.records,
         names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
-        measured=len(result.contexts), spans=[context.spans for context in shown],
+        measured=len(result.contexts),
+        spans=[context.spans for context in shown],
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
-    )  # fmt: skip
+    )

@@ -38,10 +38,14 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
             f"Errors are over {orders} orders of one line, and say nothing about others: "
             "they take for noise what place and document do together."
         )
-    others = [] if result.same else [
-        f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and not "
-        "one document."
-    ]  # fmt: skip
+    others = (
+        []
+        if result.same
+        else [
+            f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and "
+            "not one document."
+        ]
+    )
     return [*others, *two_way_in_words(result.effects, result.names).splitlines(), of_errors]
 
 

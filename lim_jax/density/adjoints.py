@@ -126,14 +126,21 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
     """As `embedded`; raise ValueError where the batch does not fit the grid."""
     require_grid(grid)
     loss, (x, y) = embedded(loss, params, batch)
-    require(x.ndim == 3 and x.shape[1] == grid.size, "batch", got=f"x of shape {x.shape}",
-            expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
-            cure="A single example needs a leading axis: x[None].")  # fmt: skip
+    require(
+        x.ndim == 3 and x.shape[1] == grid.size,
+        "batch",
+        got=f"x of shape {x.shape}",
+        expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
+        cure="A single example needs a leading axis: x[None].",
+    )
     lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
-    require(lengths == {x.shape[:1]} and x.shape[0] > 0, "batch",
-            got=f"leading axes {sorted(lengths)}",
-            expected="at least one example, the same number in x and in every leaf of y",
-            cure="Give each example its own labels, and leave empty batches out.")  # fmt: skip
+    require(
+        lengths == {x.shape[:1]} and x.shape[0] > 0,
+        "batch",
+        got=f"leading axes {sorted(lengths)}",
+        expected="at least one example, the same number in x and in every leaf of y",
+        cure="Give each example its own labels, and leave empty batches out.",
+    )
     return loss, (x, y)
 
 
@@ -142,9 +149,13 @@ def scalar_loss(loss: Loss) -> Loss:
 
     def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
         value = loss(params, x, y)
-        require(getattr(value, "shape", None) == (), "loss", got=described(value),
-                expected="a scalar",
-                cure="Average or sum the loss of one example over its positions.")  # fmt: skip
+        require(
+            getattr(value, "shape", None) == (),
+            "loss",
+            got=described(value),
+            expected="a scalar",
+            cure="Average or sum the loss of one example over its positions.",
+        )
         return value
 
     return checked
@@ -152,8 +163,13 @@ def scalar_loss(loss: Loss) -> Loss:
 
 def require_pair(loss: Loss, batch: Any) -> Batch:
     """Return (x, y), x floats or the ids of `LossOfIds`; raise ValueError otherwise."""
-    require(isinstance(batch, tuple | list) and len(batch) == 2, "batch", got=described(batch),
-            expected="a pair (x, y)", cure="Pass (x, None) where there are no labels.")  # fmt: skip
+    require(
+        isinstance(batch, tuple | list) and len(batch) == 2,
+        "batch",
+        got=described(batch),
+        expected="a pair (x, y)",
+        cure="Pass (x, None) where there are no labels.",
+    )
     x, y = batch
     array: Any = x
     require_auto(batch, "batch")
@@ -166,6 +182,11 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
         return x, y
     cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
     require_floating(x, "batch", cure)
-    require(x.ndim > 0, "batch", got="x of shape ()", expected="(examples, length, width)",
-            cure="Put a single example in an array of one: x[None].")  # fmt: skip
+    require(
+        x.ndim > 0,
+        "batch",
+        got="x of shape ()",
+        expected="(examples, length, width)",
+        cure="Put a single example in an array of one: x[None].",
+    )
     return x, y

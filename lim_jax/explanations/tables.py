@@ -58,9 +58,11 @@ def _index_line(influence: Influence) -> str:
     indices, errors, count = influence.indices(), influence.index_errors(), int(influence.count)
     needed = contexts_needed(influence)
     enough = needed is not None and needed <= count
-    more = "" if enough or needed is None else (
-        f": two errors within 10 % would take some {needed - count} more contexts"
-    )  # fmt: skip
+    more = (
+        ""
+        if enough or needed is None
+        else (f": two errors within 10 % would take some {needed - count} more contexts")
+    )
     error = "" if needed is None else f" ± {float(errors.lim):.3f}"
     if error and bool(influence.alike):
         error += ", of contexts that all have one profile"

@@ -39,15 +39,23 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
     """Raise unless there is a weight for each place of each context."""
     lengths = [len(window) - 1 for window in windows]
     if isinstance(query_weights, Sequence):
-        require(len(query_weights) == len(lengths), "query_weights",
-                got=f"{len(query_weights)} rows", expected=f"{len(lengths)}",
-                cure="Each context has a row.")  # fmt: skip
+        require(
+            len(query_weights) == len(lengths),
+            "query_weights",
+            got=f"{len(query_weights)} rows",
+            expected=f"{len(lengths)}",
+            cure="Each context has a row.",
+        )
         for row, length in zip(query_weights, lengths, strict=True):
             require_floats(row, "query_weights", "length", length=length)
         return
-    require(len(set(lengths)) == 1, "query_weights", got=described(query_weights),
-            expected="a list of rows",
-            cure="Each context has a row, of its own length.")  # fmt: skip
+    require(
+        len(set(lengths)) == 1,
+        "query_weights",
+        got=described(query_weights),
+        expected="a list of rows",
+        cure="Each context has a row, of its own length.",
+    )
     axes = "examples length" if np.ndim(query_weights) == 2 else "length"
     length, examples = lengths[0], len(lengths)
     require_floats(query_weights, "query_weights", axes, length=length, examples=examples)

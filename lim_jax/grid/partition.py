@@ -35,11 +35,14 @@ class Regions(eqx.Module):
     def __check_init__(self):
         names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
-        require(not empty, "regions",
-                got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
-                f"{self.delta}, {len(self.left_out)} of them left out",
-                expected="at least one node in each region",
-                cure='Take a larger delta, a longer context, or convention="overlap".')  # fmt: skip
+        require(
+            not empty,
+            "regions",
+            got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
+            f"{self.delta}, {len(self.left_out)} of them left out",
+            expected="at least one node in each region",
+            cure='Take a larger delta, a longer context, or convention="overlap".',
+        )
 
     @property
     def weights(self) -> Float[Array, "3 length"]:
@@ -168,8 +171,9 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     known = isinstance(regions, Regions)
     require(known, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
     got, expected = f"regions of {regions.grid}", f"regions of {grid}"
-    require(grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected,
-            cure=cure)  # fmt: skip
+    require(
+        grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected, cure=cure
+    )
 
 
 def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:

@@ -129,10 +129,13 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     cure, expected = "Without names all are measured.", f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [as_int(size, "sizes") for size in sizes]
-    require(not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))), "sizes",
-            got=f"{whole}{'' if only else ' of all studies'}",
-            expected="at least four numbers of tokens or layers, rising, of the studies in only",
-            cure="A slope through fewer points says nothing.")  # fmt: skip
+    require(
+        not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
+        "sizes",
+        got=f"{whole}{'' if only else ' of all studies'}",
+        expected="at least four numbers of tokens or layers, rising, of the studies in only",
+        cure="A slope through fewer points says nothing.",
+    )
 
 
 def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:

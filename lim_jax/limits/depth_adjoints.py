@@ -67,10 +67,13 @@ def input_adjoint_depth_studies(
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 
     flows = reference_flows(control, horizon) if references is None else references
-    require(all(flow.horizon == horizon for flow in flows), "references",
-            got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
-            expected=f"two depth flows to {horizon:g}",
-            cure="Pass the horizon of the study.")  # fmt: skip
+    require(
+        all(flow.horizon == horizon for flow in flows),
+        "references",
+        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
+        expected=f"two depth flows to {horizon:g}",
+        cure="Pass the horizon of the study.",
+    )
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
     own, studies = _distances(check, expected, grid), {}
     for label, scheme in schemes.items():

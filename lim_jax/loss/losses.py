@@ -202,11 +202,20 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
-    require(_class_numbers(targets), "targets", got=described(targets),
-            expected="class numbers, whole numbers of one for each position",
-            cure="A margin is one answer's: pass its number.")  # fmt: skip
-    require(classes > 1, "logits", got=f"{classes}", expected="at least two classes",
-            cure="A margin is one over the others.")  # fmt: skip
+    require(
+        _class_numbers(targets),
+        "targets",
+        got=described(targets),
+        expected="class numbers, whole numbers of one for each position",
+        cure="A margin is one answer's: pass its number.",
+    )
+    require(
+        classes > 1,
+        "logits",
+        got=f"{classes}",
+        expected="at least two classes",
+        cure="A margin is one over the others.",
+    )
 
 
 def sliced_cross_entropy(
@@ -307,9 +316,13 @@ def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> S
 
 
 def _require_for_each(weights: Array, losses: Array) -> None:
-    require(weights.shape == losses.shape, "weights", got=f"shape {weights.shape}",
-            expected=f"{losses.shape}, one for each position",
-            cure="Logits and weights must be on the same positions.")  # fmt: skip
+    require(
+        weights.shape == losses.shape,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{losses.shape}, one for each position",
+        cure="Logits and weights must be on the same positions.",
+    )
 
 
 def _losses(

@@ -108,9 +108,13 @@ class LocalReadout(eqx.Module):
         axes = "length window vocabulary width"
         require_floats(self.blocks, "blocks", axes, length=length, width=width)
         window = self.blocks.shape[1]
-        require(window % 2 == 1, "blocks", got=f"a window of {window} tokens",
-                expected="an odd number, 2 r_H + 1",
-                cure="Add blocks of zeros on one side.")  # fmt: skip
+        require(
+            window % 2 == 1,
+            "blocks",
+            got=f"a window of {window} tokens",
+            expected="an odd number, 2 r_H + 1",
+            cure="Add blocks of zeros on one side.",
+        )
         padded = jnp.pad(x, ((window // 2, window // 2), (0, 0)))
         windows = jnp.stack([padded[k : k + length] for k in range(window)], axis=1)
         return jnp.einsum("ikvd,ikd->iv", self.blocks, windows)

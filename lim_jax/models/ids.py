@@ -339,9 +339,12 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
     """Continuations padded to powers of two, with weight zero, if the prompt may be padded too."""
     *parts, prompt = (np.asarray(part) for part in asked[:5])
     require(
-        int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
-        expected=f"after {length}", cure="Its window is the prompt, and any id.",
-    )  # fmt: skip
+        int(prompt) == length,
+        "ask",
+        got=f"a contrast after {int(prompt)} ids",
+        expected=f"after {length}",
+        cure="Its window is the prompt, and any id.",
+    )
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)
     of_answer, of_foil = (part.astype(dtype) for part in weights)

@@ -88,11 +88,19 @@ def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
     """All but the network, so that what the files lack is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
-    require(path.exists(), "model", got=f"{path}, which is not there", expected=EXPECTED,
-            cure="Look at the path, or pass a public name with `download=True`.")  # fmt: skip
+    require(
+        path.exists(),
+        "model",
+        got=f"{path}, which is not there",
+        expected=EXPECTED,
+        cure="Look at the path, or pass a public name with `download=True`.",
+    )
     source = open_files(path)
     header = source.header if isinstance(source, GGUFCheckpoint) else {}
     return {
-        "tokenizer": read_tokenizer(path, header), "source": source, "name": name,
-        "chat_template": find_chat_template(path, header), "end_ids": end_ids(path, header),
-    }  # fmt: skip
+        "tokenizer": read_tokenizer(path, header),
+        "source": source,
+        "name": name,
+        "chat_template": find_chat_template(path, header),
+        "end_ids": end_ids(path, header),
+    }

@@ -65,9 +65,10 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     return Memory(
         whole=beside + states + all_layers + rows + LAYERS_WHOLE * layer,
         offloaded=beside + states + fetched,
-        by_layers=beside + fetched
+        by_layers=beside
+        + fetched
         + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
-    )  # fmt: skip
+    )
 
 
 def _numbers_of_token(layer: PyTree) -> int:

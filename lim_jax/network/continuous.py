@@ -233,11 +233,19 @@ class ContinuousFlow(eqx.Module):
         start, end = ends[::-1] if backward else ends
         step = self.first_step and jnp.full((), self.first_step, dtype)
         return diffrax.diffeqsolve(
-            diffrax.ODETerm(rate), self.solver, t0=start, t1=end,
+            diffrax.ODETerm(rate),
+            self.solver,
+            t0=start,
+            t1=end,
             dt0=-step if step is not None and backward else step,
-            y0=initial, args=self.control, saveat=saveat, adjoint=self.adjoint,
-            stepsize_controller=self.stepsize_controller, max_steps=self.max_steps, throw=False,
-        )  # fmt: skip
+            y0=initial,
+            args=self.control,
+            saveat=saveat,
+            adjoint=self.adjoint,
+            stepsize_controller=self.stepsize_controller,
+            max_steps=self.max_steps,
+            throw=False,
+        )
 
     def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
         states = self.reached(solution, solution.ys)

@@ -180,11 +180,18 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
     output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
     return AttentionRegularity(
-        score, local, past, kernel_local, kernel_hardy, head_local, head_hardy, head,
+        score,
+        local,
+        past,
+        kernel_local,
+        kernel_hardy,
+        head_local,
+        head_hardy,
+        head,
         _times(output, jnp.linalg.norm(head)),
         output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
         _root(1.0, jnp.linalg.norm(values), output * by_parameters),
-    )  # fmt: skip
+    )
 
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:

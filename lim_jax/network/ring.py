@@ -82,7 +82,11 @@ class RingAttention(eqx.Module):
             return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
 
         spread = jax.shard_map(
-            attend, mesh=self.mesh, axis_names={self.axis}, check_vma=False,
-            in_specs=PartitionSpec(self.axis), out_specs=PartitionSpec(self.axis),
-        )  # fmt: skip
+            attend,
+            mesh=self.mesh,
+            axis_names={self.axis},
+            check_vma=False,
+            in_specs=PartitionSpec(self.axis),
+            out_specs=PartitionSpec(self.axis),
+        )
         return spread(query, key, value, *arrays)

@@ -58,9 +58,13 @@ class FeedForward(eqx.Module):
         require_key(key)
         inner_key, outer_key = jax.random.split(key)
         return cls(
-            LayerNorm.init(width, eta), fan_in(inner_key, hidden, width), jnp.zeros(hidden),
-            fan_in(outer_key, width, hidden), jnp.zeros(width), activation,
-        )  # fmt: skip
+            LayerNorm.init(width, eta),
+            fan_in(inner_key, hidden, width),
+            jnp.zeros(hidden),
+            fan_in(outer_key, width, hidden),
+            jnp.zeros(width),
+            activation,
+        )
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""

@@ -22,8 +22,11 @@ from lim_jax.probes import Estimate
 FROM = "Take it from explanations.explain."
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 VERDICTS = {
-    "held": "#009e73", "failed": "#d55e00", "failed elsewhere": "#e69f00", "vacuous": "#777777",
-}  # fmt: skip
+    "held": "#009e73",
+    "failed": "#d55e00",
+    "failed elsewhere": "#e69f00",
+    "vacuous": "#777777",
+}
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:

@@ -48,9 +48,13 @@ def self_answered(
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
     for prompt in prompts:
-        require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),
-                expected="contexts, or prompts that are unanswered",
-                cure="Take them from unanswered.")  # fmt: skip
+        require(
+            isinstance(prompt, Context | PromptOnly),
+            "prompts",
+            got=described(prompt),
+            expected="contexts, or prompts that are unanswered",
+            cure="Take them from unanswered.",
+        )
     in_chats = any(isinstance(one, PromptOnly) and one.laid.marked for one in prompts)
     template = model.chat_template if in_chats else None
     of_turns = () if template is None else turn_ends(template, model.tokenizer)

@@ -139,9 +139,12 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
-        OPENS not in "".join(texts[-1]), "messages", got=f"the letter {OPENS!r}",
-        expected="texts of known letters", cure="Leave it out: it marks where a text is.",
-    )  # fmt: skip
+        OPENS not in "".join(texts[-1]),
+        "messages",
+        got=f"the letter {OPENS!r}",
+        expected="texts of known letters",
+        cure="Leave it out: it marks where a text is.",
+    )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
         _filled(layout.chat, shown)
@@ -156,11 +159,14 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
     own = bool(places) and all(marks[0][n] in outcomes[1].get("text", "") for n in places)
     whole, frame = outcomes[:2] if own else outcomes[-2:]
     error = whole.get("error", frame.get("error"))
-    require(error is None, "messages", got=f"what the model's chat template refuses ({error})",
-            expected="a chat that it takes",
-            cure="Such as one of the user alone: some templates know no system.")  # fmt: skip
-    unread = [name for name, one in zip(less, outcomes_of_less, strict=True)
-              if one == outcomes[-2]]  # fmt: skip
+    require(
+        error is None,
+        "messages",
+        got=f"what the model's chat template refuses ({error})",
+        expected="a chat that it takes",
+        cure="Such as one of the user alone: some templates know no system.",
+    )
+    unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
     _require_all_laid_out(unread)
     return layouts[0 if own else -1], whole["text"], frame["text"]
 
@@ -173,9 +179,10 @@ def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
         if "tool_calls" in message:
             bare = {name: value for name, value in message.items() if name != "tool_calls"}
             others = chat["messages"][:number], chat["messages"][number + 1 :]
-            yield f"the calls of message {number + 1}", {
-                **chat, "messages": [*others[0], bare, *others[1]]
-            }  # fmt: skip
+            yield (
+                f"the calls of message {number + 1}",
+                {**chat, "messages": [*others[0], bare, *others[1]]},
+            )
 
 
 def _layout(
@@ -187,9 +194,12 @@ def _layout(
     """With pieces before what the user said last, which is then the question; None without."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     require(
-        bool(users) or before is None, "messages", got="documents, and none of a user",
-        expected="a user who asks", cure="The question is the user's last message.",
-    )  # fmt: skip
+        bool(users) or before is None,
+        "messages",
+        got="documents, and none of a user",
+        expected="a user who asks",
+        cure="The question is the user's last message.",
+    )
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
     taken = {document.name for document in documents}
@@ -201,8 +211,11 @@ def _layout(
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
         # Where nothing is said beside a call, a template is to see that it is nothing.
         content = layout.put(pieces) if text else ""
-        further = {key: layout.marked(message[key]) for key in FURTHER.get(role, ())
-                   if message.get(key) is not None}  # fmt: skip
+        further = {
+            key: layout.marked(message[key])
+            for key in FURTHER.get(role, ())
+            if message.get(key) is not None
+        }
         laid.append({"role": role, "content": content, **further})
     open_end = messages[-1]["role"] == "assistant"
     layout.chat["add_generation_prompt"] = not open_end
@@ -249,10 +262,12 @@ def _places(
 
 def _require_all_laid_out(left_out: Sequence[str]) -> None:
     require(
-        not left_out, "messages",
+        not left_out,
+        "messages",
         got=f"{', '.join(left_out)}, which the model's chat template leaves out",
-        expected="what it lays out", cure="Leave it out, or ask by a prompt without a chat.",
-    )  # fmt: skip
+        expected="what it lays out",
+        cure="Leave it out, or ask by a prompt without a chat.",
+    )
 
 
 def _as_put(text: str) -> list[str]:
@@ -272,19 +287,25 @@ def require_messages(messages: Any) -> None:
         says = bool((content_text(one.get("content")) or "").strip())
         says = says or (calls and one.get("content") in (None, ""))
         require(
-            isinstance(role, str) and bool(role.strip()) and says
+            isinstance(role, str)
+            and bool(role.strip())
+            and says
             and set(one) <= {"role", "content", *further},
-            where, got=f"{dict(one)!r}"[:60],
+            where,
+            got=f"{dict(one)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
             cure="Content may be a list of parts of text; pictures and sounds are not read.",
-        )  # fmt: skip
+        )
         if calls:
             _require_functions(one["tool_calls"], f"{where}, tool_calls")
         _require_json([one.get(key) for key in further], where)
     require(
-        messages[-1].get("tool_calls") is None, "messages", got="a last one that calls tools",
-        expected="the tools' answers after it", cure="Add a message of the role tool.",
-    )  # fmt: skip
+        messages[-1].get("tool_calls") is None,
+        "messages",
+        got="a last one that calls tools",
+        expected="the tools' answers after it",
+        cure="Add a message of the role tool.",
+    )
 
 
 def content_text(content: Any) -> str | None:
@@ -307,8 +328,13 @@ def _require_functions(functions: Any, where: str) -> None:
         function = one.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
         here = f"{where}, entry {number}"
-        require(isinstance(name, str) and bool(name), here, got=f"{dict(one)!r}"[:60],
-                expected=CALL, cure="A function has a name.")  # fmt: skip
+        require(
+            isinstance(name, str) and bool(name),
+            here,
+            got=f"{dict(one)!r}"[:60],
+            expected=CALL,
+            cure="A function has a name.",
+        )
         _require_json(one, here)
 
 
@@ -316,8 +342,13 @@ def _require_json(value: Any, where: str) -> None:
     """Refuse what JSON does not have, and names that a token of control may stand in."""
     if isinstance(value, Mapping):
         odd = [name for name in value if not (isinstance(name, str) and WORD.fullmatch(name))]
-        require(not odd, where, got=f"the name {odd[:1]}", expected="names of letters and digits",
-                cure="Templates compare names, so that they are left as they are.")  # fmt: skip
+        require(
+            not odd,
+            where,
+            got=f"the name {odd[:1]}",
+            expected="names of letters and digits",
+            cure="Templates compare names, so that they are left as they are.",
+        )
         value = list(value.values())
     if isinstance(value, list):
         for one in value:

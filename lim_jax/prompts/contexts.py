@@ -93,8 +93,13 @@ class PromptOnly(NamedTuple):
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossName = "answer"
     ) -> Context:
         """The context with an answer in ids, such as `models.answer` finds."""
-        require(answer.size > 0, "answer", got="no ids", expected="at least one",
-                cure="The model ended at once: give an answer.")  # fmt: skip
+        require(
+            answer.size > 0,
+            "answer",
+            got="no ids",
+            expected="at least one",
+            cure="The model ended at once: give an answer.",
+        )
         ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
         ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
@@ -160,8 +165,13 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
     require_text(foil, "foil")
     ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
-    require(spelt.size > 0, "prompt", got="no tokens", expected="at least one",
-            cure="Pass a text that is not empty.")  # fmt: skip
+    require(
+        spelt.size > 0,
+        "prompt",
+        got="no tokens",
+        expected="at least one",
+        cure="Pass a text that is not empty.",
+    )
     end = int(spelt[-1]) + 1
     return PromptOnly(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
 
@@ -170,19 +180,32 @@ def _contrast(
     found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
-    require(bool(foil), where, got="no foil", expected="what might have followed instead",
-            cure='Give `foil`, or a line its "foil".')  # fmt: skip
+    require(
+        bool(foil),
+        where,
+        got="no foil",
+        expected="what might have followed instead",
+        cure='Give `foil`, or a line its "foil".',
+    )
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
         one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
     ]
-    require(all(after.any() for after in follows) and prompts[0].size > 0, where,
-            got="no tokens of prompt, answer or foil", expected="some of each",
-            cure="Pass texts that are not empty.")  # fmt: skip
-    require(np.array_equal(prompts[0], prompts[1]), where,
-            got="a prompt whose last token is another before the answer than before the foil",
-            expected="one prompt", cure="Begin both with a space, or both without.")  # fmt: skip
+    require(
+        all(after.any() for after in follows) and prompts[0].size > 0,
+        where,
+        got="no tokens of prompt, answer or foil",
+        expected="some of each",
+        cure="Pass texts that are not empty.",
+    )
+    require(
+        np.array_equal(prompts[0], prompts[1]),
+        where,
+        got="a prompt whose last token is another before the answer than before the foil",
+        expected="one prompt",
+        cure="Begin both with a space, or both without.",
+    )
     prompt, answer = prompts[0], found.ids[follows[0]]
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
@@ -196,13 +219,21 @@ def _context(
 ) -> Context:
     """Of the tokens of a text that ends at a character, its answer after what was laid out."""
     length = len(found.ids) - 1
-    require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
-            cure="The last token is a target only.")  # fmt: skip
+    require(
+        length > 0,
+        where,
+        got=f"{length + 1} tokens",
+        expected="at least two",
+        cure="The last token is a target only.",
+    )
     answered = found.within(len(laid.text), end)
-    require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
-            got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
-            expected="a prompt and an answer of some tokens each",
-            cure="The loss next-token takes any text.")  # fmt: skip
+    require(
+        not kind.needs_answer or bool(answered.any() and not answered[0]),
+        where,
+        got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+        expected="a prompt and an answer of some tokens each",
+        cure="The loss next-token takes any text.",
+    )
     spans = _spans(laid.spans, found, end, where, length)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
@@ -220,11 +251,12 @@ def _spans(
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
         require(
-            list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most, where,
+            list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most,
+            where,
             got=f"the span {parts}",
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
             cure="The end is not of the span, as in a Python slice.",
-        )  # fmt: skip
+        )
         start, end, name = span
         places = np.flatnonzero(found.within(start, end)[:length])
         # A part may go on in the answer, of which the last token is a target only.
@@ -294,9 +326,13 @@ def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> En
     found = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
     known = {one.start for one in ours}
     left = [one for one in _spelt(text, found, of_control) if one.start not in known]
-    require(not left, where, got=left and f"{left[0].token.content!r} at character {left[0].start}",
-            expected="a text without what the tokenizer takes for a token of control",
-            cure="Leave it out.")  # fmt: skip
+    require(
+        not left,
+        where,
+        got=left and f"{left[0].token.content!r} at character {left[0].start}",
+        expected="a text without what the tokenizer takes for a token of control",
+        cure="Leave it out.",
+    )
     return found
 
 

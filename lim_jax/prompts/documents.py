@@ -55,10 +55,13 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """
     require_several(documents, Document, "documents", "Make each by Document(title, text).")
     for number, one in enumerate(documents, 1):
-        require(all(isinstance(part, str) for part in one) and bool(one.text.strip()),
-                f"documents, document {number}", got=f"{tuple(one)!r}"[:60],
-                expected="texts, of which that of the document is not empty",
-                cure="Leave a document without a text out.")  # fmt: skip
+        require(
+            all(isinstance(part, str) for part in one) and bool(one.text.strip()),
+            f"documents, document {number}",
+            got=f"{tuple(one)!r}"[:60],
+            expected="texts, of which that of the document is not empty",
+            cure="Leave a document without a text out.",
+        )
     named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
     names = list(map(in_one_line, named))
     while shared := {
@@ -134,5 +137,10 @@ def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
 def require_question(question: object) -> None:
     """Raise unless this is a text that is not empty."""
     asks = isinstance(question, str) and bool(question.strip())
-    require(asks, QUESTION, got=described(question), expected="a text that is not empty",
-            cure="Pass what you want to know, such as 'Who sings?'.")  # fmt: skip
+    require(
+        asks,
+        QUESTION,
+        got=described(question),
+        expected="a text that is not empty",
+        cure="Pass what you want to know, such as 'Who sings?'.",
+    )

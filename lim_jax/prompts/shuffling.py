@@ -27,9 +27,13 @@ class ShuffledContexts(NamedTuple):
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
         fits = shapes == [(context.length,) for context in self.contexts]
-        require(fits, "energies", got=f"those of {len(shapes)} contexts",
-                expected=f"of {len(self.contexts)}, a number for each token",
-                cure="Measure the windows of contexts.")  # fmt: skip
+        require(
+            fits,
+            "energies",
+            got=f"those of {len(shapes)} contexts",
+            expected=f"of {len(self.contexts)}, a number for each token",
+            cure="Measure the windows of contexts.",
+        )
         rows = []
         for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
             energy, places = np.asarray(energy, float), places_by_name(context.spans)
@@ -82,10 +86,13 @@ def shuffled(
     """
     require_kind(line, Line, "line", "Take one of read_lines.")
     _require_orders(orders)
-    require(len(line.documents) == orders.shape[1], line.where,
-            got=f"{len(line.documents)} documents in another order",
-            expected=f"{orders.shape[1]}, as in the orders",
-            cure="Each line needs as many as the others.")  # fmt: skip
+    require(
+        len(line.documents) == orders.shape[1],
+        line.where,
+        got=f"{len(line.documents)} documents in another order",
+        expected=f"{orders.shape[1]}, as in the orders",
+        cure="Each line needs as many as the others.",
+    )
     names, contexts = tuple(one.name for one in line.documents), []
     for order in orders:
         documents = tuple(line.documents[number] for number in order)
@@ -98,9 +105,13 @@ def _require_orders(orders: Any) -> None:
     rows = orders.tolist() if isinstance(orders, np.ndarray) and orders.ndim == 2 else []
     whole = bool(rows) and orders.dtype.kind in "iu"
     wrong = [row for row in rows if sorted(row) != list(range(len(row)))]
-    require(whole and not wrong, "orders", got=f"{wrong[0]}" if wrong else described(orders),
-            expected="a NumPy array whose rows each hold 0 to k - 1 once",
-            cure="Take them from cyclic_orders.")  # fmt: skip
+    require(
+        whole and not wrong,
+        "orders",
+        got=f"{wrong[0]}" if wrong else described(orders),
+        expected="a NumPy array whose rows each hold 0 to k - 1 once",
+        cure="Take them from cyclic_orders.",
+    )
 
 
 def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
@@ -110,6 +121,11 @@ def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> 
             f"{where}: got no answer, expected one that all orders are asked. Give the line one."
         )
     missing = set(names) - {span.name for span in found.spans}
-    require(not missing, where, got=f"a context without {sorted(missing)}",
-            expected="all documents", cure="The chat template leaves them out.")  # fmt: skip
+    require(
+        not missing,
+        where,
+        got=f"a context without {sorted(missing)}",
+        expected="all documents",
+        cure="The chat template leaves them out.",
+    )
     return found

@@ -86,11 +86,14 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
     averages = np.asarray(influence.regional_averages).tolist()
     rows = [
         {
-            "region": name, "from": start, "to": stop, "average": short(average),
+            "region": name,
+            "from": start,
+            "to": stop,
+            "average": short(average),
             "drawn": short(max(average, least)),
         }
         for name, (start, stop), average in zip(names, ends, averages, strict=True)
-    ]  # fmt: skip
+    ]
     tooltip = _tooltip({"region": "region", "average": "average density"})
     lines = alt.Chart(_data(rows)).mark_rule(color=INK, strokeWidth=2)
     dotted = alt.Chart(_data([{"drawn": uniform}])).mark_rule(color=INK, strokeDash=[2, 3])
@@ -105,11 +108,13 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
     shades = shade(energies)
     rows = [
         {
-            "layer": first_layer + layer, "head": head, "share": f"{share:.3g} %",
+            "layer": first_layer + layer,
+            "head": head,
+            "share": f"{share:.3g} %",
             "shade": int(shades[layer, head]),
         }
         for (layer, head), share in np.ndenumerate(energies)
-    ]  # fmt: skip
+    ]
     columns = {"layer": "layer", "head": "head", "share": "of the influence at its layer"}
     chart = _shaded_cells(rows, "layer", columns, stroke="var(--page)", strokeWidth=1)
     chart = chart.encode(x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)))
@@ -122,11 +127,14 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
     shades = shade(densities)
     rows = [
         {
-            "depth": depth, "from": short(at / bins), "to": short((at + 1) / bins),
-            "m": short(density), "shade": int(shades[depth, at]),
+            "depth": depth,
+            "from": short(at / bins),
+            "to": short((at + 1) / bins),
+            "m": short(density),
+            "shade": int(shades[depth, at]),
         }
         for (depth, at), density in np.ndenumerate(densities)
-    ]  # fmt: skip
+    ]
     columns = {"depth": "depth", "from": "from position", "to": "to", "m": "density"}
     chart = _shaded_cells(rows, "depth", columns, strokeWidth=0)
     chart = chart.encode(x=_position("from:Q"), x2="to:Q")

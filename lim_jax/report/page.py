@@ -138,9 +138,13 @@ def _require_fitting(
     cure = "Make them by explanations.account_of_context."
     require_several(accounts, TokenAccount, "accounts", cure)
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
-    require(len(shapes) == 1, "accounts", got=f"heads and depths of {sorted(shapes)}",
-            expected="those of one network at one depth",
-            cure="Write a page for each.")  # fmt: skip
+    require(
+        len(shapes) == 1,
+        "accounts",
+        got=f"heads and depths of {sorted(shapes)}",
+        expected="those of one network at one depth",
+        cure="Write a page for each.",
+    )
     lengths, needed = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
     got, expected = f"windows of {lengths} ids", f"of {needed}"
     cure = "Give the text of every id of a window: the context's, and the one after it."
@@ -173,11 +177,17 @@ def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
         rest = record.kind == REST
         error = " (one context has it: no error)" if np.isinf(record.error) else ""
         name, texts = (IN_NO_PART, 1) if rest else (record.name, record.texts)
-        rows.append({
-            "rest": rest, "name": name, "texts": texts,
-            "share": percent(record.share, record.error) + error,
-            "tokens": percent(record.of_tokens), "contexts": record.contexts, "most": record.most,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rest": rest,
+                "name": name,
+                "texts": texts,
+                "share": percent(record.share, record.error) + error,
+                "tokens": percent(record.of_tokens),
+                "contexts": record.contexts,
+                "most": record.most,
+            }
+        )
     return rows
 
 

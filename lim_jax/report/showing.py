@@ -71,11 +71,13 @@ def show(
     weights = query_weights
     if weights is None:
         weights = [teacher_forcing(len(window) - 1) for window in windows]
-    require(len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
-            "windows",
-            got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
-            expected="at least one, and weights and spans of each, or no spans",
-            cure="Pass lists of one length.")  # fmt: skip
+    require(
+        len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
+        "windows",
+        got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
+        expected="at least one, and weights and spans of each, or no spans",
+        cure="Pass lists of one length.",
+    )
     accounts = accounts_of_contexts(model, windows, weights, depth=depth, loss=loss)
     energies = [np.asarray(account.energy) for account in accounts]
     first = [int(np.flatnonzero(np.asarray(asked))[0]) for asked in weights]

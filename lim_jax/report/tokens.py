@@ -82,9 +82,13 @@ def blocks_of(
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
-    require(not outside, "spans", got=f"the places {outside[:3]}",
-            expected=f"places from 0 to {len(density) - 1}",
-            cure="Count them from the first token of the context that is shown.")  # fmt: skip
+    require(
+        not outside,
+        "spans",
+        got=f"the places {outside[:3]}",
+        expected=f"places from 0 to {len(density) - 1}",
+        cure="Count them from the first token of the context that is shown.",
+    )
     inside = {at for places in named.values() for at in places}
     rest = [at for at in range(len(density)) if at not in inside]
     parts = [*named.items(), ("", rest)] if named and rest else named.items()
@@ -124,17 +128,19 @@ def _records(
         first, last, weight = group[0] + 1, group[-1] + 1, asked[group].sum()
         numbers = f"{first}" if first == last else f"{first} to {last}"
         shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
-        records.append([
-            "".join(map(visible, text)),
-            f"{numbers} of {length}, {names[group[0]]}",
-            f"{last / length:.4f}",
-            digits(density[group].mean()),
-            # A mean's error is at most the mean of the errors.
-            with_error(mean[group].mean(), error[group].mean()),
-            f"{digits(100 * density[group].sum() / length)} %",
-            f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
-            *(f"{100 * share:.1f}" for share in shares),
-        ])  # fmt: skip
+        records.append(
+            [
+                "".join(map(visible, text)),
+                f"{numbers} of {length}, {names[group[0]]}",
+                f"{last / length:.4f}",
+                digits(density[group].mean()),
+                # A mean's error is at most the mean of the errors.
+                with_error(mean[group].mean(), error[group].mean()),
+                f"{digits(100 * density[group].sum() / length)} %",
+                f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
+                *(f"{100 * share:.1f}" for share in shares),
+            ]
+        )
     return records
 
 

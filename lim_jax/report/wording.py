@@ -58,8 +58,13 @@ def verdict(influence: Influence) -> str:
     if bool(influence.degenerate):
         return "No position has any influence."
     gap, error = float(influence.indices().gap), 2 * float(influence.index_errors().gap)
-    require(not np.isnan([gap, error]).any(), "influence", got="an influence whose gap is NaN",
-            expected="finite energies", cure="Look where they come from.")  # fmt: skip
+    require(
+        not np.isnan([gap, error]).any(),
+        "influence",
+        got="an influence whose gap is NaN",
+        expected="finite energies",
+        cure="Look where they come from.",
+    )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
     if bool(influence.alike):

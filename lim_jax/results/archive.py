@@ -111,10 +111,13 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
     kinds = np.generic | bool | int | float | complex
     of_numbers = isinstance(value, type) and issubclass(value, kinds)
-    require(of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
-            place or "result", got=described(value),
-            expected="a result, or lists and dictionaries of results, arrays and numbers",
-            cure="Leave it out, for example by result._replace(params=None).")  # fmt: skip
+    require(
+        of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
+        place or "result",
+        got=described(value),
+        expected="a result, or lists and dictionaries of results, arrays and numbers",
+        cure="Leave it out, for example by result._replace(params=None).",
+    )
     return {"dtype": jnp.dtype(value).name}
 
 
@@ -130,9 +133,13 @@ def _read(value: Any, arrays: Arrays) -> Any:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
         case {"kind": kind, "parts": parts}:
-            require(kind in KINDS, "path", got=f"a result of the kind {kind!r}",
-                    expected=f"one of {', '.join(KINDS)}",
-                    cure="Read it with the lim_jax that wrote it.")  # fmt: skip
+            require(
+                kind in KINDS,
+                "path",
+                got=f"a result of the kind {kind!r}",
+                expected=f"one of {', '.join(KINDS)}",
+                cure="Read it with the lim_jax that wrote it.",
+            )
             made = getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
             return made(**{name: _read(part, arrays) for name, part in parts.items()})
         case {"dict": entries}:

@@ -79,9 +79,13 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     """
     for influence, name in ((first, "first"), (second, "second")):
         require_kind(influence, Influence, name, "Measure one with density.influence.")
-    require(bool(first.regions == second.regions), "second", got=f"influence over {second.regions}",
-            expected=f"influence over {first.regions}, those of the first",
-            cure="Measure both with the same regions.")  # fmt: skip
+    require(
+        bool(first.regions == second.regions),
+        "second",
+        got=f"influence over {second.regions}",
+        expected=f"influence over {first.regions}, those of the first",
+        cure="Measure both with the same regions.",
+    )
     kept = first.example_energies, second.example_energies
     counts = [0 if energies is None else len(energies) for energies in kept]
     if pairs is None:
@@ -91,9 +95,16 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     (density, total, indices), errors = _compared(first, second, pairs if len(pairs) else None)
     density_error, total_error, index_errors = errors
     return Comparison(
-        first.regions, len(pairs) > 0, density, density_error, total, total_error, indices,
-        index_errors, len(pairs),
-    )  # fmt: skip
+        first.regions,
+        len(pairs) > 0,
+        density,
+        density_error,
+        total,
+        total_error,
+        indices,
+        index_errors,
+        len(pairs),
+    )
 
 
 @filter_jit

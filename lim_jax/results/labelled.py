@@ -57,8 +57,13 @@ def to_xarray(
     own = described.grid
     if grid is not None:
         require_grid(grid)
-        require(own in (None, grid), "grid", got=f"{grid}", expected=f"{own}, the result's own",
-                cure="Leave it out.")  # fmt: skip
+        require(
+            own in (None, grid),
+            "grid",
+            got=f"{grid}",
+            expected=f"{own}, the result's own",
+            cure="Leave it out.",
+        )
     labels |= _positions(dims.get("position"), grid if own is None else own, tokens)
     names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
     written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
@@ -88,9 +93,13 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     axes = {name: array.dims for name, array in data.data_vars.items()}
     chosen = set(by.split() or next(iter(axes.values())))
     names = [name for name, dims in axes.items() if set(dims) == chosen != set()]
-    require(bool(names), "by", got=repr(by),
-            expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
-            cure="Single numbers have no axis: take to_xarray.")  # fmt: skip
+    require(
+        bool(names),
+        "by",
+        got=repr(by),
+        expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
+        cure="Single numbers have no axis: take to_xarray.",
+    )
     return data[names].to_dataframe()
 
 

@@ -82,9 +82,13 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     """
     for contexts, name in ((first, "first"), (second, "second")):
         require_kind(contexts, MeasuredContexts, name, "Read contexts.npz by results.load.")
-    require(first.delta == second.delta, "second", got=f"boundary regions of {second.delta}",
-            expected=f"those of the first, {first.delta}",
-            cure="Measure both with one delta.")  # fmt: skip
+    require(
+        first.delta == second.delta,
+        "second",
+        got=f"boundary regions of {second.delta}",
+        expected=f"those of the first, {first.delta}",
+        cure="Measure both with one delta.",
+    )
     pairs = paired_names(first.names, second.names)
     ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
     rest = None

@@ -138,8 +138,13 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     require_kind(result, TwoWayShares, "result", "Take it from two_way_shares.")
     require_several(names, str, "names", "Pass those of the documents.")
     places = result.by_place.value.size
-    require(len(names) == places, "names", got=f"{len(names)}", expected=f"{places}",
-            cure="Pass one for each document.")  # fmt: skip
+    require(
+        len(names) == places,
+        "names",
+        got=f"{len(names)}",
+        expected=f"{places}",
+        cure="Pass one for each document.",
+    )
     return text_table(two_way_cells(result, names))
 
 
@@ -212,8 +217,13 @@ def _table_of_one(fit: _Fit) -> Pair:
 
 def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
     finite = bool(np.isfinite(shares).all())
-    require(finite, "shares", got="NaN or infinity", expected="finite shares of the influence",
-            cure="Look where they come from.")  # fmt: skip
+    require(
+        finite,
+        "shares",
+        got="NaN or infinity",
+        expected="finite shares of the influence",
+        cure="Look where they come from.",
+    )
     places = shares.shape[2]
     whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
     whole = whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all())

@@ -85,8 +85,13 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     """
     require_text(text, "text")
     half = re.search("[\ud800-\udfff]", text)
-    require(half is None, "text", got=f"half of a character, {half and half[0]!r}",
-            expected="whole characters", cure="Write it anew: no encoding has halves.")  # fmt: skip
+    require(
+        half is None,
+        "text",
+        got=f"half of a character, {half and half[0]!r}",
+        expected="whole characters",
+        cure="Write it anew: no encoding has halves.",
+    )
     if tokenizer is None:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
@@ -139,10 +144,13 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     text = prompt.text + prompt.answer
     encoded = encode_text(text, tokenizer)
     answered = encoded.within(len(prompt.text), len(text))
-    require(bool(answered.any() and not answered[0]), "prompt",
-            got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
-            expected="a text and an answer of some tokens each",
-            cure="A token belongs where its last visible character is.")  # fmt: skip
+    require(
+        bool(answered.any() and not answered[0]),
+        "prompt",
+        got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
+        expected="a text and an answer of some tokens each",
+        cure="A token belongs where its last visible character is.",
+    )
     weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
     records = np.full(len(encoded.ids) - 1, -1, np.int32)
     for number, (start, end) in enumerate(prompt.spans):
@@ -154,13 +162,22 @@ def _require_records(prompt: Prompt) -> None:
     require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
     reached = 0
     for start, end in prompt.spans:
-        require(reached <= start < end <= len(prompt.text), "spans", got=f"({start}, {end})",
-                expected=f"start and end in order, from {reached} to {len(prompt.text)}",
-                cure="A record is a part of the text, after the record before it.")  # fmt: skip
+        require(
+            reached <= start < end <= len(prompt.text),
+            "spans",
+            got=f"({start}, {end})",
+            expected=f"start and end in order, from {reached} to {len(prompt.text)}",
+            cure="A record is a part of the text, after the record before it.",
+        )
         reached = end
     for number in prompt.gold:
-        as_int(number, "gold", least=0, most=len(prompt.spans) - 1,
-                expected=f"the number of one of the {len(prompt.spans)} records")  # fmt: skip
+        as_int(
+            number,
+            "gold",
+            least=0,
+            most=len(prompt.spans) - 1,
+            expected=f"the number of one of the {len(prompt.spans)} records",
+        )
 
 
 @filter_jit

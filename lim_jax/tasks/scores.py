@@ -31,9 +31,7 @@ def decodes_greedily(
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
     expected, cure = f"{length}, one for each row of logits", "Of a window take window[1:]."
-    require(
-        targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure
-    )  # fmt: skip
+    require(targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure)
     asked = error_if_not_finite(weights, "weights") != 0
     message = "weights: got none but zero, expected some that ask for an answer. Ask its places."
     asked = error_if(asked, ~asked.any(), message)

@@ -366,10 +366,13 @@ def risk_and_penalty(
     options = _options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows
-        require(jnp.ndim(options["penalty"].target) < 2, "target",
-                got="one density for each example, which come and go",
-                expected="one of the whole batch, for an average over steps",
-                cure="Leave `previous` out.")  # fmt: skip
+        require(
+            jnp.ndim(options["penalty"].target) < 2,
+            "target",
+            got="one density for each example, which come and go",
+            expected="one of the whole batch, for an average over steps",
+            cure="Leave `previous` out.",
+        )
         options["average"] = error_if_not_finite(previous, "previous"), memory
     return gradients_apart(_RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True)
 

@@ -213,8 +213,13 @@ def gradient_flow(
     embedded_on(grid, loss, params, batch)
     require_text(run, "run")
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
-    require(len(jax.tree.leaves(arrays)) > 0, "params", got=described(params),
-            expected="some arrays of floats", cure="They are what the flow moves.")  # fmt: skip
+    require(
+        len(jax.tree.leaves(arrays)) > 0,
+        "params",
+        got=described(params),
+        expected="some arrays of floats",
+        cure="They are what the flow moves.",
+    )
     expected = "finite training times that increase, at least one"
     cure = "Pass a list such as [0.0, 0.5, 1.0]."
     values = as_numbers(times, "times", expected=expected, cure=cure)
@@ -248,9 +253,13 @@ def gradient_flow(
 
 
 def _require_same_times(stored: Array, times: Array) -> None:
-    require(np.array_equal(stored, times), "times", got=f"{np.asarray(times).tolist()}",
-            expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
-            cure="Give these, and more after them, or name another checkpoint.")  # fmt: skip
+    require(
+        np.array_equal(stored, times),
+        "times",
+        got=f"{np.asarray(times).tolist()}",
+        expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
+        cure="Give these, and more after them, or name another checkpoint.",
+    )
 
 
 class _GradientFlow(eqx.Module):
@@ -266,9 +275,16 @@ class _GradientFlow(eqx.Module):
     def advance(self, arrays: PyTree, batch: Batch, start: Scalar, end: Scalar) -> PyTree:
         """Follow the flow from one training time to another."""
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(self.slope), self.solver, t0=start, t1=end, dt0=self.first_step,
-            y0=arrays, args=batch, stepsize_controller=self.stepsize_controller, max_steps=100_000,
-        )  # fmt: skip
+            diffrax.ODETerm(self.slope),
+            self.solver,
+            t0=start,
+            t1=end,
+            dt0=self.first_step,
+            y0=arrays,
+            args=batch,
+            stepsize_controller=self.stepsize_controller,
+            max_steps=100_000,
+        )
         assert solution.ys is not None
         return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
 

@@ -102,9 +102,13 @@ def _load(
 ) -> tuple[int, State, PyTree]:
     about, leaves = stored(checkpoint, run)
     done = about["steps"]
-    require(done <= steps, "checkpoint", got=f"{done} steps in {checkpoint}",
-            expected=f"at most the {steps} asked for",
-            cure="Ask for more steps, or name another checkpoint.")  # fmt: skip
+    require(
+        done <= steps,
+        "checkpoint",
+        got=f"{done} steps in {checkpoint}",
+        expected=f"at most the {steps} asked for",
+        cure="Ask for more steps, or name another checkpoint.",
+    )
     like, others = eqx.partition((state, _zeros(record, done)), eqx.is_array_like)
     expected, tree = jax.tree.flatten(like)
     if list(map(_shape, leaves)) != list(map(_shape, expected)):

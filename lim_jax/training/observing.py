@@ -200,9 +200,14 @@ def injected_objective(
     options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
     options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
     penalty, traces = functional_of_adjoints(
-        _TraceBalance(grid), projected, params, (jnp.repeat(x, drawn, axis=0), noise), grid,
-        options, has_aux=True,
-    )  # fmt: skip
+        _TraceBalance(grid),
+        projected,
+        params,
+        (jnp.repeat(x, drawn, axis=0), noise),
+        grid,
+        options,
+        has_aux=True,
+    )
     return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
 
 

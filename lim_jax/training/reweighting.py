@@ -334,9 +334,13 @@ def response(
     require_regions(regions)
     for profile, name in ((weights, "weights"), (change, "change")):
         require_on_grid(profile, regions.grid, name, "length")
-    require(change.dtype == weights.dtype, "change", got=f"{change.dtype}",
-            expected=f"{weights.dtype}, as the weights are",
-            cure="Of profiles in two precisions, cast one.")  # fmt: skip
+    require(
+        change.dtype == weights.dtype,
+        "change",
+        got=f"{change.dtype}",
+        expected=f"{weights.dtype}, as the weights are",
+        cure="Of profiles in two precisions, cast one.",
+    )
 
     def index(weights: Profile) -> Scalar:
         return indices(regional_averages(stage(weights), regions)).lim

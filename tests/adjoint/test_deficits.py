@@ -405,7 +405,7 @@ def test_whenever_a_certificate_holds_its_conclusion_does():
 def test_certificates_are_records_and_text():
     certificate = deficits.exact_characterisation(
         products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1))
-    )  # fmt: skip
+    )
     record = certificate.record()
     assert record["holds"] and record["source"] == "cor:exact-double-deficit"
     assert record["margin"] == pytest.approx(1.3) and record["concluded"]

@@ -161,9 +161,8 @@ def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step, first):
     by_head = eqx.filter_jit(one_hop_by_head)(flow, asked_loss, (x, LABELS), GRID, first)
     found = np.asarray(by_head)
     expected = [
-        [way_back(first, {layer: (head,)}) for head in (0, 1)]
-        for layer in range(first, DEPTH)
-    ]  # fmt: skip
+        [way_back(first, {layer: (head,)}) for head in (0, 1)] for layer in range(first, DEPTH)
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(found.sum(axis=(0, 1)), hops[first, 1], rtol=1e-9, atol=1e-12)
     assert (np.abs(found).max(axis=(2, 3)) > 1e-4).all()

@@ -120,8 +120,9 @@ def test_a_mask_gradient_is_the_loss_by_log_weights():
 def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13),
-        eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID), found()["channels"],
-    )  # fmt: skip
+        eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID),
+        found()["channels"],
+    )
 
 
 def test_what_is_a_softmax_alone_says_so():

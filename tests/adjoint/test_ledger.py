@@ -236,8 +236,10 @@ def test_energies_and_cross_terms_are_the_influence():
             products = (vectors[:, first] * vectors[:, second]).sum(axis=2).mean(axis=0)
             pair = weights[b] @ products / weights[b].sum()
             np.testing.assert_allclose(regional["pairs"][b, c], pair, rtol=1e-11)
-            sizes = [weights[b] @ (vectors[:, a] ** 2).sum(axis=2).mean(axis=0)
-                     / weights[b].sum() for a in (first, second)]  # fmt: skip
+            sizes = [
+                weights[b] @ (vectors[:, a] ** 2).sum(axis=2).mean(axis=0) / weights[b].sum()
+                for a in (first, second)
+            ]
             rho = abs(pair) / np.sqrt(sizes[0] * sizes[1])
             np.testing.assert_allclose(regional["correlations"][b, c], rho, rtol=1e-11)
             assert rho <= 1
@@ -371,9 +373,11 @@ def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
     read[-2:, -2:] = 1
     flow = lim.ContinuousFlow(
         lambda time: lambda x, context, grid: time * (read @ context),
-        solver=diffrax.Euler(), stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.5,
         max_steps=2,
-    )  # fmt: skip
+    )
     with pytest.raises(eqx.EquinoxRuntimeError, match="flow.control: got a field that reads later"):
         eqx.filter_jit(lim.continuous_adjoint)(
             flow, lambda x, y: (x**2).sum(), (random_states(), None), GRID, jnp.zeros(1)

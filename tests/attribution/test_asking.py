@@ -63,8 +63,11 @@ def test_rows_are_sums_over_the_tokens_of_each_part(signed):
         assert (part.tokens, part.of_tokens) == (len(places), len(places) / length)
     kinds = {name: found[name].kind for name in NAMES}
     assert kinds == {
-        "document 1": "document", "document 2": "document", "question": "question", "": "rest"
-    }  # fmt: skip
+        "document 1": "document",
+        "document 2": "document",
+        "question": "question",
+        "": "rest",
+    }
 
 
 def test_shares_of_documents_of_both_signs_are_of_their_sizes(signed):
@@ -130,8 +133,9 @@ def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
     answered = ask("mask-gradient", foil=" No ")
     assert answered.foil == "No" and answered.text == "It"
     assert rows_of_answer_parts(answered) == ["It"], "the whole answer"
-    prompt, this, that = (np.frombuffer(text.encode(), np.uint8).astype("int32")
-                          for text in (PROMPT, " It", " No"))  # fmt: skip
+    prompt, this, that = (
+        np.frombuffer(text.encode(), np.uint8).astype("int32") for text in (PROMPT, " It", " No")
+    )
     y = contrast(prompt, this, that, "float64")
     x = network.embed(jax.device_put(prompt))
     numbers = np.full(len(prompt), -1)
@@ -174,14 +178,18 @@ def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
         rows = list(csv.DictReader(file))
     found = [(row["name"], row["text"], row["tokens"]) for row in rows[:3]]
     assert found == [
-        ("document 1", "Né.", "4"), ("document 2", "Up. ", "4"), ("document 2", "On.", "3")
-    ]  # fmt: skip
+        ("document 1", "Né.", "4"),
+        ("document 2", "Up. ", "4"),
+        ("document 2", "On.", "3"),
+    ]
 
 
 def rated(*scores):
     """Documents of ten tokens each with these scores, and the rest."""
-    documents = [AnswerPart(name, "document", score, 0.0, 10, 0.25, "")
-                 for name, score in zip("ab", scores, strict=True)]  # fmt: skip
+    documents = [
+        AnswerPart(name, "document", score, 0.0, 10, 0.25, "")
+        for name, score in zip("ab", scores, strict=True)
+    ]
     return [*documents, AnswerPart("", "rest", 9.0, None, 20, 0.5, "")]
 
 

@@ -258,12 +258,19 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
 def test_methods_say_their_cost():
     assert set(get_args(MethodName)) == METHODS.keys()
     assert [str(METHODS[name].cost(10, 1)) for name in ("rollout", "leave-one-out")] == [
-        "1 pass", "11 passes"
-    ]  # fmt: skip
+        "1 pass",
+        "11 passes",
+    ]
     assert str(METHODS["mask-path"].cost(10, 3)) == "24 gradients"
     # Of an answer in two parts the path back is taken twice, and the ends of the path once.
     totals = {name: method.cost(10, 2).total for name, method in METHODS.items()}
     assert totals == {
-        "influence": 3, "mask-gradient": 7, "mask-path": 42, "gradient-times-input": 3,
-        "integrated-gradients": 24, "rollout": 1, "leave-one-out": 11, "ablations": 64,
-    }  # fmt: skip
+        "influence": 3,
+        "mask-gradient": 7,
+        "mask-path": 42,
+        "gradient-times-input": 3,
+        "integrated-gradients": 24,
+        "rollout": 1,
+        "leave-one-out": 11,
+        "ablations": 64,
+    }

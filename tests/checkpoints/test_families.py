@@ -120,8 +120,18 @@ def test_states_of_olmo_hybrid_follow_from_its_width_where_nothing_is_said(tmp_p
     network, rows = RECORD["networks"]["olmo_hybrid"], {}
     for name, (_, *rest) in network["shapes"].items():
         letter = name.split("linear_attn.")[-1][0]
-        if name.endswith(("q_proj.weight", "k_proj.weight", "conv1d.weight", "v_proj.weight",
-                          "g_proj.weight")) and "linear_attn" in name:  # fmt: skip
+        if (
+            name.endswith(
+                (
+                    "q_proj.weight",
+                    "k_proj.weight",
+                    "conv1d.weight",
+                    "v_proj.weight",
+                    "g_proj.weight",
+                )
+            )
+            and "linear_attn" in name
+        ):
             rows[name] = [18 if letter in "qk" else 72, *rest]
     for layer in (0, 2):
         at = f"model.layers.{layer}.linear_attn"

@@ -26,9 +26,10 @@ SIZES = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 YARNS = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 8,
-}  # fmt: skip
+}
 LONG = {
     "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
     "original_max_position_embeddings": 8, "attention_factor": 1.25, "partial_rotary_factor": 0.5,
@@ -185,11 +186,14 @@ def shapes(config):
     matrices = {"gate": (h, d), "up": (h, d), "down": (d, h)}
     if family == "gpt_oss":
         return found | {
-            "self_attn.sinks": (HEADS,), "mlp.router.weight": (EXPERTS, d),
-            "mlp.router.bias": (EXPERTS,), "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
+            "self_attn.sinks": (HEADS,),
+            "mlp.router.weight": (EXPERTS, d),
+            "mlp.router.bias": (EXPERTS,),
+            "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
             "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * h),
-            "mlp.experts.down_proj": (EXPERTS, h, d), "mlp.experts.down_proj_bias": (EXPERTS, d),
-        }  # fmt: skip
+            "mlp.experts.down_proj": (EXPERTS, h, d),
+            "mlp.experts.down_proj_bias": (EXPERTS, d),
+        }
     if family == "mixtral":
         found["block_sparse_moe.gate.weight"] = (EXPERTS, d)
         for e in range(EXPERTS):
@@ -390,9 +394,14 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     stored = gguf.quantize(stacked, kind)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe")
     for name, value in {
-        "embedding_length": 32, "block_count": 1, "attention.head_count": 4, "vocab_size": 9,
-        "feed_forward_length": 5, "context_length": 64, **MIXED,
-    }.items():  # fmt: skip
+        "embedding_length": 32,
+        "block_count": 1,
+        "attention.head_count": 4,
+        "vocab_size": 9,
+        "feed_forward_length": 5,
+        "context_length": 64,
+        **MIXED,
+    }.items():
         writer.add_uint32(f"qwen3moe.{name}", value)
     writer.add_layer_norm_rms_eps(ETA)
     writer.add_tensor("output.weight", np.zeros((9, 32), np.float32))

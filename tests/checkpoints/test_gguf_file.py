@@ -80,9 +80,10 @@ def test_a_header_is_what_the_packages_own_reader_finds(tmp_path):
             writer.add_array(f"three.{name}", [value, value, value])
     writer.add_array("words", ["", "a", "größe"])
     for name, array in {
-        "vector": np.ones(5, np.float32), "half": np.ones((3, 7), np.float16),
+        "vector": np.ones(5, np.float32),
+        "half": np.ones((3, 7), np.float16),
         "cube": np.ones((2, 3, 5), np.float32),
-    }.items():  # fmt: skip
+    }.items():
         writer.add_tensor(name, array)
     writer.add_tensor("eights", gguf.quantize(np.ones((3, 64), np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()

@@ -67,10 +67,14 @@ def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
     (repository / "refs" / "v1").write_text(commits[0])
     kept = f"{commits[1]}, v1"
     for asked in (NAME, f"{NAME}@v2"):
-        with pytest.raises(ValueError, match=(
-            f"'{asked}': no such path, and not in the cache, which has of it the revisions {kept}, "
-            f".* Take one of these, such as {NAME}@{commits[1]}, or download it: `download=True`"
-        )):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=(
+                f"'{asked}': no such path, and not in the cache, which has of it the revisions "
+                f"{kept}, .* Take one of these, such as {NAME}@{commits[1]}, or download it: "
+                "`download=True`"
+            ),
+        ):
             model_path(asked)
 
 

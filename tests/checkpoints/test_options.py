@@ -577,20 +577,24 @@ def test_options_of_other_networks_are_refused(family, options, words):
 
 
 TOLD = {
-    "Mamba": {"mamba_n_heads": 3}, "linear attention": {"layer_types": ["linear_attention"]},
-    "cross-attention": {"cross_attention_layers": [3]}, "short convolution": {"conv_L_cache": 3},
+    "Mamba": {"mamba_n_heads": 3},
+    "linear attention": {"layer_types": ["linear_attention"]},
+    "cross-attention": {"cross_attention_layers": [3]},
+    "short convolution": {"conv_L_cache": 3},
     "indexed attention": {"index_topk": 9},
-}  # fmt: skip
+}
 STEP = {"model_type": "step3p7"}
 
 
 @pytest.mark.parametrize(
     "family, layers",
     [
-        ("mamba", "Mamba"), ("jamba", "Mamba"),
-        ("rwkv", "linear attention"), ("recurrent_gemma", "recurrent"),
+        ("mamba", "Mamba"),
+        ("jamba", "Mamba"),
+        ("rwkv", "linear attention"),
+        ("recurrent_gemma", "recurrent"),
     ],
-)  # fmt: skip
+)
 def test_networks_of_other_layers_are_refused_by_name(family, layers):
     """As are those that differ otherwise; those that nobody knows by what their options tell."""
     with pytest.raises(
@@ -644,9 +648,10 @@ def test_full_layers_of_gemma_4_have_sizes_of_their_own_and_the_last_is_one_of_t
     sliding = 6 * ["sliding_attention"]
     own: Any = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
     for more, full in (
-        (own, (512, 2)), ({"num_global_key_value_heads": 2, "global_head_dim": 10}, (10, 4)),
+        (own, (512, 2)),
+        ({"num_global_key_value_heads": 2, "global_head_dim": 10}, (10, 4)),
         ({"per_layer_config": {"5": {"num_key_value_heads": 1}}}, (256, 1)),
-    ):  # fmt: skip
+    ):
         recipe = recipe_of(least("gemma4_text", layer_types=sliding, **more))
         sizes = [(layer.sizes.head_dim, layer.sizes.num_kv_heads) for layer in recipe.layers]
         assert sizes == 5 * [(256, 4)] + [full]
@@ -662,10 +667,12 @@ def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
 def test_layers_of_linear_attention_are_those_that_files_list():
     own = {"full_attn_layers": [4, 6], "kda_layers": [1, 2, 3, 5]}  # counted from 1
     for family, more, full in (
-        ("kimi_linear", {"linear_attn_config": own}, {3, 5}), ("kimi_linear", {}, {4}),
-        ("bailing_hybrid", {"layer_group_size": 3}, {2, 5}), ("minimax", {}, {0, 2, 4}),
+        ("kimi_linear", {"linear_attn_config": own}, {3, 5}),
+        ("kimi_linear", {}, {4}),
+        ("bailing_hybrid", {"layer_group_size": 3}, {2, 5}),
+        ("minimax", {}, {0, 2, 4}),
         ("minimax_m1", {"attn_type_list": [0, 0, 1, 0, 0, 1], "rotary_dim": 4}, {2, 5}),
-    ):  # fmt: skip
+    ):
         config = least(family, **more)
         recipe = recipe_of(config)
         refuse_unknown(config)
@@ -720,19 +727,20 @@ GEMMA3 = {"model_type": "gemma3_text", "max_position_embeddings": 40}
 @pytest.mark.parametrize(
     "config, trained",
     [
-        ({}, None), ({"max_position_embeddings": 40}, 40), ({"n_positions": 30}, 30),
+        ({}, None),
+        ({"max_position_embeddings": 40}, 40),
+        ({"n_positions": 30}, 30),
         ({"max_position_embeddings": 40, "rope_scaling": YARN}, 128),
         ({"max_position_embeddings": 200, "rope_parameters": YARN}, 200),
         ({"max_position_embeddings": 40, "rope_scaling": {"factor": 2.0}}, 80),
         ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
-        ({"max_position_embeddings": 40, TRAINED: 16,
-          "rope_parameters": {"factor": 5.0}}, 80),
+        ({"max_position_embeddings": 40, TRAINED: 16, "rope_parameters": {"factor": 5.0}}, 80),
         ({"max_position_embeddings": 40, "rope_scaling": LINEAR}, 320),
         (GEMMA3 | {"rope_scaling": LINEAR}, 40),
         (GEMMA3 | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}}}, 40),
         (GEMMA3 | {"rope_parameters": {"full_attention": YARN}}, 128),
     ],
-)  # fmt: skip
+)
 def test_how_many_tokens_a_network_was_made_for(config, trained):
     assert trained_length(Configuration(config)) == trained
 

@@ -145,24 +145,33 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}}
 ONE_SCALE = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 BOTH = {
-    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["mtp*"],
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "ignore": ["mtp*"],
     "quantized_layers": {
-        "w": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "x": {"quant_algo": "FP8"},
+        "w": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "x": {"quant_algo": "FP8"},
     },
-}  # fmt: skip
+}
 STATIC = {
-    "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
-    "dequantize": False, "fmt": "float8_e4m3fn",
-}  # fmt: skip
+    "quant_method": "fp8",
+    "activation_scheme": "static",
+    "weight_block_size": None,
+    "dequantize": False,
+    "fmt": "float8_e4m3fn",
+}
 
 
 def packed(**weights):
     """As compressed-tensors says it."""
     group = {"weights": {"type": "float", "actorder": None} | weights, "targets": ["Linear"]}
     return {
-        "quant_method": "compressed-tensors", "format": "mixed-precision", "sparsity_config": {},
-        "config_groups": {"group_0": group}, "quantization_status": "compressed",
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "sparsity_config": {},
+        "config_groups": {"group_0": group},
+        "quantization_status": "compressed",
+    }
 
 
 def groups(rows, columns, seed=0):
@@ -227,9 +236,10 @@ def as_compressed(case, group_of, **weights):
     (numbers, zeros, scales), bits = case, weights["num_bits"]
     stated = packed(type="int", **weights) | {"format": "pack-quantized"}
     arrays = {
-        "w.weight_packed": words(numbers, bits), "w.weight_scale": scales,
+        "w.weight_packed": words(numbers, bits),
+        "w.weight_scale": scales,
         "w.weight_shape": np.array(numbers.shape),
-    }  # fmt: skip
+    }
     if not weights["symmetric"]:
         arrays["w.weight_zero_point"] = words(zeros.T, bits).T.copy()
     return stated, arrays, of_integers(numbers, zeros, scales, group_of)
@@ -238,9 +248,10 @@ def as_compressed(case, group_of, **weights):
 def as_gptq(case, group_of, bits, less, **options):
     numbers, zeros, scales = case
     arrays = {
-        "w.qweight": words(numbers, bits).T.copy(), "w.scales": scales.T.copy(),
+        "w.qweight": words(numbers, bits).T.copy(),
+        "w.scales": scales.T.copy(),
         "w.qzeros": words(zeros.T - less, bits),
-    }  # fmt: skip
+    }
     if options.get("desc_act"):
         arrays["w.g_idx"] = group_of.astype(np.int32)
     stated = {"quant_method": "gptq", "bits": bits, "sym": False} | options
@@ -251,9 +262,10 @@ def as_awq(case, group_of):
     numbers, zeros, scales = case
     rows = [8 * word + place for word in range(len(numbers) // 8) for place in AWQS]
     arrays = {
-        "w.qweight": words(numbers[rows].T, 4), "w.scales": scales.T.copy(),
+        "w.qweight": words(numbers[rows].T, 4),
+        "w.scales": scales.T.copy(),
         "w.qzeros": words(zeros[rows].T, 4),
-    }  # fmt: skip
+    }
     stated = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
     return stated | {"zero_point": True}, arrays, of_integers(numbers, zeros, scales, group_of)
 
@@ -262,8 +274,10 @@ def as_mlx(case, group_of, bits, **options):
     numbers, zeros, scales = case
     biases = (scales * zeros).astype(np.float16)
     arrays = {
-        "w.weight": words(numbers, bits).view(np.uint32), "w.scales": scales, "w.biases": biases,
-    }  # fmt: skip
+        "w.weight": words(numbers, bits).view(np.uint32),
+        "w.scales": scales,
+        "w.biases": biases,
+    }
     found = scales.astype(float)[:, group_of] * numbers + biases.astype(float)[:, group_of]
     return {"group_size": 16, "bits": 4} | options, arrays, found
 
@@ -277,9 +291,7 @@ FACTOR, NUMBERS_8 = np.array(0.3, np.float32), matrix(7, 48)[0]
 EVERYWHERE = np.full((3, 24), 1.0)
 HALVES = np.array(0.25, ml_dtypes.bfloat16)
 ROWS = np.linspace(0.5, 2, 7, dtype=np.float32)[:, None]
-OF_INPUTS = dict.fromkeys(
-    ("w.input_scale", "w.k_scale", "a.k_proj.v_scale", "a.kv_scale"), FACTOR
-)  # fmt: skip
+OF_INPUTS = dict.fromkeys(("w.input_scale", "w.k_scale", "a.k_proj.v_scale", "a.kv_scale"), FACTOR)
 FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
 # By case: what is stated, what files hold, and the numbers that it stands for.
 STORED: dict[str, Any] = {

@@ -82,8 +82,10 @@ def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tm
     (tmp_path / "mine.txt").write_bytes(b"x" * 100)
     keep_programs(["--cache", str(tmp_path), "rates"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "mine.txt", "new-cache", "read-cache"
-    ]  # fmt: skip
+        "mine.txt",
+        "new-cache",
+        "read-cache",
+    ]
     (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
     keep_programs(["--cache", str(tmp_path), "rates"])
 
@@ -135,9 +137,10 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
 def kept(tmp_path):
     """JAX's cache in a folder of this test, with no program in memory."""
     names = (
-        "jax_enable_compilation_cache", "jax_compilation_cache_dir",
+        "jax_enable_compilation_cache",
+        "jax_compilation_cache_dir",
         "jax_persistent_cache_min_compile_time_secs",
-    )  # fmt: skip
+    )
     before = [getattr(jax.config, name) for name in names]
 
     def configure(*values):

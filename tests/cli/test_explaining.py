@@ -405,8 +405,10 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     depth, width = network.flow.depth, network.embedding.shape[1]
     one = (2 * weights * (10 + 32) + 2 * depth * width * 10**2) / 0.65e6
     for lengths, shown, answered, passes in (
-        ([10], 0, 0, 4.5), ([9, 10], 1, 0, 4.5 + 9), ([10, 10], 2, 1, 18 + 1),
-    ):  # fmt: skip
+        ([10], 0, 0, 4.5),
+        ([9, 10], 1, 0, 4.5 + 9),
+        ([10, 10], 2, 1, 18 + 1),
+    ):
         found = time_budget.measuring_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
@@ -450,10 +452,13 @@ def asked_of_ten(windows):
 @pytest.mark.parametrize(
     "scatter, seconds, chosen, expected",
     [
-        (0.1, 1e9, None, 16), (0.8, 1e9, None, 80), (0.8, 0, None, 2), (1.9, 1e9, None, 96),
+        (0.1, 1e9, None, 16),
+        (0.8, 1e9, None, 80),
+        (0.8, 0, None, 2),
+        (1.9, 1e9, None, 96),
         (0.1, 1e9, 3, 3),
     ],
-)  # fmt: skip
+)
 def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch, scatter, seconds, chosen, expected
 ):

@@ -35,8 +35,10 @@ def test_a_folder_says_what_was_run(tmp_path):
     source = record["versions"].pop("source")
     assert len(source) == 16
     assert record["versions"] == {
-        "lim_jax": version("lim_jax"), "jax": version("jax"), "python": platform.python_version()
-    }  # fmt: skip
+        "lim_jax": version("lim_jax"),
+        "jax": version("jax"),
+        "python": platform.python_version(),
+    }
     assert record["read"]["data"]["bytes"] == 4
     assert record["read"]["data"]["path"] == str(data.resolve())
     assert record["finished"] == {"written": ["result.txt"], "printed": ""}

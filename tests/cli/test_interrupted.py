@@ -41,7 +41,7 @@ MOMENTS = {
     "ask": ("answering: +0%.*Compiling",),
     "explain": ("Explaining(.*Compiling){2}",),
     "rates": ("rates: +0%.*Compiling",),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

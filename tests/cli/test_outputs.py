@@ -37,9 +37,12 @@ def drawn(window):
 def account(network, window, weights, depth, loss, progress):
     energy = np.asarray(drawn(window), float)[None]
     parts: Any = (
-        np.ones(()), np.asarray(weights), *(np.repeat(energy, n, 0) for n in (3, 4)),
-        np.ones((1, 1)), np.repeat(energy, 2, 0),
-    )  # fmt: skip
+        np.ones(()),
+        np.asarray(weights),
+        *(np.repeat(energy, n, 0) for n in (3, 4)),
+        np.ones((1, 1)),
+        np.repeat(energy, 2, 0),
+    )
     return TokenAccount(*parts)
 
 
@@ -226,8 +229,9 @@ def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
     terms, values = shuffled.texts("dt"), shuffled.texts("dd")
     assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
     assert [one.split(":")[0] for one in shuffled.texts("summary")[:4]] == [
-        *(f"“b0” (id line 0), order {order}" for order in range(3)), "“b1” (id line 1), order 0",
-    ]  # fmt: skip
+        *(f"“b0” (id line 0), order {order}" for order in range(3)),
+        "“b1” (id line 1), order 0",
+    ]
 
 
 @pytest.mark.slow

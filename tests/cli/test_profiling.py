@@ -371,16 +371,21 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     assert found == [one[:2] for one in of_context]
     np.testing.assert_allclose(
         column([row for row in by_context if row["name"]], "score"),
-        [one[2] for one in of_context], rtol=2e-3, atol=1e-5,
-    )  # fmt: skip
+        [one[2] for one in of_context],
+        rtol=2e-3,
+        atol=1e-5,
+    )
     document = json.loads((out / "profile.json").read_text())
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
     assert "by leave-one-out, 4 passes each: about" in printed
     assert "pages come without --method" in printed
     assert {path.name for path in out.iterdir()} == {
-        "profile.json", "records.csv", "records_by_context.csv", "run.json"
-    }  # fmt: skip
+        "profile.json",
+        "records.csv",
+        "records_by_context.csv",
+        "run.json",
+    }
 
 
 @pytest.mark.slow
@@ -404,8 +409,9 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
         y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, None, u, of_part)
         return model.loss(model.embed(ids[:-1]), y)
 
-    steps = [jax.device_put(u + 1e-4 * sign * np.eye(9)[place])
-             for place in range(9) for sign in (1, -1)]  # fmt: skip
+    steps = [
+        jax.device_put(u + 1e-4 * sign * np.eye(9)[place]) for place in range(9) for sign in (1, -1)
+    ]
     down, up = np.array([float(loss(step)) for step in steps]).reshape(9, 2).T
     slopes = (up - down) / 2e-4 * (np.arange(9) > 0)
     scores = [row for row in table(out / "scores.csv") if row["context"] == "1"]

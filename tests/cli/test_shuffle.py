@@ -31,8 +31,14 @@ def written(path, titles=NAMES):
     for number, (names, texts) in enumerate(zip(titles, TEXTS, strict=True)):
         pairs = zip(names, texts, strict=True)
         documents = [{"title": title, "text": text} for title, text in pairs]
-        lines.append({"documents": documents, "question": spelt([1, 2]), "answer": spelt([3, 4]),
-                      "id": number})  # fmt: skip
+        lines.append(
+            {
+                "documents": documents,
+                "question": spelt([1, 2]),
+                "answer": spelt([3, 4]),
+                "id": number,
+            }
+        )
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -198,9 +204,13 @@ def test_orders_of_a_line_count_as_one_context_in_the_records(shuffled):
 @pytest.mark.slow
 def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
-    monkeypatch.setattr(models, "energies_of_ids", lambda network, windows, **rest: [
-        np.arange(1.0, len(window), dtype=np.float32) for window in windows
-    ])  # fmt: skip
+    monkeypatch.setattr(
+        models,
+        "energies_of_ids",
+        lambda network, windows, **rest: [
+            np.arange(1.0, len(window), dtype=np.float32) for window in windows
+        ],
+    )
     data, out = (
         written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]]),
         tmp_path / "out",
@@ -228,8 +238,12 @@ def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
 def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     def context(length, places):
         weights = np.eye(length)[length - 1]
-        return Context(np.zeros(length + 1, int), weights, ("t",) * length,
-                       (Span("the rest", np.array(places)),))  # fmt: skip
+        return Context(
+            np.zeros(length + 1, int),
+            weights,
+            ("t",) * length,
+            (Span("the rest", np.array(places)),),
+        )
 
     line = ShuffledContexts(
         ("the rest",), np.zeros((2, 1), int), (context(4, [0]), context(6, [2, 3]))

@@ -253,9 +253,16 @@ def test_modules_with_functions_among_their_leaves():
     arrays = [generator.standard_normal(s) for s in ((4, 3), (2, 4), (7, 10, 3))]
     inner, outer, x = jax.device_put(arrays)
     module = eqx.filter_eval_shape(
-        eqx.nn.MLP, 3, 2, 4, 1, activation=jnp.tanh, use_bias=False, use_final_bias=False,
+        eqx.nn.MLP,
+        3,
+        2,
+        4,
+        1,
+        activation=jnp.tanh,
+        use_bias=False,
+        use_final_bias=False,
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
     module = eqx.tree_at(lambda m: [layer.weight for layer in m.layers], module, [inner, outer])
     first, second, tokens = arrays
     hidden = np.tanh(tokens @ first.T)

@@ -84,9 +84,14 @@ def test_the_models_loss_is_the_next_bytes_surprise():
 @cache
 def explained(ask, depth=0, certificates: Judged = "deciding"):
     return lim.explanations.explain(
-        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth,
+        model(),
+        windows(),
+        ask(LENGTH),
+        REGIONS,
+        key=jax.random.key(3),
+        depth=depth,
         certificates=certificates,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -392,8 +397,11 @@ def test_figures_of_an_explanation_show_its_numbers():
     assert upper.get_title() == f"title ({LENGTH} positions, n = {int(found.influence.count)})"
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["influence density", "density without cross terms"] + [
-        "residual", "cone", "local", "cross terms"
-    ]  # fmt: skip
+        "residual",
+        "cone",
+        "local",
+        "cross terms",
+    ]
 
 
 def test_the_figure_of_certificates_names_each_row_and_its_verdict():
@@ -419,9 +427,7 @@ def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero(
     assert axes.get_yscale() == "log" and axes.get_title().startswith("title (")
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
-    for line, values in zip(
-        axes.lines, [found.influence.energy, *found.hop_energies], strict=True
-    ):  # fmt: skip
+    for line, values in zip(axes.lines, [found.influence.energy, *found.hop_energies], strict=True):
         shown, values = np.asarray(line.get_ydata()), np.asarray(values)
         np.testing.assert_array_equal(shown[values > 0], values[values > 0])
         assert np.isnan(shown[values == 0]).all()

@@ -307,9 +307,13 @@ def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
 
     def by_steps(count):
         return lim.ContinuousFlow(
-            control, profile=ragged, solver=diffrax.Heun(), first_step=1 / count,
-            max_steps=count + 2, stepsize_controller=diffrax.ConstantStepSize(),
-        )  # fmt: skip
+            control,
+            profile=ragged,
+            solver=diffrax.Heun(),
+            first_step=1 / count,
+            max_steps=count + 2,
+            stepsize_controller=diffrax.ConstantStepSize(),
+        )
 
     found = study(profile=ragged, references=(by_steps(256), by_steps(512)))
     assert {one.claimed for one in found.values()} == {None}

@@ -302,8 +302,10 @@ def test_the_numbers_of_a_study_are_written_as_csv(found, tmp_path):
         np.testing.assert_allclose(numbers, [n, 0.5 / n, 0.51 / n, 1], rtol=1e-9)
         assert float(row["expected_order"]) == 1 and float(row["reference_error"]) < 1e-12
     assert [rows[-1][name] for name in ("quantity", "source", "expected_order")] == [
-        "beyond", "", "",
-    ]  # fmt: skip
+        "beyond",
+        "",
+        "",
+    ]
     assert rows[4]["bound"] == ""
 
 

@@ -471,10 +471,14 @@ def test_training_on_ids_moves_the_embedding(model):
 
 @pytest.mark.parametrize(
     "windows, message",
-    [([], "at least one"), ("3 1 4", "a list of arrays"), ([np.array([1])], "one id"),
-     ([np.array([1.0, 2.0])], "whole number"),
-     (np.ones((2, 4), int), r"shape \(2, 4\).*contexts\(ids, mask=mask\)")],
-)  # fmt: skip
+    [
+        ([], "at least one"),
+        ("3 1 4", "a list of arrays"),
+        ([np.array([1])], "one id"),
+        ([np.array([1.0, 2.0])], "whole number"),
+        (np.ones((2, 4), int), r"shape \(2, 4\).*contexts\(ids, mask=mask\)"),
+    ],
+)
 def test_what_is_no_window_is_refused(model, windows, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         models.influence_of_ids(model, windows, REGIONS)
@@ -485,19 +489,21 @@ IDS = np.ones((2, 4), int)
 
 @pytest.mark.parametrize(
     "mask, segments, message",
-    [(None, None, "mask: got neither"),
-     ([[1, 1], [0, 1]], None, "mask: got list"),
-     (np.ones((2, 3), int), None, r"mask: .*\(2, 3\).*of shape \(2, 4\)"),
-     (np.ones(4, int), None, "mask: .*that of ids"),
-     (np.ones((2, 4)), None, "mask: got an array of float64"),
-     (2 * IDS, None, "mask: .*ones and zeros"),
-     (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
-     (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
-     (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
-     (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*padding by mask"),
-     (IDS, -IDS, "segments: .*positive"),
-     (None, IDS[:1], "segments: .*that of ids")],
-)  # fmt: skip
+    [
+        (None, None, "mask: got neither"),
+        ([[1, 1], [0, 1]], None, "mask: got list"),
+        (np.ones((2, 3), int), None, r"mask: .*\(2, 3\).*of shape \(2, 4\)"),
+        (np.ones(4, int), None, "mask: .*that of ids"),
+        (np.ones((2, 4)), None, "mask: got an array of float64"),
+        (2 * IDS, None, "mask: .*ones and zeros"),
+        (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
+        (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
+        (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
+        (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*padding by mask"),
+        (IDS, -IDS, "segments: .*positive"),
+        (None, IDS[:1], "segments: .*that of ids"),
+    ],
+)
 def test_rows_that_cannot_be_cut_are_refused(mask, segments, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         models.contexts(IDS, mask, segments)

@@ -48,9 +48,12 @@ def cached(folder, monkeypatch):
 def in_one_file(folder):
     """A file of llama.cpp with all of it but the tokenizer, which is beside."""
     return llama_cpp.write(
-        folder / "small-1.5B.gguf", token_list=list(LETTERS), chat_template=CHATML,
-        eos_token_id=4, eot_token_id=9,
-    )  # fmt: skip
+        folder / "small-1.5B.gguf",
+        token_list=list(LETTERS),
+        chat_template=CHATML,
+        eos_token_id=4,
+        eot_token_id=9,
+    )
 
 
 @eqx.filter_jit
@@ -60,8 +63,11 @@ def logits(network):
 
 @pytest.mark.parametrize("kind", ["folder", "name", "file"])
 def test_each_part_is_that_of_the_files(kind, folder, monkeypatch):
-    files = {"folder": lambda: folder, "name": lambda: cached(folder, monkeypatch),
-             "file": lambda: in_one_file(folder)}  # fmt: skip
+    files = {
+        "folder": lambda: folder,
+        "name": lambda: cached(folder, monkeypatch),
+        "file": lambda: in_one_file(folder),
+    }
     path = files[kind]()
     opened, expected = LanguageModel.open(path), models.load(path)
     assert isinstance(opened.network.flow.layers, FetchedLayers)

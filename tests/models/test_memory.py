@@ -52,8 +52,10 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     alone = replace(opened.flow, layers=LayersByKind((layers,), (0,) * layers.depth))
     assert models.profile_memory(replace(opened, flow=alone), 7) == models.profile_memory(opened, 7)
     both = LayersByKind((layers, layers), (0, 1) * layers.depth)
-    found, before = (models.profile_memory(replace(opened, flow=flow), 7)
-                     for flow in (replace(alone, layers=both), alone))  # fmt: skip
+    found, before = (
+        models.profile_memory(replace(opened, flow=flow), 7)
+        for flow in (replace(alone, layers=both), alone)
+    )
     layer, states = memory._bytes(layers.source.like), 4 * layers.depth * 7 * 16
     # Twice as many layers, and the next one of each kind is read ahead.
     assert round(found.offloaded - before.offloaded) == layer + states

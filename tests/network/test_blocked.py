@@ -26,9 +26,12 @@ def in_modes(function, at, u, v):
     jvp, jvp_of_jvp = jax.jvp(slope, (at,), (v,))
     first, jvp_of_grad = jax.jvp(grad(function), (at,), (u,))
     return {
-        "value": function(*at), "grad": first, "jvp": jvp, "jvp of grad": jvp_of_grad,
+        "value": function(*at),
+        "grad": first,
+        "jvp": jvp,
+        "jvp of grad": jvp_of_grad,
         "jvp of jvp": jvp_of_jvp,
-    }  # fmt: skip
+    }
 
 
 def in_every_mode(function, at, u, v):
@@ -76,10 +79,12 @@ def derivatives():
     def of(formula):
         return jax.vmap(lambda *at: in_every_mode(formula(grid), *at))
 
-    points = jax.device_put([
-        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 10), arrays(seed + 50, 10))
-        for seed in (0, 10, 20)
-    ])  # fmt: skip
+    points = jax.device_put(
+        [
+            jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 10), arrays(seed + 50, 10))
+            for seed in (0, 10, 20)
+        ]
+    )
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch)
         return jax.jit(of(tiled))(*points), eqx.filter_jit(of(dense))(*points)

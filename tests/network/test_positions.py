@@ -145,8 +145,10 @@ def test_yarn_is_the_papers_ramp():
     base, factor, trained = 500.0, 8.0, 300
     frequencies = rotary_frequencies(16, base)
     ends = [8 * math.log(trained / (turns * 2 * math.pi)) / math.log(base) for turns in (32, 1)]
-    for whole, (low, high) in ((True, (max(math.floor(ends[0]), 0), math.ceil(ends[1]))),
-                               (False, (max(ends[0], 0), ends[1]))):  # fmt: skip
+    for whole, (low, high) in (
+        (True, (max(math.floor(ends[0]), 0), math.ceil(ends[1]))),
+        (False, (max(ends[0], 0), ends[1])),
+    ):
         expected = []
         for pair, frequency in enumerate(frequencies):
             share = min(max((pair - low) / (high - low), 0), 1)

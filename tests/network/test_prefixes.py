@@ -67,9 +67,12 @@ def in_every_mode(formula, at, u, v):
     first, jvp_of_grad = jax.jvp(gradient, (at,), (u,))
     jvp, jvp_of_jvp = jax.jvp(slope, (at,), (v,))
     return {
-        "value": value(at), "grad": first, "jvp": jvp, "jvp of grad": jvp_of_grad,
+        "value": value(at),
+        "grad": first,
+        "jvp": jvp,
+        "jvp of grad": jvp_of_grad,
         "jvp of jvp": jvp_of_jvp,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -88,10 +91,13 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
 
         return jax.vmap(modes)
 
-    points = jax.device_put([
-        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
-        for seed in (0, 10, 20)
-    ] + [PACKED])  # fmt: skip
+    points = jax.device_put(
+        [
+            jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
+            for seed in (0, 10, 20)
+        ]
+        + [PACKED]
+    )
     found, expected = jax.jit(of(causal_attention))(*points), eqx.filter_jit(of(dense))(*points)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):

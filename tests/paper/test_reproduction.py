@@ -108,8 +108,7 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
 
 def test_single_precision_agrees_to_three_digits(reproduced):
     _, _, double = reproduced
-    runs = {"algorithm1": (algorithm1_objective, 0.04),
-            "algorithm3": (algorithm3_objective, 0.03)}  # fmt: skip
+    runs = {"algorithm1": (algorithm1_objective, 0.04), "algorithm3": (algorithm3_objective, 0.03)}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         gates = {name: adam_run(*run).gates for name, run in runs.items()}
         gates["baseline"] = jnp.zeros(48)

@@ -237,11 +237,15 @@ def words_of_control(*words):
 @pytest.mark.parametrize(
     "source, end",
     [
-        (CHATML, "<|im_end|>"), (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"),
-        (GRANITE, "<|end|>"), (COMMAND, "<user>"), (TEXTS["Mistral"][0], "</s>"),
+        (CHATML, "<|im_end|>"),
+        (LLAMA, "<|eot_id|>"),
+        (GEMMA, "<end_of_turn>"),
+        (GRANITE, "<|end|>"),
+        (COMMAND, "<user>"),
+        (TEXTS["Mistral"][0], "</s>"),
         ("{% for m in messages %}{{ m.content }} </s><s>{% endfor %}", "</s>"),
     ],
-)  # fmt: skip
+)
 def test_the_token_that_ends_a_turn_is_that_behind_what_the_assistant_says(source, end):
     """The longest that stands there; that of another turn, or of the text's end, is none."""
     tokenizer = words_of_control("<|endoftext|>", "<s>", end[:-1], end, "<|im_start|>")

@@ -22,8 +22,11 @@ def made_tuning():
         noise = rng.normal(0, 0.01, (2, *begun[length].shape))
         after = [begun[length] + (stage + 1) * rises[arm] + noise[stage] for stage in range(2)]
         accuracy = np.stack([begun[length], *after])
-        return {"accuracy": accuracy.tolist(), "margin": (3 * accuracy).tolist(),
-                "cross_entropy": (1 - accuracy).tolist()}  # fmt: skip
+        return {
+            "accuracy": accuracy.tolist(),
+            "margin": (3 * accuracy).tolist(),
+            "cross_entropy": (1 - accuracy).tolist(),
+        }
 
     arms = {
         arm: {

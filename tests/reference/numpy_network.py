@@ -108,16 +108,21 @@ def attention(layer, states, mask=unmasked, places=None):
     heads, length = len(layer.query), states.shape[-2]
     places = range(length) if places is None else places
     tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(length)]
-    queries, keys = ([projected(layer, kind, z, i) for i, z in zip(places, tokens, strict=True)]
-                     for kind in ("query", "key"))  # fmt: skip
+    queries, keys = (
+        [projected(layer, kind, z, i) for i, z in zip(places, tokens, strict=True)]
+        for kind in ("query", "key")
+    )
     result = np.zeros_like(states)
     if layer.output_bias is not None:
         result = result + np.asarray(layer.output_bias)
     for h in range(heads):
         g = h // (heads // len(layer.key))
         bias = None if layer.value_bias is None else layer.value_bias[g]
-        low = [layer_norm(layer.down_norm, affine(layer.down, None, z)) for z in tokens] \
-            if hasattr(layer, "down") else tokens  # fmt: skip
+        low = (
+            [layer_norm(layer.down_norm, affine(layer.down, None, z)) for z in tokens]
+            if hasattr(layer, "down")
+            else tokens
+        )
         values, of_group = [affine(layer.value[g], bias, z) for z in low], [k[g] for k in keys]
         for i in range(length):
             first = first_seen(mask_of(layer), places[i])
@@ -148,8 +153,9 @@ def attention_matrix(layer, states):
     """The heads' mean of the softmax's weights; real states of one context."""
     heads = len(layer.query)
     tokens = [layer_norm(layer.norm, z) for z in states]
-    queries, keys = ([projected(layer, kind, z, i) for i, z in enumerate(tokens)]
-                     for kind in ("query", "key"))  # fmt: skip
+    queries, keys = (
+        [projected(layer, kind, z, i) for i, z in enumerate(tokens)] for kind in ("query", "key")
+    )
     result = np.zeros((len(states), len(states)))
     for h in range(heads):
         of_group = [k[h // (heads // len(layer.key))] for k in keys]

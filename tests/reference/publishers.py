@@ -14,9 +14,12 @@ from tokenizers.pre_tokenizers import Split
 
 WORDS, WIDTH, HEADS, DEPTH, HIDDEN, PLACES = 11, 16, 4, 2, 10, 8
 COMMON = {
-    "vocab_size": WORDS, "hidden_size": WIDTH, "num_attention_heads": HEADS,
-    "num_hidden_layers": DEPTH, "intermediate_size": HIDDEN,
-}  # fmt: skip
+    "vocab_size": WORDS,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": DEPTH,
+    "intermediate_size": HIDDEN,
+}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,

@@ -88,10 +88,14 @@ def bad_values(right: Any) -> dict[str, Any]:
 def bad_arrays(numbers: np.ndarray) -> dict[str, Any]:
     """Return the numbers in other types and shapes."""
     return {
-        "as a list": numbers.tolist(), "complex": numbers + 1j, "booleans": numbers > 0,
-        "integers": (10 * numbers).astype(int), "numbers as strings": numbers.astype(str),
-        "objects": numbers.astype(object), "batched": numbers[None],
-    }  # fmt: skip
+        "as a list": numbers.tolist(),
+        "complex": numbers + 1j,
+        "booleans": numbers > 0,
+        "integers": (10 * numbers).astype(int),
+        "numbers as strings": numbers.astype(str),
+        "objects": numbers.astype(object),
+        "batched": numbers[None],
+    }
 
 
 def bad_rows(numbers: np.ndarray) -> dict[str, Any]:

@@ -58,8 +58,10 @@ def test_pointing_at_a_token_tells_of_it(opened):
         widths = opened.value("[...card.querySelectorAll('.bar')].map(bar => bar.style.width)")
         shares = [record[name] for name in list(record)[7:]]
         assert [float(width[:-1]) for width in widths] == [float(share) for share in shares]
-        box = opened.value("(({top, left, bottom, right}) => [top, left, bottom, right])"
-                           "(card.getBoundingClientRect())")  # fmt: skip
+        box = opened.value(
+            "(({top, left, bottom, right}) => [top, left, bottom, right])"
+            "(card.getBoundingClientRect())"
+        )
         assert min(box) >= 0 and box[2] <= HEIGHT and box[3] <= WIDTH, "all of it is in sight"
     opened.point_at("h1")
     assert told(opened) is None

@@ -188,11 +188,14 @@ def test_a_comparison_is_of_the_other_pages_colours_and_font(tab, scheme, tmp_pa
         assert tab.value("document.documentElement.scrollWidth") <= 380, "nothing runs out of it"
     assert looks[0] == looks[1]
     look(tab, path, 1200, scheme)
-    assert tab.value("getComputedStyle(document.querySelector('img')).filter") == {
-        "light": "none", "dark": "invert(0.92) hue-rotate(180deg)"
-    }[scheme]  # fmt: skip
-    name, title = (tab.value(f"document.querySelector({one!r}).getBoundingClientRect().left")
-                   for one in ("h1", "header p"))  # fmt: skip
+    assert (
+        tab.value("getComputedStyle(document.querySelector('img')).filter")
+        == {"light": "none", "dark": "invert(0.92) hue-rotate(180deg)"}[scheme]
+    )
+    name, title = (
+        tab.value(f"document.querySelector({one!r}).getBoundingClientRect().left")
+        for one in ("h1", "header p")
+    )
     assert name == title
     assert not tab.named("Runtime.exceptionThrown")
 

@@ -42,9 +42,11 @@ def test_nothing_is_loaded_from_anywhere(path, read):
     (policy,) = (one for one in read.all("meta") if "http-equiv" in one)
     allowed = dict(rule.split(" ", 1) for rule in policy["content"].split("; "))
     assert allowed == {
-        "default-src": "'none'", "script-src": "'unsafe-inline'", "style-src": "'unsafe-inline'",
+        "default-src": "'none'",
+        "script-src": "'unsafe-inline'",
+        "style-src": "'unsafe-inline'",
         "img-src": "data:",
-    }  # fmt: skip
+    }
     ours = path.read_text(encoding="utf-8").replace(page_module.vl_convert.javascript_bundle(), "")
     addresses = set(re.findall(r"https?://[\w./-]+", ours))
     assert all(one.startswith("https://vega.github.io/schema/") for one in addresses)  # a name
@@ -74,9 +76,12 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     """A wren of three tokens, which no context may end in the midst of without a word."""
     energies = np.array([[1.0, 2.0, 3.0, 4.0, 6.0, 8.0]])
     parts: Any = (
-        np.ones(()), np.eye(6)[5], *(np.repeat(energies, n, 0) for n in (3, 4)), np.ones((1, 1)),
+        np.ones(()),
+        np.eye(6)[5],
+        *(np.repeat(energies, n, 0) for n in (3, 4)),
+        np.ones((1, 1)),
         np.repeat(energies, 2, 0),
-    )  # fmt: skip
+    )
     account = TokenAccount(*parts)
     text = ["a", "", "", "\U0001f426", "b", "", ""]
     influence = lim.Influence.from_energies(
@@ -89,8 +94,12 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
     fields = read.json("fields")
     told = [dict(zip(fields, one, strict=True)) for one in read.json("records")[0]]
-    assert [one["place"] for one in told] == ["1 of 6, left", "2 to 4 of 6, left",
-                                              "5 of 6, middle", "6 of 6, right"]  # fmt: skip
+    assert [one["place"] for one in told] == [
+        "1 of 6, left",
+        "2 to 4 of 6, left",
+        "5 of 6, middle",
+        "6 of 6, right",
+    ]
     assert [one["part"] for one in told] == ["4.17 %", "37.5 %", "25 %", "33.3 %"]
     assert [one["density"] for one in told] == ["0.25", "0.75", "1.5", "2"]
     bird, rest = (one["text"] for one in read.all("span", "most"))
@@ -167,9 +176,12 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
         columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
         density, error = np.asarray(found.density)[kept], np.asarray(found.density_error)[kept]
         for key, values in {
-            "p": np.arange(1, 10)[kept] / 9, "m": density, "error": error,
-            "low": density - 2 * error, "high": density + 2 * error,
-        }.items():  # fmt: skip
+            "p": np.arange(1, 10)[kept] / 9,
+            "m": density,
+            "error": error,
+            "low": density - 2 * error,
+            "high": density + 2 * error,
+        }.items():
             np.testing.assert_allclose(columns[key], values, rtol=1e-4)
         shown = [(row["region"], row["from"], row["to"]) for row in averages]
         assert shown == [("left", 0, 0.25), ("middle", 0.25, 0.75), ("right", 0.75, 1)]
@@ -291,10 +303,22 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     rows = [cell["text"].strip() for cell in read.all("td")]
     assert rows[:2] == list(pages.BY_PLACE[1])
     assert rows[2:17] == [
-        "<b>first</b>", "50 % ± 10 %", "38 %", "3", "“<i>” 8 %",
-        "last", "25 % (one context has it: no error)", "12 %", "1", "“é” 9 %",
-        "the rest, in no part", "75 % (error 0)", "50 %", "3", "“a” 7 %",
-    ]  # fmt: skip
+        "<b>first</b>",
+        "50 % ± 10 %",
+        "38 %",
+        "3",
+        "“<i>” 8 %",
+        "last",
+        "25 % (one context has it: no error)",
+        "12 %",
+        "1",
+        "“é” 9 %",
+        "the rest, in no part",
+        "75 % (error 0)",
+        "50 %",
+        "3",
+        "“a” 7 %",
+    ]
     assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))

@@ -65,8 +65,12 @@ def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given()
     found = channels()
     data = to_xarray(found, grid=GRID)
     assert dict(data.sizes) == {
-        "channel": 3, "position": LENGTH, "component": WIDTH, "layer": LAYERS, "depth": LAYERS + 1,
-    }  # fmt: skip
+        "channel": 3,
+        "position": LENGTH,
+        "component": WIDTH,
+        "layer": LAYERS,
+        "depth": LAYERS + 1,
+    }
     np.testing.assert_allclose(data.position, NODES, rtol=1e-12)
     np.testing.assert_allclose(data.vector.sel(channel="cone"), data.cone.sum("layer"), rtol=1e-12)
     residual = (np.asarray(found.covectors)[-1] ** 2).sum(axis=1)

@@ -108,9 +108,16 @@ def test_influences_are_paired_by_the_pairs_that_are_told():
 
 @pytest.mark.parametrize(
     "pairs",
-    [[[0, 0]], np.array([0, 1]), np.array([[0.0, 1.0]]), np.array([[0, 3]]), np.array([[-1, 0]]),
-     np.array([[0, 0], [0, 1]]), np.array([[0, 0], [1, 0]])],
-)  # fmt: skip
+    [
+        [[0, 0]],
+        np.array([0, 1]),
+        np.array([[0.0, 1.0]]),
+        np.array([[0, 3]]),
+        np.array([[-1, 0]]),
+        np.array([[0, 0], [0, 1]]),
+        np.array([[0, 0], [1, 0]]),
+    ],
+)
 @pytest.mark.usefixtures("as_users_run")
 def test_pairs_of_no_examples_are_refused(pairs):
     regions = common_regions([2], 0.25)
@@ -142,14 +149,18 @@ def made(names, seed, tilt, record="abd"):
     common = {name: np.random.default_rng(ord(name)).exponential(1, 12) for name in "abcde"}
     generator = np.random.default_rng(seed)
     energies = [
-        common[name][: LENGTHS[name]] * np.linspace(1, tilt, LENGTHS[name])
-        * np.exp(generator.standard_normal(LENGTHS[name]) / 20) for name in names
-    ]  # fmt: skip
+        common[name][: LENGTHS[name]]
+        * np.linspace(1, tilt, LENGTHS[name])
+        * np.exp(generator.standard_normal(LENGTHS[name]) / 20)
+        for name in names
+    ]
     shares = {
-        "key": [energy[1] / energy.sum() if name in record else np.nan
-                for name, energy in zip(names, energies, strict=True)],
+        "key": [
+            energy[1] / energy.sum() if name in record else np.nan
+            for name, energy in zip(names, energies, strict=True)
+        ],
         f"of {seed} alone": [0.5] * len(names),
-    }  # fmt: skip
+    }
     return MeasuredContexts(list(names), energies, [ASKED[n] for n in names], shares, 0.3)
 
 
@@ -225,12 +236,18 @@ def test_what_is_no_result_is_refused():
     [
         (0.25, 0.1, "B uses the middle 10.0 ± 4.0 points more than A."),
         (-0.25, 0.1, "B uses the middle 10.0 ± 4.0 points less than A."),
-        (0.25, 0.13, "B uses the middle 10.0 ± 5.2 points more than A, which is within two "
-         "errors."),
-        (0.25, np.inf, "B uses the middle 10.0 points more than A, of one context alone, which has "
-         "no error."),
+        (
+            0.25,
+            0.13,
+            "B uses the middle 10.0 ± 5.2 points more than A, which is within two errors.",
+        ),
+        (
+            0.25,
+            np.inf,
+            "B uses the middle 10.0 points more than A, of one context alone, which has no error.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_sentence_says_the_points_their_error_and_whether_they_are_told(middle, error, said):
     """The middle is two fifths of the context, so that a density of 0.25 is a tenth of Z."""
     change = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0)).whole.change

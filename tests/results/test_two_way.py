@@ -75,8 +75,10 @@ def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatt
     np.testing.assert_allclose(found.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
     for d in range(4):
         for p in range(4):
-            cells = [share[order[:, p] == d, p].mean()
-                     for share, order in zip(shares, documents, strict=True)]  # fmt: skip
+            cells = [
+                share[order[:, p] == d, p].mean()
+                for share, order in zip(shares, documents, strict=True)
+            ]
             np.testing.assert_allclose(found.table.value[d, p], np.mean(cells), rtol=1e-10)
             np.testing.assert_allclose(found.table.error[d, p], stats.sem(cells), rtol=1e-10)
 
@@ -87,8 +89,9 @@ def test_an_unbalanced_context_is_fitted_by_least_squares():
     shares = np.random.default_rng(3).random(documents.shape)
     rows = [
         np.concatenate([np.eye(7)[o], np.eye(4)[p], np.eye(4)[documents[0, o, p]]])
-        for o in range(7) for p in range(4)
-    ]  # fmt: skip
+        for o in range(7)
+        for p in range(4)
+    ]
     solved, *_ = np.linalg.lstsq(np.array(rows), shares.ravel(), rcond=None)
     residual = shares.ravel() - np.array(rows) @ solved
     places, of_documents = (part - part.mean() for part in (solved[7:11], solved[11:]))
@@ -221,12 +224,16 @@ def estimate(value, error):
 
 def test_words_and_table_are_of_the_numbers():
     found = TwoWayShares(
-        estimate([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
-                 [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]]),
+        estimate(
+            [[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
+            [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]],
+        ),
         estimate([0.2, 0.11, 0.4], [0.01, 0.02, 0.03]),
         estimate([0.3, 0.1, 0.25], [0.015, 0.01, 0.02]),
-        estimate(-0.1, 0.06), 2, 3,
-    )  # fmt: skip
+        estimate(-0.1, 0.06),
+        2,
+        3,
+    )
     assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, “a” holds most: 30.0 ± 1.5 % of the influence.",
         "Whichever document stands there, place 3 holds most, 40.0 ± 3.0 %; "

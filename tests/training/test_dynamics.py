@@ -242,8 +242,10 @@ def test_premises_of_the_penalties_are_what_single_examples_carry(tail, holds):
 def test_a_direction_is_like_the_parameters(direction):
     batch = jnp.ones((2, LENGTH, WIDTH)), jnp.ones(2)
     of_direction = (
-        lim.training.fourth_moments, lim.training.penalty_premises, lim.training.adjoint_growth,
-    )  # fmt: skip
+        lim.training.fourth_moments,
+        lim.training.penalty_premises,
+        lim.training.adjoint_growth,
+    )
     for function in of_direction:
         with pytest.raises(ValueError, match="direction: got .+ the shapes and dtypes of the par"):
             function(scaled_loss, jnp.ones(4), batch, GRID, direction)
@@ -368,8 +370,12 @@ def interrupting(after):
 
 def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
     arguments = (
-        bare_loss, random_states(5, WIDTH, WIDTH), BATCH_OF, GRID, [0.0, 0.1, 0.3, 0.6],
-    )  # fmt: skip
+        bare_loss,
+        random_states(5, WIDTH, WIDTH),
+        BATCH_OF,
+        GRID,
+        [0.0, 0.1, 0.3, 0.6],
+    )
     whole = lim.training.gradient_flow(*arguments)
     checkpoint = tmp_path / "flow.eqx"
     with pytest.raises(Interrupted):

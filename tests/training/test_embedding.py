@@ -184,9 +184,15 @@ def test_the_embedding_is_not_frozen(name):
 def test_gradient_flow_moves_the_embedding():
     """One Euler step is minus the risk's gradient, by differences."""
     path = training.gradient_flow(
-        LOSS, PARAMS, (IDS, LABELS), GRID, [0.0, 0.5], solver=diffrax.Euler(),
-        stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
-    )  # fmt: skip
+        LOSS,
+        PARAMS,
+        (IDS, LABELS),
+        GRID,
+        [0.0, 0.5],
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.5,
+    )
     start, end = np.asarray(path.params["words"])
     expected = difference_by_calls(
         lambda words: value_and_gradient("risk", words)[0], PARAMS["words"], MOVED
@@ -249,9 +255,13 @@ ANYWHERE = ("states to a loss of ids", "ids that are floats", "ids of one exampl
 
 @pytest.mark.parametrize(
     "name, case",
-    [(name, case) for name in ("influence", "influence_stream", "balanced_objective")
-     for case in REFUSED] + [("risk", case) for case in ANYWHERE],
-)  # fmt: skip
+    [
+        (name, case)
+        for name in ("influence", "influence_stream", "balanced_objective")
+        for case in REFUSED
+    ]
+    + [("risk", case) for case in ANYWHERE],
+)
 def test_batches_that_do_not_fit_their_loss_are_refused(name, case, as_users_run):
     loss, x, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"batch: .*{message}"):

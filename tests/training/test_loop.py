@@ -130,9 +130,12 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
             resumable(add, state, 4, run=run, checkpoint=checkpoint)
     with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
         resumable(
-            lambda state, index: (state, jnp.ones(2)), start, 4,
-            run={"rate": 0.1}, checkpoint=checkpoint,
-        )  # fmt: skip
+            lambda state, index: (state, jnp.ones(2)),
+            start,
+            4,
+            run={"rate": 0.1},
+            checkpoint=checkpoint,
+        )
 
 
 def test_a_state_of_numpys_arrays_and_of_plain_numbers_goes_on_as_such(tmp_path):

@@ -328,9 +328,16 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
 
     def ours(params, **options):
         return observability_objective(
-            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+            example_loss,
+            observations,
+            params,
+            (X, Y),
+            GRID,
+            drawn,
+            strength=0.3,
+            step=0.5,
             **options,
-        )  # fmt: skip
+        )
 
     def exact(params):
         def traces(x):
@@ -451,9 +458,16 @@ def test_injected_traces_average_over_training_steps():
 
         def objective(step: Any = 0.5, **options):
             return injected_objective(
-                example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=step,
+                example_loss,
+                observations,
+                params,
+                (X, Y),
+                GRID,
+                noise,
+                strength=2.0,
+                step=step,
                 **options,
-            )  # fmt: skip
+            )
 
         later = objective(previous=jnp.arange(6.0), memory=0.25)
         return objective()[1], objective(jnp.full(2, 0.5))[1], later, risk(params)

@@ -271,9 +271,17 @@ def test_a_run_measures_reweights_and_then_trains():
         rows.append((weights, density, mean))
         state = state + weights * (index + 1)
     done = reweighting_run(
-        stage, measure, start[0], GRID, 3,
-        weights=start[1], target=jax.device_put(TARGET), rate=0.3, smallest=0.2, largest=3.0,
-    )  # fmt: skip
+        stage,
+        measure,
+        start[0],
+        GRID,
+        3,
+        weights=start[1],
+        target=jax.device_put(TARGET),
+        rate=0.3,
+        smallest=0.2,
+        largest=3.0,
+    )
     found = done.weights, done.densities, done.records["mean"]
     for ours, expected in zip(found, map(np.stack, zip(*rows, strict=True)), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
@@ -290,9 +298,15 @@ def test_section_4s_run_is_one_whose_stage_sets_the_weights():
         return gate_influence(jnp.zeros(grid.size), weights).density
 
     done = reweighting_run(
-        lambda state, weights, index: (weights, jnp.array(index)), measure,
-        jnp.ones(grid.size), grid, 20, rate=0.5, smallest=0.15, largest=8.0,
-    )  # fmt: skip
+        lambda state, weights, index: (weights, jnp.array(index)),
+        measure,
+        jnp.ones(grid.size),
+        grid,
+        20,
+        rate=0.5,
+        smallest=0.15,
+        largest=8.0,
+    )
     imbalances = ((np.asarray(done.densities) - 1) ** 2).mean(axis=1)
     np.testing.assert_allclose(imbalances, algorithm2_run().history[:20], rtol=1e-10)
 
@@ -352,8 +366,9 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(
     resumed = noisy_run(**options)
     chex.assert_trees_all_equal(jax.tree.map(np.asarray, resumed), at_once)
     longer = noisy_run(UPDATES + 2, **options)
-    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: np.asarray(leaf)[:UPDATES],
-                                             longer[1:]), at_once[1:])  # fmt: skip
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda leaf: np.asarray(leaf)[:UPDATES], longer[1:]), at_once[1:]
+    )
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

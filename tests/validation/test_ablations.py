@@ -144,8 +144,10 @@ def test_an_ablation_is_computed_once(model):
     answers, asked = [np.array([66, 3], np.int32), np.array([9], np.int32)], []
 
     def counting(contexts, answers, **options):
-        asked.extend((bytes(ids.tolist()).decode(), len(answer), options["name"])
-                     for ids, answer in zip(contexts, answers, strict=True))  # fmt: skip
+        asked.extend(
+            (bytes(ids.tolist()).decode(), len(answer), options["name"])
+            for ids, answer in zip(contexts, answers, strict=True)
+        )
         return read_answers(model, contexts, answers, queries=2)
 
     of = Ablated(prompts, answers, None, counting)

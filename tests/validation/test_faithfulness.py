@@ -37,9 +37,18 @@ from lim_jax.models import Targets
 
 RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
 SETTING = FaithfulnessSetting(
-    (PAIRS, FACTS), 6, 2, RECORDS, tokens=TOKENS, fitted=(8, 12), held_out=7, taken_out=(1, 3, 5),
-    weights=(1.0, 0.2), paths=(2,), steps=STEPS,
-)  # fmt: skip
+    (PAIRS, FACTS),
+    6,
+    2,
+    RECORDS,
+    tokens=TOKENS,
+    fitted=(8, 12),
+    held_out=7,
+    taken_out=(1, 3, 5),
+    weights=(1.0, 0.2),
+    paths=(2,),
+    steps=STEPS,
+)
 NAMES = attributions(SETTING)
 
 

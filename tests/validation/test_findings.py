@@ -220,9 +220,17 @@ def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
         rows(page, name)[0] for name in ("mask-gradient", "mask-path on 4", "leave-one-out")
     )
     assert ours == [
-        "mask-gradient", "1", "1", "3", "0.5", "2.60 (2.56 to 2.68)", "4.60 (4.56 to 4.68)",
-        "6.60 (6.56 to 6.68)", "0.38 (0.34 to 0.46)", "",
-    ]  # fmt: skip
+        "mask-gradient",
+        "1",
+        "1",
+        "3",
+        "0.5",
+        "2.60 (2.56 to 2.68)",
+        "4.60 (4.56 to 4.68)",
+        "6.60 (6.56 to 6.68)",
+        "0.38 (0.34 to 0.46)",
+        "",
+    ]
     assert path[:5] == ["mask-path on 4", "4", "4", "12", "2"]
     assert path[-1] == "**-0.16 (-0.19 to -0.10)**" and alone[-1] == "-0.01 (-0.04 to +0.05)"
     assert alone[4] == ""  # no seconds of what was compiled with every call

@@ -77,9 +77,15 @@ def looked_at(models, ids, y):
         return np.concatenate([around(here), *halves, without, [here]])
 
     examples = range(len(ids))
-    values = np.asarray(both_losses(models, jax.device_put(
-        np.stack([[points(seed, one) for one in examples] for seed in range(SEEDS)])
-    ), y))  # fmt: skip
+    values = np.asarray(
+        both_losses(
+            models,
+            jax.device_put(
+                np.stack([[points(seed, one) for one in examples] for seed in range(SEEDS)])
+            ),
+            y,
+        )
+    )
     size, shape = 4 * x[0, 0].size, x.shape
     slopes = [gradient(values[:, :, :size, loss], shape) for loss in (0, 1)]
     halves = [gradient(values[:, :, k * size : (k + 1) * size, 1], shape) for k in (1, 2)]
@@ -146,10 +152,12 @@ def test_profiles_and_values_at_gold_are_those_of_the_definitions(measured):
         flow = jax.tree.map(lambda leaf, seed=seed: np.asarray(leaf)[seed], models.flow)
         layers = [layer_of(flow, index) for index in range(2)]
         seen = {name: values[seed] for name, values in reference.items()}
-        rollouts = np.stack([
-            numpy_network.rollout(layers, x, 2.0, "split", lambda time: 1.0)[-1]
-            for x in seen["x"]
-        ])  # fmt: skip
+        rollouts = np.stack(
+            [
+                numpy_network.rollout(layers, x, 2.0, "split", lambda time: 1.0)[-1]
+                for x in seen["x"]
+            ]
+        )
         for name, values in by_example(seen, rollouts).items():
             tolerance = {"rtol": 1e-7, "err_msg": name}
             np.testing.assert_allclose(found.profile[name][seed], values.mean(axis=0), **tolerance)
@@ -184,10 +192,12 @@ def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
     scores = dict(zip(SCORES, (made.scores[0], made.scores[1], -made.scores[2]), strict=True))
     for one in found:
         attributed = made.profile if one.of == "profile" else made.at_gold
-        expected = np.array([
-            np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
-            for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
-        ])  # fmt: skip
+        expected = np.array(
+            [
+                np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
+                for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
+            ]
+        )
         np.testing.assert_allclose(one.correlations, expected, rtol=1e-12)
         assert one.left_out == (one.score == "accuracy")
         known = expected[~np.isnan(expected)]

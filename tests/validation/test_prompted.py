@@ -210,10 +210,12 @@ def test_errors_of_profiles_are_those_of_leaving_out_each_round(made, study):
         gold = rounds[:, np.arange(4), np.arange(4)]
         without = [np.delete(rounds, one, axis=0) for one in range(60)]
         profiles = np.stack([part.mean(axis=(0, 1)) / part.mean() for part in without])
-        at_gold = np.stack([
-            np.delete(gold, one, axis=0).mean(axis=0) / part.mean()
-            for one, part in enumerate(without)
-        ])  # fmt: skip
+        at_gold = np.stack(
+            [
+                np.delete(gold, one, axis=0).mean(axis=0) / part.mean()
+                for one, part in enumerate(without)
+            ]
+        )
         for left, estimate in ((profiles, found.profile[name]), (at_gold, found.at_gold[name])):
             error = np.sqrt(59 / 60 * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
             np.testing.assert_allclose(estimate.error, error, rtol=0.05, err_msg=name)

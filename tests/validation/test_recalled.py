@@ -135,11 +135,13 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 
     chosen = jax.random.randint(key, (2, 1), 0, 3)[:, 0]
     assert len(set(chosen.tolist())) == 2
-    risk, slope, plain = eqx.filter_jit(lambda model: (
-        eqx.filter_grad(cross_entropy)(model, examples),
-        eqx.filter_grad(surprise)(model, probes, chosen),
-        recall_gradient(SETTING, model, examples, None, key),
-    ))(model)  # fmt: skip
+    risk, slope, plain = eqx.filter_jit(
+        lambda model: (
+            eqx.filter_grad(cross_entropy)(model, examples),
+            eqx.filter_grad(surprise)(model, probes, chosen),
+            recall_gradient(SETTING, model, examples, None, key),
+        )
+    )(model)
     risk, slope = jax.tree.map(np.asarray, (risk, slope))
     length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(slope)))
     for strength in (0.5 / length, 30 / length):
@@ -188,8 +190,12 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
 
 def made_record(shift, seconds, stages):
     course = np.random.default_rng(shift).uniform(size=(stages + 1, 3, 4))
-    return {"steps": [5 * stage for stage in range(stages + 1)], "seconds_per_step": seconds,
-            "accuracy": course.tolist(), "risk": course[..., 0].tolist()}  # fmt: skip
+    return {
+        "steps": [5 * stage for stage in range(stages + 1)],
+        "seconds_per_step": seconds,
+        "accuracy": course.tolist(),
+        "risk": course[..., 0].tolist(),
+    }
 
 
 def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():

@@ -161,8 +161,15 @@ def arms():
         ),
         "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=4),
         "mislabelled": remedies.selective_on_probes(
-            SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
-            wrong=1.0, taught=True,
+            SETTING,
+            answers="true",
+            strength=0.5,
+            clip=0.3,
+            law="only edges",
+            probes=4,
+            every=2,
+            wrong=1.0,
+            taught=True,
         ),
         "some answers": remedies.answers_on_probes(SETTING, probes=3),
         "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
@@ -170,7 +177,7 @@ def arms():
             memory=np.array(MULTIPLIER)
         ),
         "observed": remedies.observed(SETTING, examples=3, places=5),
-    }  # fmt: skip
+    }
 
 
 @cache
@@ -312,8 +319,12 @@ def test_observability_pulls_down_its_own_slope():
     deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), network().flow.layers)
     model = eqx.tree_at(lambda model: model.flow.layers, network(), deeper)
     gradient, _ = compiled("observed")(model, arms()["observed"].memory, batches())
-    slopes = jax.jit(lambda model: (jax.grad(risk)(model, batches().training, EVEN),
-                                    jax.grad(observed_penalty)(model, batches())))  # fmt: skip
+    slopes = jax.jit(
+        lambda model: (
+            jax.grad(risk)(model, batches().training, EVEN),
+            jax.grad(observed_penalty)(model, batches()),
+        )
+    )
     risks, slope = slopes(model)
     assert norm(slope) > 1  # and is clipped
     assert_same(gradient, plus(risks, clipped(slope, 1.0)))

@@ -129,9 +129,14 @@ def test_every_so_many_layers_are_attention_and_the_others_gated_delta_rules():
 
 
 LEARNING = Setting(
-    KeyValueTask(records=4, keys=4, values=3), width=16, heads=2, depth=2, steps=150, batch=32,
+    KeyValueTask(records=4, keys=4, values=3),
+    width=16,
+    heads=2,
+    depth=2,
+    steps=150,
+    batch=32,
     rate=1e-2,
-)  # fmt: skip
+)
 
 
 def trained(**options):

@@ -71,9 +71,10 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
         asked.append((model, tokenizer, setting, checkpoint.parent.parent))
         count, records = setting.prompts, setting.records
         return Answers(
-            rng.uniform(size=count) < 0.5, *rng.uniform(1, 2, (2, count)),
+            rng.uniform(size=count) < 0.5,
+            *rng.uniform(1, 2, (2, count)),
             *rng.uniform(1, 2, (2, count, 2, records)),
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(runs, "ask_prompts", ask_prompts)
     given_by(monkeypatch, "network", "tokenizer")
@@ -179,9 +180,11 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
         json.dumps({name: one._asdict() for name, one in QUICK.items()})
     )
     assert list(found["kinds"]) == [
-        "keys and values, 10 records", "documents, 10 records", "keys and values, 40 records",
+        "keys and values, 10 records",
+        "documents, 10 records",
+        "keys and values, 40 records",
         "sentences",
-    ]  # fmt: skip
+    ]
     score = found["kinds"]["sentences"]["measures"]["influence"]["datamodeling score"]["value"]
     for text in (page.read_text(), capsys.readouterr().out):
         assert f"influence {score:.2f} for 3 passes" in text

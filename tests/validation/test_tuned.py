@@ -65,8 +65,10 @@ def seen(monkeypatch):
 
 
 def without_times(found):
-    arms = {name: {part: arm[part] for part in arm if part != "seconds_per_step"}
-            for name, arm in found["arms"].items()}  # fmt: skip
+    arms = {
+        name: {part: arm[part] for part in arm if part != "seconds_per_step"}
+        for name, arm in found["arms"].items()
+    }
     return found | {"arms": arms}
 
 
@@ -196,8 +198,10 @@ def test_gains_are_paired_by_seed():
         ours, theirs = course(SELECTIVE)[stage], course(PLAIN)[stage]
         test = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
         np.testing.assert_allclose(found[steps].accuracy, [(ours - theirs).mean(), *test])
-        middles = [np.array(arms[arm]["short"]["accuracy"])[stage, :, 2:6].mean(axis=1)
-                   for arm in (SELECTIVE, PLAIN)]  # fmt: skip
+        middles = [
+            np.array(arms[arm]["short"]["accuracy"])[stage, :, 2:6].mean(axis=1)
+            for arm in (SELECTIVE, PLAIN)
+        ]
         np.testing.assert_allclose(found[steps].middle.value, np.mean(middles[0] - middles[1]))
         np.testing.assert_allclose(found[steps].cross_entropy.value, (theirs - ours).mean())
     at_time = tuning_gains(results, SELECTIVE, AT_EQUAL_TIME)

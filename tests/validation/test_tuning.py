@@ -63,10 +63,14 @@ def names(tree):
 TRAINED = {
     f".flow.layers.{name}"
     for name in (
-        "attention.norm.scale", "attention.query", "attention.key",
-        "attention.query_bias", "attention.key_bias", "feed_forward.norm.scale",
+        "attention.norm.scale",
+        "attention.query",
+        "attention.key",
+        "attention.query_bias",
+        "attention.key_bias",
+        "feed_forward.norm.scale",
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -57,10 +57,15 @@ def gemma2(config: Configuration) -> Recipe:
     config.refuse(sliding_window_size=config.get("sliding_window", WINDOW))
     seen = masks_by_kind(config, sizes, full_every(2, sizes.depth))
     return _gemma(
-        config, sizes, "hidden_activation", seen, names=BOTH_SIDES, scale=_scale(config),
+        config,
+        sizes,
+        "hidden_activation",
+        seen,
+        names=BOTH_SIDES,
+        scale=_scale(config),
         cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
-    )  # fmt: skip
+    )
 
 
 def gemma3_text(config: Configuration) -> Recipe:
@@ -76,12 +81,17 @@ def gemma3_text(config: Configuration) -> Recipe:
     rotary = {
         kind: rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
         for kind, (base, default) in usual.items()
-    }  # fmt: skip
+    }
     return _gemma(
-        config, sizes, "hidden_activation", masks_of(config, kinds, rotary), names=BOTH_SIDES,
-        scale=_scale(config), head_norm=sublayers.shared_head_norm,
+        config,
+        sizes,
+        "hidden_activation",
+        masks_of(config, kinds, rotary),
+        names=BOTH_SIDES,
+        scale=_scale(config),
+        head_norm=sublayers.shared_head_norm,
         logit_cap=config.get("final_logit_softcapping"),
-    )  # fmt: skip
+    )
 
 
 def gemma4_text(config: Configuration) -> Recipe:
@@ -97,15 +107,25 @@ def gemma4_text(config: Configuration) -> Recipe:
     rotary = {
         kind: rotary_of(config, size_of[kind], kind=kind, default=base, default_scaling=scaling)
         for kind, (base, scaling) in usual.items()
-    }  # fmt: skip
+    }
     masks = masks_of(config, kinds, rotary, 512)
     biased = config.get_flag("attention_bias")
     recipe = llama_like(
-        config, sizes, masks, act="hidden_activation", activation="gelu_pytorch_tanh", tied=True,
-        names=BOTH_SIDES, biases=Biases(biased, biased), head_norm=sublayers.shared_head_norm,
-        value_norm=sublayers.unscaled_head_norm, scale=1.0, embedding_scale=math.sqrt(sizes.width),
-        logit_cap=config.get("final_logit_softcapping"), network=_side_by_side(config),
-    )  # fmt: skip
+        config,
+        sizes,
+        masks,
+        act="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        names=BOTH_SIDES,
+        biases=Biases(biased, biased),
+        head_norm=sublayers.shared_head_norm,
+        value_norm=sublayers.unscaled_head_norm,
+        scale=1.0,
+        embedding_scale=math.sqrt(sizes.width),
+        logit_cap=config.get("final_logit_softcapping"),
+        network=_side_by_side(config),
+    )
     seen = dict(zip(kinds, masks, strict=True))
     of_kind = {kind: recipe._replace(attention=_attention(mask)) for kind, mask in seen.items()}
     projections = sublayers.keys_as_values if same else sublayers.separate_qkv
@@ -195,10 +215,16 @@ def _gemma(
     config.refuse(use_bidirectional_attention=False)
     config.ignore("hidden_act")  # later members of the family state it, and do not read it
     return llama_like(
-        config, sizes, of_layers, act=act, activation="gelu_pytorch_tanh", tied=True,
-        norm=sublayers.unit_offset_rms_norm, embedding_scale=math.sqrt(sizes.width),
+        config,
+        sizes,
+        of_layers,
+        act=act,
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        norm=sublayers.unit_offset_rms_norm,
+        embedding_scale=math.sqrt(sizes.width),
         **more,
-    )  # fmt: skip
+    )
 
 
 def _scale(config: Configuration) -> float:

@@ -31,8 +31,13 @@ from lim_jax.network.positions import Rotary, Tempered, TemperedRotary
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 
-OF_CWM = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          TRAINED: 8192}  # fmt: skip
+OF_CWM = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    TRAINED: 8192,
+}
 OF_APERTUS = OF_CWM | {"factor": 8.0}
 # Ministral 3's rotary positions where none are stated.
 OF_MINISTRAL = {
@@ -182,9 +187,12 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after the rotation."""
     sizes, rope = sizes_of(config, norm_eps=1e-5), rope_options(config)
     config.refuse(
-        use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False, position_embedding_xdrope=False,
+        use_qk_norm=True,
+        use_rotary_pos_emb=True,
+        use_cla=False,
+        position_embedding_xdrope=False,
         attention_head_dim=sizes.head_dim,
-    )  # fmt: skip
+    )
     config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
     of_images = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
     config.ignore(*OF_HUNYUAN, *of_images)
@@ -198,9 +206,13 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     names = Names(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
     mask = AttentionMask(positions=replace(rotary, from_zero=True))
     return llama_like(
-        config, sizes, sizes.depth * (mask,), names=names, head_norm=sublayers.shared_head_norm,
+        config,
+        sizes,
+        sizes.depth * (mask,),
+        names=names,
+        head_norm=sublayers.shared_head_norm,
         rope_before_qk_norm=True,
-    )  # fmt: skip
+    )
 
 
 def helium(config: Configuration) -> Recipe:
@@ -290,19 +302,29 @@ def nanochat(config: Configuration) -> Recipe:
     """nanochat: norms without weights, of embeddings too and after a rotation that is backwards."""
     biased = config.get_flag("attention_bias")
     return llama_like(
-        config, sizes_of(config), names=OF_NANOCHAT, biases=Biases(biased, biased),
-        activation="relu2", network=sublayers.plain_mlp, projections=sublayers.rotated_backwards,
-        norm=sublayers.rms_norm_without_weights, head_norm=sublayers.shared_head_norm,
-        rope_before_qk_norm=True, logit_cap=config.get("final_logit_softcapping", 15.0),
-    )  # fmt: skip
+        config,
+        sizes_of(config),
+        names=OF_NANOCHAT,
+        biases=Biases(biased, biased),
+        activation="relu2",
+        network=sublayers.plain_mlp,
+        projections=sublayers.rotated_backwards,
+        norm=sublayers.rms_norm_without_weights,
+        head_norm=sublayers.shared_head_norm,
+        rope_before_qk_norm=True,
+        logit_cap=config.get("final_logit_softcapping", 15.0),
+    )
 
 
 def phi3(config: Configuration) -> Recipe:
     """Phi-3, 3.5 and 4: Llama with one fused matrix of projections, and one of gates."""
     config.refuse(
-        attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
+        attention_bias=False,
+        mlp_bias=False,
+        lm_head_bias=False,
+        full_attn_mod=1,
         interpolate_factor=1,
-    )  # fmt: skip
+    )
     sizes = sizes_of(config, norm_eps=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         config.get_int(TRAINED)  # the publisher's reader needs it beside the scaling
@@ -334,9 +356,14 @@ def exaone_like(config: Configuration, sizes: Sizes, *, names: Names, **more: An
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     config.ignore(*(name for name in config if "mtp" in name), "num_nextn_predict_layers")
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions), names=names._replace(further="mtp."),
-        biases=Biases(), head_norm=sublayers.shared_head_norm, **more,
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_of(config, kinds, positions),
+        names=names._replace(further="mtp."),
+        biases=Biases(),
+        head_norm=sublayers.shared_head_norm,
+        **more,
+    )
 
 
 def olmo2(config: Configuration) -> Recipe:
@@ -355,9 +382,12 @@ def olmo3(config: Configuration) -> Recipe:
         kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind) for kind in {*kinds}
     }
     return llama_like(
-        config, sizes, masks_of(config, kinds, rotary), names=Names(**AFTER),
+        config,
+        sizes,
+        masks_of(config, kinds, rotary),
+        names=Names(**AFTER),
         head_norm=sublayers.across_heads,
-    )  # fmt: skip
+    )
 
 
 def glm(config: Configuration) -> Recipe:
@@ -366,9 +396,14 @@ def glm(config: Configuration) -> Recipe:
     of_layers = rotary_masks(config, sizes, default_part=0.5)
     biases = Biases(qkv=config.get_flag("attention_bias", True))
     return llama_like(
-        config, sizes, of_layers, biases=biases, rope_interleaved=True,
-        network=sublayers.fused_gated_mlp, names=Names(up="gate_up_proj"),
-    )  # fmt: skip
+        config,
+        sizes,
+        of_layers,
+        biases=biases,
+        rope_interleaved=True,
+        network=sublayers.fused_gated_mlp,
+        names=Names(up="gate_up_proj"),
+    )
 
 
 def glm4(config: Configuration) -> Recipe:
@@ -428,9 +463,14 @@ def apertus(config: Configuration) -> Recipe:
     of_layers = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
     names = Names(before_attention="attention_layernorm", before_network="feedforward_layernorm")
     return llama_like(
-        config, sizes, of_layers, names=names, head_norm=sublayers.shared_head_norm,
-        network=sublayers.xielu_mlp, activation=xielu,
-    )  # fmt: skip
+        config,
+        sizes,
+        of_layers,
+        names=names,
+        head_norm=sublayers.shared_head_norm,
+        network=sublayers.xielu_mlp,
+        activation=xielu,
+    )
 
 
 def masks_by_kind(
