@@ -1,9 +1,9 @@
 """Published configurations, made tiny, beside transformers.
 
 ``python benchmarks/published.py [PART]`` (the extra ``parity``) takes those of
-tests/models/published.json whose names contain PART. transformers makes a network of each and saves
-it; its ``config.json`` is then replaced by the published one, sizes apart, and the logits of what
-`models.load` reads are compared in float64. Weights are in full precision. What is refused is
+tests/checkpoints/published.json whose names contain PART. transformers makes a network of each and
+saves it; its ``config.json`` is then replaced by the published one, sizes apart, and the logits of
+what `models.load` reads are compared in float64. Weights are in full precision. What is refused is
 printed with the reason.
 """
 
@@ -31,7 +31,7 @@ from lim_jax._refusal import Refusal
 from lim_jax.checkpoints.families.table import recipe_of
 from lim_jax.models.causal import open_files
 
-CONFIGS = Path(__file__).parent.parent / "tests" / "models" / "published.json"
+CONFIGS = Path(__file__).parent.parent / "tests" / "checkpoints" / "published.json"
 # What transformers calls otherwise, or writes by other names than the publisher does.
 CALLED = {"mimo": "qwen2", "kimi_k2": "deepseek_v3"}
 INSIDE = dict.fromkeys(("kimi_k25", "llama4"), "language_model.")

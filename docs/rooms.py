@@ -50,7 +50,7 @@ def public(room: str) -> dict[str, dict[str, str]]:
     if not files:
         return {f"lim_jax.{room}": _lines(f"lim_jax.{room}")[1]}
     stub = (ROOT / "lim_jax" / room / "__init__.pyi").read_text(encoding="utf-8")
-    handed_out = set(re.findall(r"^from \.\w+ import (\w+) as", stub, re.MULTILINE))
+    handed_out = set(re.findall(r"^from \.[\w.]+ import (\w+) as", stub, re.MULTILINE))
     modules = {f"lim_jax.{room}.{file}": _lines(f"lim_jax.{room}.{file}")[1] for file in files}
     chosen = {
         module: {name: line for name, line in names.items() if name in handed_out}

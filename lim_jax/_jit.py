@@ -1,15 +1,14 @@
-"""Programs that the library compiles itself: checks are values in them, and vectors are wide."""
+"""Programs that the library compiles itself: wide vectors, and checks that may be values."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
-from jax.core import Tracer
 from jax.experimental import checkify
-from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
-from jaxtyping import PyTree
+from jax.extend.core import get_opaque_trace_state
 
 from lim_jax._errors import in_our_words
 
@@ -17,7 +16,9 @@ Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 # Whether checks are values of the program that is traced: JAX's caches of what was traced know it.
 CHECKS_ARE_VALUES = jax.make_user_context(default_value=False)
-NOT_TRACING = get_opaque_trace_state()
+# Asked in a thread of its own, in which nothing traces: this file may be imported within a trace.
+with ThreadPoolExecutor() as thread:
+    NOT_TRACING = thread.submit(get_opaque_trace_state).result()
 # XLA's CPU by itself takes vectors of 256 bits where the processor has wider ones, too.
 WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}
 
@@ -37,66 +38,52 @@ def jit_is_off() -> bool:
     return config.jax_disable_jit
 
 
+def _is_outermost() -> bool:
+    """Whether a call compiles a program of its own, which alone takes options of the compiler."""
+    return not jit_is_off() and get_opaque_trace_state() == NOT_TRACING
+
+
 def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """Equinox's, with errors in our words, and checks as values where nothing traces the call.
-
-    A program with a callback, as Equinox's checks of values have, is never kept in JAX's
-    compilation cache, and on an accelerator it waits for the host. So what we compile ourselves
-    returns whether a check failed, and the host raises. Within another's trace checks raise from
-    within the program.
-    """
-    traced = eqx.filter_jit(function)
-
-    @wraps(function)
-    def program(*args: Any, **kwargs: Any) -> tuple[checkify.Error | None, Any]:
-        arrays, static = eqx.partition((args, kwargs), eqx.is_array)
-        others = []
-
-        def of_arrays(arrays: PyTree) -> PyTree:
-            args, kwargs = eqx.combine(arrays, static)
-            results = function(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-            results, other = eqx.partition(results, eqx.is_array)
-            others.append(other)
-            return results
-
-        opened, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(arrays)
-        failed, of_leaves, leaves = None, jaxpr_as_fun(opened), jax.tree.leaves(arrays)
-        if opened.effects:  # checks are among them; to look for some where none are takes a while
-            checked = checkify.checkify(of_leaves, errors=checkify.user_checks)
-            failed, leaves = checked(*leaves)
-        else:
-            leaves = of_leaves(*leaves)
-        results = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-        return failed, eqx.combine(results, others[-1])
+    """`equinox.filter_jit` with vectors as wide as the processor's, and errors in our words."""
+    inner: Any = eqx.filter_jit(function)
 
     @cache
-    def compiled() -> Callable[..., tuple[checkify.Error | None, Any]]:
+    def outermost() -> Any:
         jitted: Any = eqx.filter_jit
-        return jitted(program, compiler_options=_options())
+        return jitted(function, compiler_options=_options())
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         with in_our_words():
-            if jit_is_off() or get_opaque_trace_state() != NOT_TRACING:
-                return traced(*args, **kwargs)
-            try:
-                with CHECKS_ARE_VALUES(True):
-                    failed, results = compiled()(*args, **kwargs)
-            except eqx.EquinoxRuntimeError:
-                # A check of another library, such as diffrax's, stopped it before ours were read:
-                # with callbacks the first of all raises.
-                return traced(*args, **kwargs)
-            except ValueError as error:
-                # Nor does checkify open the operators of some libraries, such as lineax's; and in
-                # the trace in which this module was imported, at first use, XLA takes no options.
-                if not any(words in str(error) for words in ("not functionalized", "top-level")):
-                    raise
-                return traced(*args, **kwargs)
-            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((failed, results))):
-                return traced(*args, **kwargs)  # in that trace, where there are no options
-            said = failed and failed.get()
-            if said:
+            return (outermost() if _is_outermost() else inner)(*args, **kwargs)
+
+    return call
+
+
+def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """`filter_jit` for the programs of commands, which JAX's compilation cache is to keep.
+
+    The cache keeps no program with a callback, as Equinox's checks of values are. So the program
+    returns, beside its results, whether a check failed, and the host raises. The results are
+    arrays; a check of ours within an operator of lineax is not found, and JAX raises.
+    """
+    inner = filter_jit(function)
+
+    @filter_jit
+    @wraps(function)
+    def program(*args: Any, **kwargs: Any) -> Any:
+        return checkify.checkify(function, errors=checkify.user_checks)(*args, **kwargs)
+
+    @wraps(function)
+    def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        if not _is_outermost():
+            return inner(*args, **kwargs)
+        with CHECKS_ARE_VALUES(True):
+            failed, results = program(*args, **kwargs)
+        said = failed.get()
+        if said:
+            with in_our_words():
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))
-            return results
+        return results
 
     return call

@@ -18,10 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import reference.tracing  # noqa: F401
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from reference import by_numpy
 from reference.as_users import temporary_bytes
 from reference.networks import randomised
 
@@ -88,7 +86,7 @@ def dense_and_tiled():
 
 
 def saved(folder, attend=attention.causal_attention):
-    """The network and batch of `virtual` with another way to attend, and NumPy's numbers."""
+    """The network and batch of `virtual` with another way to attend, and one device's numbers."""
     arrays, numbers = pickle.loads(Path(folder, "one").read_bytes())
     return jax.tree.unflatten(jax.tree.structure(shapes(attend)), arrays), numbers
 
@@ -109,7 +107,7 @@ def largest_difference(found, expected):
 def virtual(folder):
     """Spread examples and context over all devices; examples alone are of the two processes.
 
-    Beside NumPy, which runs what was traced on no device at all and compiles nothing.
+    Beside those of one device, which are saved.
     """
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     both = NamedSharding(mesh, PartitionSpec("data", "context"))
@@ -117,7 +115,7 @@ def virtual(folder):
     spread = jax.device_put(batch, both)
     for names, attends in dense_and_tiled():
         for name, job in each(*names).items():
-            numbers[name, attends] = jax.tree.leaves(by_numpy.run(job, model, batch))
+            numbers[name, attends] = jax.tree.leaves(job(model, batch))
             found = job(model, spread)
             gap = largest_difference(found, numbers[name, attends])
             assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
@@ -224,7 +222,7 @@ def ring(folder):
     graded, long = lim.graded_grid(28), "gradient and its jvp"
     for grid, *some in ((graded.windowed(9),), (graded, long)):
         found = of_attention(attend, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
-        apart = of_attention(dense, grid, by_numpy.run, *some)
+        apart = of_attention(dense, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
         for mode in found:
             gap = largest_difference(found[mode], jax.tree.leaves(apart[mode]))
             assert gap < 1e-12, (mode, grid, gap)
@@ -253,7 +251,7 @@ def ring(folder):
 
 
 def gap_of_rounding(attend):
-    """Of a gradient in float32 with products in bfloat16, beside NumPy's in float64."""
+    """Of a gradient in float32 with products in bfloat16, beside one device's in float64."""
 
     def gradient(attend, grid):
         def total(*at):
@@ -262,7 +260,7 @@ def gap_of_rounding(attend):
         return jax.grad(total, argnums=(0, 1, 2))
 
     at = heads(0, 2, 28)
-    expected = by_numpy.run(gradient(dense, lim.graded_grid(28)), *at)
+    expected = jax.jit(gradient(dense, lim.graded_grid(28)))(*at)
     single = [array.astype(jnp.float32) for array in at]
     with jax.default_matmul_precision("bfloat16"):
         found = jax.jit(gradient(attend, lim.graded_grid(28, dtype=jnp.float32)))(*single)

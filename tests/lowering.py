@@ -13,7 +13,6 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import reference.tracing  # noqa: F401
 from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AxisType

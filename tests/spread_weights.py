@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import ROOT
 
 import lim_jax as lim
@@ -103,10 +103,10 @@ def mesh_of(shape, *names):
 
 
 def over_eight(folder):
-    """Spread over eight devices, beside examples too, after NumPy, which is saved."""
+    """Spread over eight devices, and beside examples; the numbers of one device are saved."""
     publishers.write(Path(folder), CONFIG, tensors())
     alone = models.load(folder, "float64")
-    one = jax.tree.leaves(by_numpy.run(asked, alone))
+    one = jax.tree.leaves(eqx.filter_jit(asked)(alone))
     np.savez(Path(folder) / "one.npz", *one)
     # Four groups of keys go over four devices; over eight each has them all.
     mesh = mesh_of((2, 4), "data", "model")
@@ -137,7 +137,7 @@ def hybrid_over_eight(folder):
     spread = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data")))
     found = eqx.filter_jit(gradients)(whole, spread)
     assert len(found.sharding.device_set) == 8
-    np.testing.assert_allclose(found, by_numpy.run(gradients, alone, ids), atol=1e-12)
+    np.testing.assert_allclose(found, eqx.filter_jit(gradients)(alone, ids), atol=1e-12)
     print("hybrid equal")
 
 

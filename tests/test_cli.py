@@ -175,6 +175,7 @@ def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
         convergence.measure(checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_says_so_in_a_line(tmp_path):
     """Where no error can be raised, as in JAX's own callback, and while XLA compiles."""
     program = """

@@ -1,6 +1,6 @@
 """JAX's tools for debugging: every public function without jit, and where NaN is looked for.
 
-The calls are the right ones of `tests/test_front_door.py`; derivatives stand in
+The calls are the right ones of `tests/test_hostile_arguments.py`; derivatives stand in
 `tests/test_transformations.py`.
 """
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.first_doors import FIRST
-from reference.last_doors import LAST
-from reference.later_doors import LATER
+from reference.calls_of_networks import OF_NETWORKS
+from reference.calls_of_results import OF_RESULTS
+from reference.calls_of_training import OF_TRAINING
 from reference.networks import byte_network, layer_of, random_flow, random_states
 
 import lim_jax as lim
@@ -21,15 +21,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the calls, which tests of their own hold
 ]
 
-CALLS = FIRST | LATER | LAST
+CALLS = OF_NETWORKS | OF_RESULTS | OF_TRAINING
 GRID = lim.token_grid(5)
 
 
 def outcome(name):
     """The numbers of a right call, or the error's words where its arguments are made up."""
-    function, arguments = CALLS[name]
+    call = CALLS[name]
     try:
-        result = function(**{argument: value.right for argument, value in arguments.items()})
+        result = call.function(**call.right)
     except Exception as error:
         # What a solver of lineax says depends on how it is run.
         return "a solver's error" if "linear solver" in str(error) else f"{type(error)}: {error}"
@@ -95,6 +95,7 @@ def test_without_jit_a_users_loss_sees_numbers():
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [False, True])
 def test_where_nan_is_looked_for_it_is_found(jitted):
     """JAX repeats the program that has one, operation by operation, and names the first."""

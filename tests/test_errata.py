@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from reference.dense import jacobian_blocks
 from reference.differences import fitted_order
 from reference.networks import LENGTH, layer_of, random_flow, random_states
@@ -67,6 +68,7 @@ def test_section_4_divides_the_context_in_two_ways():
         np.testing.assert_allclose(lim.regional_averages(numbers, regions), means, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
     """[0.15, 8]: renormalising comes after clipping."""
     weights = np.asarray(algorithm2_run().gates)
@@ -108,6 +110,7 @@ def cone_masses(attention):
     return found
 
 
+@pytest.mark.slow
 def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converges():
     """Averaging has C(q) = 1/q - 1: its integral from 0 is infinite."""
     # `eq:finite-cone-mass-estimator`, `eq:cone-mass`.
@@ -121,6 +124,7 @@ def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converge
     np.testing.assert_allclose(np.diff(averages), np.log(2) / 0.2, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_the_printed_probes_see_the_frobenius_norm_and_the_local_operator():
     grid, x = lim.token_grid(LENGTH), random_states()
     attention = layer_of(random_flow(depth=1)).attention

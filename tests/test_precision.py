@@ -63,6 +63,7 @@ def test_attention_of_large_queries_and_keys(kind):
         np.testing.assert_allclose(exact(half), expected, atol=ROUNDING * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_cone_mass_of_large_states():
     """Masses of some 1e-8, which float16 does not hold: they are given in float32."""
     grid = lim.graded_grid(LENGTH, dtype=jnp.float16)

@@ -144,6 +144,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     assert page.count("Mira Castellan") > 1 and len(page) > 10_000
 
 
+@pytest.mark.slow
 def test_documents_of_every_script_are_cut_whole(tokenizer):
     """Many of its tokens are a space and the first byte of a letter."""
     context = context_of(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)

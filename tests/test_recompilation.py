@@ -156,6 +156,7 @@ def balanced(model, batch):
 INSTRUCTIONS = {"influence": (measured, 1200), "algorithm 1": (jax.grad(balanced), 3310)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_programs_are_no_larger_than_they_were(name):
     job, most = INSTRUCTIONS[name]

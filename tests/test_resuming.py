@@ -149,6 +149,7 @@ def test_a_checkpoint_is_named_by_a_string_too(tmp_path, monkeypatch):
     assert each_once({"one": lambda: 2}, "groups", {}) == {"one": 1}
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     """By a signal that no process survives, at a moment that nobody chose."""
     program, checkpoint = tmp_path / "program.py", tmp_path / "stream"

@@ -231,6 +231,7 @@ def test_second_derivatives_in_the_input():
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=form)
 
 
+@pytest.mark.slow
 def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
     """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
     params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
@@ -254,6 +255,7 @@ def test_a_stopped_gradient_is_zero_and_ours_is_not():
     assert norms[0] == 0 and norms[1] > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, step", CASES)
 def test_every_nesting_agrees_with_differences(name, step):
     """Dear: a nesting is a program of its own, of second order or third."""
@@ -305,6 +307,7 @@ def balanced(params, x):
     return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [ledger, hops, masked, mass, product_bound, balanced])
 def test_values_under_vmap_and_jit_are_those_without(function):
     several = [on_host((attentive(lim.euler), X)) for _ in range(2)]

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require, require_kind
+from lim_jax._checks import (
+    as_int,
+    described,
+    error_if_not_finite,
+    is_real,
+    require,
+    require_kind,
+)
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
@@ -76,14 +83,56 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     resamples: int = 1000,
 ) -> ChannelBounds:
-    """Estimate bounds from the data, each with bootstrap confidence over the examples."""
+    """Estimate bounds from the data, each with bootstrap confidence over the examples.
+
+    Of one example they are its own values, and say nothing of others.
+
+    Parameters
+    ----------
+    regional
+        From `regional_channels`, of one example at least.
+    key
+        By which examples are drawn.
+    confidence
+        That of each bound, a probability above 0 and below 1.
+    resamples
+        How many times as many examples are drawn: ``1 / (1 - confidence)`` at least, or no
+        quantile is that far out.
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these.
+    EquinoxRuntimeError
+        If a product is infinite or NaN.
+    """
+    require_kind(regional, RegionalChannels, "regional", REGIONAL)
+    examples = regional.products.shape[0]
+    require(
+        examples > 0, "regional.products", got="no example", expected="one at least", cure=REGIONAL
+    )
+    require(
+        is_real(confidence) and 0 < confidence < 1,
+        "confidence",
+        got=described(confidence),
+        expected="a probability above 0 and below 1",
+        cure="Try 0.95.",
+    )
+    resamples = as_int(resamples, "resamples")
+    require(
+        confidence <= 1 - 1 / resamples,
+        "resamples",
+        got=f"{resamples} at a confidence of {confidence:g}",
+        expected="1 / (1 - confidence) of them at least",
+        cure="Try 1000.",
+    )
+    products = error_if_not_finite(regional.products, "regional.products")
     # One-sided quantiles of the resampled energies and correlations, and never inside the data's
     # own values, so that the criterion's conclusion is true of the data themselves too.
-    examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
     def resampled(draw: Array) -> tuple[Array, Array]:
-        sample = RegionalChannels(regional.products[draw])
+        sample = RegionalChannels(products[draw])
         return sample.energies, sample.correlations
 
     energies, correlations = jax.lax.map(resampled, draws)

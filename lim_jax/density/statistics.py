@@ -28,7 +28,7 @@ from lim_jax._checks import (
     require,
     require_floats,
 )
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     Convention,
@@ -132,7 +132,7 @@ class Influence(eqx.Module):
     example_energies: Float[Array, "examples length"] | None = None
 
     @classmethod
-    @filter_jit
+    @cached_jit
     def from_energies(
         cls,
         energies: Float[Array, "examples length"],

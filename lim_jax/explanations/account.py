@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_kind
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import most_heads, require_attention
 from lim_jax.adjoint.stages import SparseRows, pull_back_stages
@@ -209,7 +209,7 @@ def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: State, grid: Grid) -> 
     return flow.at_layer(lambda layer: flow.transition(layer, x, grid), number, x.dtype)
 
 
-@filter_jit
+@cached_jit
 def _ended(
     terminal_loss: Callable[[State, Any], Scalar],
     last: State,
@@ -268,7 +268,7 @@ def _passed(
     return moved, jnp.zeros(most_heads(flow), sweep.covector.dtype)
 
 
-_embedded = filter_jit(CausalLM.embed)
+_embedded = cached_jit(CausalLM.embed)
 
 
 def parts_of_ids(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.certificate import Certificate, compare
 from lim_jax.adjoint.cone import JointCone, joint_cone
 from lim_jax.adjoint.criteria import (
@@ -82,7 +82,7 @@ def primacy_of_the_cone(
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
 
 
-@filter_jit
+@cached_jit
 def _products_from_below(
     growths: Float[Array, "examples depth"], depth: int
 ) -> Float[Array, "examples layers"]:

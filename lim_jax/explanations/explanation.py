@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._checks import require_key, require_name
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.criteria import right_biased_queries
@@ -212,7 +212,7 @@ def explain(
     return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
 
 
-_residual_energies = filter_jit(readout_residual_energies)
+_residual_energies = cached_jit(readout_residual_energies)
 
 
 def _of_queries(
@@ -279,7 +279,7 @@ def _stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@filter_jit
+@cached_jit
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
     energies, products = found["energy"], found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import as_int, described, require
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
@@ -68,6 +68,21 @@ def attention_studies(
     >>> study.verdict, [round(error, 9) for error in study.errors]
     ('measured', [0.1, 0.01])
     """
+    require(
+        0 < inside < 1,
+        "inside",
+        got=f"{inside}",
+        expected="a position above 0 and below 1",
+        cure="The theorem is of positions from there on: try 0.2.",
+    )
+    require(
+        0 < delta <= 1,
+        "delta",
+        got=f"{delta}",
+        expected="a width above 0, and 1 at most",
+        cure="It is that of the left region: try 0.2.",
+    )
+    require_references(references)
     got, expected = f"{min(sizes)} tokens at delta = {delta}", "a token in the left region"
     cure = "Take more tokens, or a larger delta."
     require(math.floor(delta * min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
@@ -116,6 +131,18 @@ def attention_studies(
     return {name: study(*part) for name, part in parts.items()}
 
 
+def require_references(references: Sequence[Grid]) -> None:
+    """Raise ValueError if the grid that tells the reference's error is the reference itself."""
+    check, reference = references
+    require(
+        not np.array_equal(check._nodes(), reference._nodes()),
+        "references",
+        got=f"{described(reference)} twice",
+        expected="two grids, of which the first tells the error of the second",
+        cure="Pass two resolutions, such as (gauss_grid(64), gauss_grid(96)).",
+    )
+
+
 def _cell_errors(
     attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
 ) -> list[np.ndarray]:
@@ -143,11 +170,13 @@ def attention_constant(
     r"""Measure the constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
     By `eq:score-bounded-lipschitz-from-bounded-assumption`, `eq:riemann-attention-error` and
-    `eq:attention-two-denominator-lower-bounds` cell i errs by at most :math:`C_R/L`, with
+    `eq:attention-two-denominator-lower-bounds` cell i errs by at most :math:`C_R/L`, with the
+    extremes over so many `points`, two at least:
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
     """
+    points = as_int(points, "points", least=2)
     beyond = _beyond_the_theorem(attention)
     cure = "The constant is of keys that know their position by the states alone."
     got = " and ".join(beyond)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.grid.measure import Grid
 from lim_jax.limits.constants import (
     DepthConstants,
@@ -107,7 +107,7 @@ def trajectory_studies(
     }
 
 
-@filter_jit
+@cached_jit
 def _states_at(
     flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
 ) -> Float[Array, "times length width"]:

@@ -19,6 +19,7 @@ from lim_jax._checks import (
     as_int,
     as_path,
     described,
+    is_real,
     require,
     require_callable,
     require_kind,
@@ -26,7 +27,7 @@ from lim_jax._checks import (
 from lim_jax._jit import filter_jit
 from lim_jax._writing import write_file
 from lim_jax.grid.measure import Grid, require_grid
-from lim_jax.limits.attention import SMOOTH, PositionField
+from lim_jax.limits.attention import SMOOTH, PositionField, require_references
 from lim_jax.limits.references import polynomial_twins, reliability_warning
 from lim_jax.limits.refinement import largest, refine
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
@@ -171,6 +172,15 @@ def convergence_study(
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
 
         errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
+        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound else {}
+        below = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
+        require(
+            not below,
+            f"quantities[{name!r}].bound",
+            got=", ".join(below),
+            expected="nothing below zero, as errors are positive",
+            cure="It is a function of the refinement, such as lambda n: 0.51 / n.",
+        )
         bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
         cure = "What is exact, or not finite, has no order of convergence: leave it out."
         what, expected = f"quantities[{name!r}]", "positive finite errors"
@@ -351,6 +361,7 @@ def _reference_runs(
         expected = "two depth flows where positions are not refined"
         cure = "The last gives the limit, the first its error, on the same grid."
         two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
+        two = two and flows[0] is not flows[1]
         require(two, "references", got=got, expected=expected, cure=cure)
         return [_Run(flow, grids) for flow in flows]
     known = _grids(SMOOTH if references is None else references, "references")
@@ -364,6 +375,16 @@ def _reference_runs(
     expected = "the order of each, by which its limit is extrapolated"
     cure = "Pass Quantity(value, order=1), or two references."
     require(two or not unknown, "quantities", got=got, expected=expected, cure=cure)
+    for name, quantity in quantities.items():
+        require(
+            two or (quantity.order is not None and quantity.order > 0),
+            f"quantities[{name!r}].order",
+            got=f"{quantity.order}",
+            expected="a positive one, by which its limit is extrapolated",
+            cure="What does not converge has no limit: pass two references.",
+        )
+    if two:
+        require_references(known)
     return [_Run(other if two and not k else solved, grid) for k, grid in enumerate(known)]
 
 
@@ -378,6 +399,13 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     }
     for name, quantity in measured.items():
         require_callable(quantity.value, f"quantities[{name!r}]", "value(result, grid)")
+        require(
+            quantity.order is None or (is_real(quantity.order) and abs(quantity.order) < math.inf),
+            f"quantities[{name!r}].order",
+            got=described(quantity.order),
+            expected="a finite number, or None",
+            cure="It is the power of 1/n with which errors fall: 1, or 2.",
+        )
     return measured
 
 

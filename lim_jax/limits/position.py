@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._jit import filter_jit
+from lim_jax._checks import as_int, error_if, require, require_positive
+from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
 from lim_jax.grid.cells import token_grid
@@ -18,7 +19,13 @@ from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import SMOOTH, MakeGrid, PositionField, References
+from lim_jax.limits.attention import (
+    SMOOTH,
+    MakeGrid,
+    PositionField,
+    References,
+    require_references,
+)
 from lim_jax.limits.premises import require_lipschitz
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss.losses import cross_entropy
@@ -47,6 +54,7 @@ def loss_study(
     :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), measured with the largest slope of
     g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
     which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
+    One that is negative anywhere raises ValueError.
 
     Logits and labels are fields of position; the others are those of `attention_studies`.
     `lipschitz` states that they, and with them g or :math:`\chi g`, are Lipschitz: without this
@@ -69,6 +77,8 @@ def loss_study(
         losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
         return (losses if chi is None else chi(p) * losses)[:, None]
 
+    require_references(references)
+    _require_query_density(chi)
     if lipschitz:
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
@@ -84,6 +94,22 @@ def loss_study(
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
         sampled=True,
+    )
+
+
+def _require_query_density(chi: QueryDensity | None) -> None:
+    """Raise ValueError if a density is seen to be negative somewhere."""
+    if chi is None:
+        return
+    points = np.linspace(0.0, 1.0, 2001)
+    values = np.asarray(filter_jit(chi)(jnp.asarray(points)))
+    at = int(np.argmax(~(values >= 0)))
+    require(
+        bool((values >= 0).all()),
+        "query_density",
+        got=f"{values[at]:.3g} at {points[at]:.3g}",
+        expected="a density, nothing below zero",
+        cure="It says which part of the loss each position asks for.",
     )
 
 
@@ -120,6 +146,8 @@ def terminal_adjoint_study(
     `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
     order; the bound holds. The others are those of `loss_study`, with states in place of logits.
     """
+    require_references(references)
+    _require_query_density(query_density)
     chi, (check, reference) = query_density, references
     fine = np.linspace(0.0, 1.0, 2001)
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
@@ -138,7 +166,7 @@ def terminal_adjoint_study(
     if lipschitz and tokenwise:
         require_lipschitz(tokenwise_adjoint, "states, labels")
 
-    @filter_jit
+    @cached_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
@@ -184,6 +212,7 @@ def readout_consistency_study(
     >>> abs(study.order.value - 1) < 0.01, study.verdict
     (True, 'measured')
     """
+    require_references(references)
     if lipschitz:
         require_lipschitz(residuals, "residuals")
     check, reference = references
@@ -194,7 +223,7 @@ def readout_consistency_study(
         weights = grid.weights[:, None]
         return pull(weights * residuals(grid.nodes))[0] / weights
 
-    @filter_jit
+    @cached_jit
     def measured() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
@@ -229,7 +258,12 @@ def singularity_study(
     *,
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
 ) -> Study:
-    r"""Measure how the continuum's input adjoint grows at 0: like :math:`\log(1/q)^M`."""
+    r"""Measure how the continuum's input adjoint grows at 0: like :math:`\log(1/q)^M`.
+
+    At :math:`q = \tfrac34 2^{-h}` for every h of `halvings`, of which there are 198 at most, as the
+    panels of the reference are halved no further.
+    """
+    halvings = [as_int(halving, "halvings", least=1, most=198) for halving in halvings]
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
     @filter_jit
@@ -255,13 +289,14 @@ def input_adjoint_studies(
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
+    require_references(references)
     check, reference = references
     grids = [*map(make_grid, sizes), check]
 
     def observed(grid: Grid) -> tuple[State, Array, Array]:
         return influence_of_field(flow, terminal_loss, states, grid, delta)
 
-    @filter_jit
+    @cached_jit
     def distances(
         reference: Grid, quadrature: _Quadrature, grids: list[Grid]
     ) -> list[dict[str, Array]]:
@@ -308,7 +343,14 @@ def influence_of_field(
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
-    """Compare the flow of causal averaging with its closed form, from Bessel's I_1."""
+    """Compare the flow of causal averaging with its closed form, from Bessel's I_1.
+
+    Of so many `terms` of the exponential series at a positive `strength`; too few of them raise
+    EquinoxRuntimeError.
+    """
+    cure = "It is the horizon of the flow: try 1.0."
+    require_positive(strength, "strength", expected="a positive finite number", cure=cure)
+    terms = as_int(terms, "terms", least=2)
 
     @filter_jit
     def error(grid: Grid) -> Array:
@@ -317,12 +359,19 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
             return strength / k * adjoint, row
 
         last = jnp.zeros(grid.size).at[-1].set(1.0) / grid.weights
-        _, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
+        left, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
         q = grid.centres()
         inside = (q > 0.05) & (q < 0.98)
         root = jnp.sqrt(strength * jnp.log(1 / jnp.where(inside, q, 0.5)))
         kernel = strength * jax.scipy.special.i1(2 * root) / root
-        return jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
+        gap = jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
+        next_share = jnp.where(inside, left / kernel, 0).max()
+        return error_if(
+            gap,
+            next_share > jnp.sqrt(jnp.finfo(gap.dtype).eps),
+            "terms: got too few of them, expected as many as the series needs at this strength. "
+            "Take more: twice as many.",
+        )
 
     return refine("eq:continuous-depth", None, sizes, [error(token_grid(n)) for n in sizes], 0.0)
 

@@ -29,8 +29,10 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     """Fit a convergence order by least squares on logarithms of four positive errors or more."""
     numbers = np.array([refinements, errors], float)
     # Every study's order comes through here, so this holds for them all.
-    got, fits = f"{list(errors)} at {list(refinements)}", ((numbers > 0) & (numbers < np.inf)).all()
-    expected = "at least four positive errors, one for each refinement"
+    got = f"{list(errors)} at {list(refinements)}"
+    fits = ((numbers > 0) & (numbers < np.inf)).all()
+    fits &= len(set(numbers[0])) == len(numbers[0])
+    expected = "at least four positive errors, each of another refinement"
     cure = "A slope through fewer points says nothing; an error of zero has no logarithm."
     require(numbers.shape[1] >= 4 and bool(fits), "errors", got=got, expected=expected, cure=cure)
     x, y = np.log(numbers) * [[1], [-1]]

@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
 )
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import padded_size
@@ -72,7 +72,7 @@ def _steps(model: CausalLM, length: int, stop: int) -> int:
     return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))
 
 
-@filter_jit
+@cached_jit
 def _continued(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:

@@ -23,7 +23,7 @@ from lim_jax._checks import (
     require_text,
 )
 from lim_jax._digest import digest
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax._resuming import checkpoint_folder, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies, check_finite
 from lim_jax.density.statistics import Influence
@@ -358,7 +358,7 @@ def _filled(values: np.ndarray, size: int) -> Any:
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
 
-@filter_jit
+@cached_jit
 def _energy(
     loss: LossOfIds,
     model: CausalLM,
@@ -370,7 +370,7 @@ def _energy(
     return adjoint_energies(loss, model, (ids, y), grid) * scale[:, None]
 
 
-@filter_jit
+@cached_jit
 def _scores(
     scores: Scores,
     loss: LossOfIds,

@@ -11,7 +11,7 @@ import optax
 import scipy.optimize
 from jaxtyping import Array, Float
 
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
@@ -47,7 +47,7 @@ class GateRun(NamedTuple):
     history: Float[Array, " steps"]  # of what it controls, before the first step and after each
 
 
-@filter_jit
+@cached_jit
 def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar], Profile]:
     """The value and the controlled imbalance, and the gradient: what both optimisers ask for."""
     return jax.value_and_grad(objective, has_aux=True)(gates)
@@ -72,7 +72,7 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
     return GateRun(gates, value, jax.device_put(np.stack([*history, imbalance])))
 
 
-@filter_jit
+@cached_jit
 def _curvature(objective: Objective, gates: Profile) -> Float[Array, "length length"]:
     return jax.hessian(lambda gates: objective(gates)[0])(gates)
 
@@ -98,13 +98,12 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     gates = jnp.asarray(found.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
-        raise RuntimeError(
-            f"minimiser: Newton's steps did not converge ({found.message}); start elsewhere."
-        )
+        said = " ".join(found.message.split())
+        raise RuntimeError(f"minimiser: Newton's steps did not converge ({said}); start elsewhere.")
     return GateRun(gates, value, imbalance[None])
 
 
-@filter_jit
+@cached_jit
 def algorithm2_run() -> GateRun:
     """Take 160 outer updates of the loss weights, and evaluate after the last."""
     options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
     largest: Float[Array, "3"]
 
 
-@filter_jit
+@cached_jit
 def regional_condition_numbers() -> Summary:
     """Condition numbers for any gates (`eq:simulation-condition-number-invariance`)."""
     regions = boundary_regions(GRID, DELTA, "points")

@@ -11,7 +11,7 @@ from jax.core import eval_context
 from jaxtyping import Array, Float
 
 from lim_jax._checks import error_if_not_finite
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
@@ -74,7 +74,7 @@ def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
 
-@filter_jit
+@cached_jit
 def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
     """The positional influence of the gated flow: one example, since its loss is linear."""
     weights = jnp.ones_like(gates) if weights is None else weights

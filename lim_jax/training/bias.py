@@ -11,11 +11,12 @@ from lim_jax._checks import (
     as_finite,
     as_finite_nonnegative,
     as_nonnegative,
+    described,
     error_if,
     error_if_not_finite,
+    is_real,
     require,
     require_callable,
-    require_positive,
     require_scalar,
 )
 from lim_jax._errors import in_our_words
@@ -66,6 +67,9 @@ def ratio_bias(
     ------
     ValueError
         If there are fewer than two examples, or not one column for each position.
+    EquinoxRuntimeError
+        If an energy is negative, infinite or NaN, or `epsilon` is zero and all examples but one
+        have no energy: a density without that one is unknown.
 
     Examples
     --------
@@ -84,10 +88,17 @@ def ratio_bias(
     )
     epsilon = as_finite_nonnegative(epsilon, "epsilon")
     energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
+    energies = error_if_not_finite(energies, "energies")
 
     count = len(energies)
     totals = energies @ grid.weights + epsilon
     others = jnp.where(jnp.eye(count, dtype=bool), 0, totals[None, :]).sum(axis=1)
+    others = error_if(
+        others,
+        others <= 0,
+        "energies: expected some in two examples at least, got none in all of them but one. The "
+        "jackknife leaves out each in turn: enlarge the batch, or take an epsilon above zero.",
+    )
     density = energies.sum(axis=0) / totals.sum()
     # What leaving b out changes is (density * totals_b - energies_b) / others_b, and these
     # numerators add up to zero: so no densities that differ by 1/B are subtracted.
@@ -121,7 +132,13 @@ def parameter_shift(
     require_callable(risk, "risk", "of the parameters")
     require_callable(penalty, "penalty", "of the parameters")
     strength = as_finite(strength, "strength")
-    require_positive(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
+    require(
+        is_real(tolerance) and 0 < tolerance < 1,
+        "tolerance",
+        got=described(tolerance),
+        expected="a number above 0 and below 1, as it is relative",
+        cure="Try 1e-10.",
+    )
     params = error_if_not_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
@@ -170,9 +187,9 @@ def shift_bound(
     >>> float(shift_bound(0.5, slope=2.0, convexity=4.0))
     0.25
     """
-    for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
-        require_scalar(number, name)
-    strength, slope = as_nonnegative(strength, "strength"), as_nonnegative(slope, "slope")
+    strength = as_finite_nonnegative(strength, "strength")
+    slope = as_finite_nonnegative(slope, "slope")
+    require_scalar(convexity, "convexity")
     return error_if(
         jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),

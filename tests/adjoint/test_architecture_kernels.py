@@ -129,6 +129,7 @@ def test_the_ledger_sums_to_the_gradient(name, step):
     assert np.abs(vectors).max(axis=(1, 2)).min() > 0.01
 
 
+@pytest.mark.slow
 def test_columns_are_pushed_and_pulled_as_their_blocks():
     """With caps, gates and a norm of the output: the two maps are one matrix, either way."""
     grid = lim.graded_grid(LENGTH)

@@ -104,6 +104,7 @@ def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
     np.testing.assert_allclose(back, there, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_tile():
     """128 rows are two tiles, 130 three with 62 rows of zeros; gates go with their rows."""
     plain = attention()
@@ -167,6 +168,7 @@ def test_the_operator_norm_refuses_a_second_derivative():
         jax.jvp(jax.grad(total), (x,), (x,))
 
 
+@pytest.mark.slow
 def test_the_frobenius_norm_differentiates_twice():
     grid, x, direction = lim.token_grid(4), random_states(1, 4, 6), random_states(2, 4, 6)
     own = attention()

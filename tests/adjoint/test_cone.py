@@ -97,6 +97,7 @@ def test_the_literal_estimator_is_the_papers_sum():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_operator_norm_differentiates_once():
     grid, x, direction = lim.token_grid(4), random_states(1, 4, WIDTH), random_states(2, 4, WIDTH)
 
@@ -181,6 +182,7 @@ def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation
         np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
 def test_its_mass_differentiates_once(norm):
     """Where blocks are zero too: before each position."""

@@ -1,6 +1,7 @@
 """Both deficits by channels, and what every certificate is: its ties, refusals, honesty, text."""
 
 import collections
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,7 @@ def paired(vectors, regions):
     )
 
 
+@pytest.mark.slow
 def test_ties_neither_hold_nor_are_concluded():
     """The paper's own counterexample, the identity under a uniform loss, at any length and delta.
 
@@ -292,6 +294,23 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
         deficits.double_deficit(RegionalChannels(products[trial]), one)
     covered = np.sum((found.upper[:, 0, 0] > 1) & (found.left < 1))
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
+
+
+def test_bootstrap_bounds_are_of_a_probability_and_of_draws_that_reach_it():
+    # `eq:channel-upper-bounds`, `eq:boundary-channel-lower-bounds`.
+    factors = np.random.default_rng(0).standard_normal((2, 3, 3, 5))
+    products = jax.device_put(factors @ factors.transpose(0, 1, 3, 2))
+    bounds = partial(deficits.bootstrap_bounds, key=jax.random.key(0))
+    for confidence in (0.0, 1.0, 1.5, np.nan):
+        with pytest.raises(ValueError, match="confidence: got .*, expected a probability"):
+            bounds(RegionalChannels(products), confidence=confidence)
+    with pytest.raises(ValueError, match="resamples: got 19 at a confidence of 0.95"):
+        bounds(RegionalChannels(products), resamples=19)
+    bounds(RegionalChannels(products), resamples=20)
+    with pytest.raises(ValueError, match="regional.products: got no example"):
+        bounds(RegionalChannels(products[:0]))
+    with pytest.raises(RuntimeError, match="regional.products: got NaN or infinite values"):
+        bounds(RegionalChannels(products.at[0, 0, 0, 0].set(jnp.nan)))
 
 
 @pytest.mark.parametrize("confidence", [0.6, 0.9])

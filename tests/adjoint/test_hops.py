@@ -56,6 +56,7 @@ def flow_of(step):
     return random_flow(depth=DEPTH, step=SCHEMES[step], horizon=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", SCHEMES)
 def test_rows_sum_to_the_adjoint_at_every_depth_and_to_the_gradient(step):
     hops, cut, covectors, gradient = map(np.asarray, measured(flow_of(step), random_states()))
@@ -150,6 +151,7 @@ def test_hops_are_sums_of_dense_products_over_the_layers_that_hop(step):
         np.testing.assert_allclose(cut[first, 1], np.sum(rows[1:], 0), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, first", [("euler", 0), ("split", 1)])
 def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step, first):
     """At the input, and of the layers from the second on."""
@@ -176,6 +178,7 @@ def test_the_rows_sum_is_the_loss_change_by_differences():
     np.testing.assert_allclose(pairing, slope, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_what_heads_move_is_differentiated_and_vectorised():
     flow, direction = random_flow(depth=2, horizon=2.0), np.asarray(random_states(6))
     flow = dataclasses.replace(flow, layers=without_norm(flow.layers.attention))  # a third of it

@@ -116,6 +116,7 @@ def test_a_mask_gradient_is_the_loss_by_log_weights():
     np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected()[2], atol=1e-13)
 
 
+@pytest.mark.slow
 def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13),
@@ -138,6 +139,7 @@ def test_what_is_a_softmax_alone_says_so():
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)
 
 
+@pytest.mark.slow
 def test_a_token_more_is_that_of_the_whole_context():
     @eqx.filter_jit
     def last_states(flow, x, length):

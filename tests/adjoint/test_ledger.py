@@ -208,7 +208,8 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
 def test_energies_and_cross_terms_are_the_influence():
     # `eq:regional-channel-energies`, `eq:regional-channel-cross-terms`,
     # `eq:exact-regional-influence-decomposition`, `eq:channel-correlation-bound`,
-    # `eq:residual-recency-contrast`, `eq:primacy-strength`, `eq:recency-strength`.
+    # `eq:residual-influence-component`, `eq:residual-recency-contrast`, `eq:primacy-strength`,
+    # `eq:recency-strength`.
     grid, flow = GRID, random_flow(depth=3)
     regions, loss = lim.boundary_regions(grid, 0.2), loss_on(grid)
     batch = random_states(1, 3, LENGTH, WIDTH)
@@ -362,6 +363,7 @@ def test_prefixes_halves_and_ends_that_read_both_ways_look_ahead(length):
         assert not judged(read, 0) and not judged(read, 1)
 
 
+@pytest.mark.slow
 def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
     """Only at its end: the field at depth time t reads the last two tokens t times."""
     # `rem:attention-measure-scope`.

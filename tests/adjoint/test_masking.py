@@ -70,6 +70,7 @@ ARCHITECTURES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, parts, by_tiles", ARCHITECTURES)
 def test_by_layer_and_head_it_is_the_reference_networks_derivative(
     name, parts, by_tiles, monkeypatch
@@ -153,6 +154,7 @@ def largest(gap, grid):
     return np.abs(gap[np.asarray(grid.nodes) >= 0.2]).max()
 
 
+@pytest.mark.slow
 def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     """Forward over reverse in tiles: symmetric, and a central difference of the gradient."""
     asked = in_tiles(monkeypatch)
@@ -175,6 +177,7 @@ def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     np.testing.assert_allclose(directions[1] @ slopes[0], directions[0] @ slopes[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_in_single_precision_it_is_the_same_to_rounding():
     flow = random_flow(step=lim.split)
     exact = mask_gradient(flow, loss, EXAMPLE, TOKENS.weighted(jnp.asarray(LOG_WEIGHTS)))
@@ -191,6 +194,7 @@ def test_in_single_precision_it_is_the_same_to_rounding():
 PATH = {"chosen": jnp.asarray(PARTS >= 0), "grid": TOKENS.weighted(jnp.asarray(LOG_WEIGHTS))}
 
 
+@pytest.mark.slow
 def test_a_path_is_complete_and_says_how_far_it_is_not():
     """At twenty-four nodes to 1e-8; at two its remainder is that of the sum of two gradients."""
     flow, chosen = random_flow(step=lim.split), PATH["chosen"]
@@ -212,6 +216,7 @@ def test_a_path_is_complete_and_says_how_far_it_is_not():
     assert np.abs(np.asarray(fine.total - coarse.total)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_language_models_loss_may_be_differentiated_in_log_weights():
     """Of packed contexts, by JAX, and by layer and head."""
     model, ids = byte_network(LENGTH, heads=2, depth=2), np.arange(60, 61 + LENGTH)
@@ -265,7 +270,7 @@ def of_own_attention():
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("as_users_run")
-def test_what_does_not_fit_is_refused(name):
+def test_arguments_that_do_not_fit_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"^{name}: got"):
         REFUSED[name]()
 

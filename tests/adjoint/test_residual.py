@@ -93,6 +93,7 @@ def dense_norms(matrices, weights):
     return np.array([np.linalg.norm(root[:, None] * b / root[None, :], ord=2) for b in matrices])
 
 
+@pytest.mark.slow
 def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
     grid, x = lim.graded_grid(LENGTH), random_states()
     flow = random_flow(depth=3, step=lim.split, profile=uneven)
@@ -181,6 +182,7 @@ def test_the_remainder_of_a_split_layer_is_of_second_order(step):
     assert (found.upper >= found.attained).all()
 
 
+@pytest.mark.slow
 def test_generators_along_a_continuous_flow_are_bounded_at_every_time():
     """`eq:adjoint-operator-bound`: against dense derivatives of the field at the states met."""
     grid, x = lim.graded_grid(5), random_states(1, 5, WIDTH)

@@ -99,6 +99,7 @@ def test_an_answer_is_the_text_that_the_loss_asks_for(ask):
     assert "".join(answered.context.tokens) == PROMPT + " It is s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_integrated_gradients_begin_where_documents_are_average_words(ask, network, scale):
     """With an embedding that is multiplied, as Gemma's: so is the average word."""
@@ -144,6 +145,7 @@ def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
     np.testing.assert_allclose(answered.given, loss(1e-3) - loss(1), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_a_foil_an_answer_is_cut_into_sentences(ask):
     answered = ask("mask-gradient", answer="No. It is.")
     assert rows_of_answer_parts(answered) == [" No. ", "It is."]
@@ -152,6 +154,7 @@ def test_without_a_foil_an_answer_is_cut_into_sentences(ask):
         ask("mask-gradient", foil="No", parts="token")
 
 
+@pytest.mark.slow
 def test_a_finding_says_what_scores_add_up_to(ask):
     answered = ask("mask-path")
     whole = sum(part.score for part in answered.parts if part.kind == "document")

@@ -97,6 +97,7 @@ def derivatives(model):
     return np.where(np.arange(CONTEXT.length) > 0, found, 0)
 
 
+@pytest.mark.slow
 def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     model, derivatives, monkeypatch
 ):

@@ -89,6 +89,7 @@ def mask_gradient(network):
     return np.where(np.arange(LENGTH) > 0, found, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gradient, parts):
     """A document reads itself as before, the question weighs one, the first token has no score."""
@@ -145,6 +146,7 @@ def path(network):
     return np.where(INSIDE, -length / 2 * weights @ rows, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, parts):
     """Positions outside documents come in no path, and so have no score by it."""
@@ -207,6 +209,7 @@ def test_of_more_heads_the_five_that_gave_most_are_told():
     assert [head.name for head in found] == [name for name in PLACES for _ in range(5)]
 
 
+@pytest.mark.slow
 def test_a_signed_profile_is_minus_the_slopes_by_position_where_all_weigh_one(network):
     """As a density over the positions of one context, and of the first token too."""
     found = signed_profile(network, [CONTEXT], "margin", delta=0.25)

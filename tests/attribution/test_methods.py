@@ -92,6 +92,7 @@ def scored(model, context, method, loss=LOSS):
     return METHODS[method].scores(model, context, [whole_answer(context)], parts, loss, Run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["influence", "gradient-times-input", "integrated-gradients", "rollout"]
 )
@@ -128,6 +129,7 @@ def losses_of_text(model, text, answer):
     return np.asarray(losses(model, x)) * np.asarray(y.weights)
 
 
+@pytest.mark.slow
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     found = scored(model, CONTEXTS[0], "leave-one-out").by_name()
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17").sum()
@@ -143,6 +145,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
 
+@pytest.mark.slow
 def test_what_each_token_of_the_answer_loses_without_a_part(model):
     """Of two tokens, which lose differently, and whose losses sum to the answer's."""
     (context, *_), parts = CONTEXTS, context_segments(CONTEXTS[0])
@@ -157,6 +160,7 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
     np.testing.assert_allclose(found.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
     context = context_of(laid, "17", asked="contrast", foil="2")

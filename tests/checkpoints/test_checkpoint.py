@@ -195,7 +195,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_refused_by_name(folder, case):
+def test_broken_folders_are_refused(folder, case):
     broken, message = BROKEN[case]
     broken(folder)
     with pytest.raises(ValueError, match=message):

@@ -530,7 +530,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_known_is_refused_by_name(tmp_path, case):
+def test_gguf_files_that_are_not_known_are_refused(tmp_path, case):
     name, changed, message = REFUSED[case]
     architecture, config, options = case_of(name)
     options = options | changed.get("options", {})

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import ROOT, temporary_bytes
 from safetensors.numpy import load_file, save_file
 
@@ -55,12 +55,13 @@ logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
 NETWORKS = {"gptj": asked, "gemma3_text": asked, "gpt2": logits, "bloom": logits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, job", NETWORKS.items())
 def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
     name, job, tmp_path, monkeypatch
 ):
     folder = folder_of(name, tmp_path)
-    expected = by_numpy.run(job, models.load(folder, dtype="float64"), IDS)
+    expected = eqx.filter_jit(job)(models.load(folder, dtype="float64"), IDS)
     # Heads by slices of an odd size, the last of which begins within the one before.
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
     found = job(models.open(folder, dtype="float64"), IDS)
@@ -118,6 +119,7 @@ def energies(model, **options):
     return models.energies_of_ids(model, [jax.device_put(WINDOW)], **options)[0]
 
 
+@pytest.mark.slow
 def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
     whole = models.load(folder)
@@ -144,6 +146,7 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
         assert rows.dtype == "float32" and rows.source.dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matrices(folder):
     arrays = load_file(folder / FILE)
     matrices = [name for name in arrays if "norm" not in name]
@@ -158,6 +161,7 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     assert np.abs(found / whole - 1).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     arrays = load_file(folder / FILE)
     halves = {
@@ -280,6 +284,7 @@ def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
 
 
+@pytest.mark.slow
 def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
     """Here of one device: `tests/devices.py` has rings of several."""
     mesh = jax.make_mesh((1, 1), ("model", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -288,7 +293,7 @@ def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
     assert attention.attend == RingAttention(mesh, "context")
     for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
-    expected = by_numpy.run(asked, whole, WINDOW)
+    expected = eqx.filter_jit(asked)(whole, WINDOW)
     for one, other in zip(asked(spread, WINDOW), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
@@ -321,6 +326,7 @@ def test_what_is_wrong_with_numbers_is_told_as_they_are_read(folder):
         jax.block_until_ready(logits(models.open(folder), WINDOW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contexts, ways", [(2, 2), (5, 1), (33, 2)])
 def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, contexts, ways):
     """So that few contexts go together already; in memory five of 16 do not."""

@@ -629,7 +629,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_refused_by_name(tmp_path, case):
+def test_broken_quantised_tensors_are_refused(tmp_path, case):
     stated, arrays, shape, message = BROKEN[case]
     with pytest.raises(ValueError, match=message):
         name = "w.weight" if any(name.startswith("w.") for name in arrays) else "w"

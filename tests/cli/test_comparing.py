@@ -68,6 +68,7 @@ def expected_change(first, second):
     return change, np.sqrt(4 / 5 * (left_out**2).sum(axis=0))
 
 
+@pytest.mark.slow
 def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     drawn = {}
 

@@ -290,6 +290,7 @@ def context_of_bytes(text):
     )
 
 
+@pytest.mark.slow
 def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, capsys):
     rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7, 12)]
     data = written(tmp_path / "data.jsonl", rows)
@@ -445,6 +446,7 @@ def asked_of_ten(windows):
     return time_budget.NetworkAndLoss(byte_network(10), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scatter, seconds, chosen, expected",
     [

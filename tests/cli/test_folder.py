@@ -39,7 +39,7 @@ def test_a_folder_says_what_was_run(tmp_path):
     }  # fmt: skip
     assert record["read"]["data"]["bytes"] == 4
     assert record["read"]["data"]["path"] == str(data.resolve())
-    assert record["finished"] == {"files": ["result.txt"], "printed": ""}
+    assert record["finished"] == {"written": ["result.txt"], "printed": ""}
 
 
 def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
@@ -162,6 +162,39 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
         (tmp_path / "run.json").write_bytes(content)
         with pytest.raises(ValueError, match="another run .command: None there, rates here"):
             run(tmp_path)
+
+
+def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_path):
+    """Once it is finished: one that fails takes nothing away."""
+    out, outside = tmp_path / "out", tmp_path / "outside"
+
+    def names():
+        return {path.name for path in out.iterdir()} - {"run.json"}
+
+    def over(command, *files, error=None):
+        with run_folder(out, command, {}, overwrite=True) as place:
+            for file in files:
+                (place / file).write_text(command)
+            if error is not None:
+                raise error
+
+    out.mkdir()
+    (out / "mine").write_text("before")
+    over("profile", "profile.json", "scores.csv")
+    (out / "notes").write_text("after")
+    with pytest.raises(ValueError):
+        over("ask", error=ValueError)
+    with pytest.raises(ValueError):
+        over("ask", "answer.json", error=ValueError)
+    assert names() == {"mine", "notes", "profile.json", "scores.csv", "answer.json"}
+    over("ask", "matrix.csv", "scores.csv")
+    assert names() == {"mine", "notes", "matrix.csv", "scores.csv"}
+    over("ask", "matrix.csv")
+    assert names() == {"mine", "notes", "matrix.csv"}
+    outside.touch()
+    (out / "run.json").write_text('{"finished": {"written": ["../outside"]}}')
+    over("ask", "matrix.csv")
+    assert outside.exists(), "no file outside of the folder is one that a run wrote"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

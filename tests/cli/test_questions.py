@@ -251,6 +251,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         plain.compare(answer)
 
 
+@pytest.mark.slow
 def test_parts_that_are_left_out_have_a_table_and_a_page(folder, documents):
     """By document as a whole, since each is a text to read; and by sentence where one asks so."""
     model = models.LanguageModel.from_pretrained(folder, "float64")

@@ -14,6 +14,7 @@ from lim_jax.network import blocked, tiles
 LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
 
 
+@pytest.mark.slow
 def test_operations_of_a_network_are_those_of_its_matrices():
     """Projections, scores, sums over values, and the tokenwise network; for each layer."""
     flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
@@ -25,6 +26,7 @@ def test_operations_of_a_network_are_those_of_its_matrices():
     assert cost.operations == 2 * EXAMPLES * DEPTH * (projections + attention + tokenwise)
 
 
+@pytest.mark.slow
 def test_a_gradient_costs_more_and_shapes_suffice():
     flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
 
@@ -67,6 +69,7 @@ def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
     assert counted(12, 5) == 5 * 6 * counted(4, 1)
 
 
+@pytest.mark.slow
 def test_a_branch_that_a_counter_chooses_counts_as_often_as_it_is_taken():
     def job(matrix):
         def step(total, i):

@@ -58,6 +58,7 @@ def kept(depth, length, loops):
     return gradients_cost(depth, length, loops).temporary / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shallow, deep",
     [((4,), (16,)), ((2, 2), (4, 4)), ((2, 2), (2, 2, 2, 2))],
@@ -71,6 +72,7 @@ def test_the_compiler_keeps_the_states_of_checkpoints_and_one_layers_weights(sha
     assert second_difference(lambda *sizes: counted(*sizes).attention, shallow, deep) == 0
 
 
+@pytest.mark.slow
 def test_without_checkpoints_the_compiler_keeps_the_weights_of_every_layer():
     """Two arrays of their size, the softmax and its exponentials; states are small beside them."""
     # `subsec:algorithm-complexity`.
@@ -107,6 +109,7 @@ def test_storage_is_that_of_the_sweep_step_by_step(loops):
     assert sweep_storage(depth, 11, 3, 0).attention == 0
 
 
+@pytest.mark.slow
 def test_a_residual_flow_keeps_one_state_for_each_layer():
     """`network.ResidualFlow` is one loop: six numbers for each of 16 tokens and 8 more layers."""
     grid, x = lim.token_grid(16), jax.ShapeDtypeStruct((16, 6), float)

@@ -97,6 +97,7 @@ def recurrent_loss(model, x, y):
     return lim.cross_entropy(model(x), y, GRID)
 
 
+@pytest.mark.slow
 def test_an_equinox_model_of_another_architecture():
     def made(key):
         return Recurrent(eqx.nn.GRUCell(3, 4, key=key), eqx.nn.Linear(4, 5, key=key))
@@ -199,6 +200,7 @@ def pieces_of(batch, *cuts):
     return [jax.device_put((x[a:b], y[a:b])) for x, y in [batch] for a, b in pairwise(cuts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, exponent", [("float64", 565), ("float32", 70)])
 def test_standard_errors_are_of_any_scale(dtype, exponent):
     """Squares of such energies underflow or overflow; powers of two change no digit."""
@@ -244,6 +246,7 @@ def squared_outputs(network, x, y):
     return jnp.sum(jax.vmap(network)(x) ** 2)
 
 
+@pytest.mark.slow
 def test_modules_with_functions_among_their_leaves():
     """By the chain rule: a bare function closes over its arrays, a module of Equinox has them."""
     generator = np.random.default_rng(6)
@@ -360,6 +363,7 @@ def test_no_influence_is_reported_as_degenerate():
     assert not bool(lim.influence(linear_loss, 1e-3, batch, GRID).degenerate)
 
 
+@pytest.mark.slow
 def test_the_total_of_a_last_token_loss_grows_with_length():
     def last_token_loss(params, x, y):
         return lim.autoregressive_cross_entropy(x, y, last_token(len(x)))
@@ -383,6 +387,7 @@ def test_regions_are_free():
     np.testing.assert_allclose(result.regional_averages, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_positions_left_out_leave_a_density_of_the_others():
     """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""
     # `eq:influence-measure`, `eq:influence-density`.
@@ -479,7 +484,7 @@ def test_the_measure_on_panels_is_that_of_the_polynomial():
     np.testing.assert_allclose(found.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
 
 
-def test_single_precision_is_near_double():
+def test_a_density_in_single_precision_is_near_double():
     grid = lim.token_grid(10, dtype=jnp.float32)
     batch = linear_batch(10, COUNT)
     rounded = jax.device_put(tuple(np.asarray(leaf, np.float32) for leaf in batch))
@@ -503,6 +508,7 @@ def test_a_second_batch_of_the_same_shape_compiles_nothing():
     assert len(traced) == first
 
 
+@pytest.mark.slow
 def test_print_shows_numbers_and_nothing_fails_where_there_are_none_yet(capsys):
     batch = linear_batch(14, COUNT)
     regions = lim.boundary_regions(GRID, 0.3).without([9])

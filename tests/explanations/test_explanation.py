@@ -66,6 +66,7 @@ def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
         small_models.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_the_models_loss_is_the_next_bytes_surprise():
     @eqx.filter_jit
     def measured(model, windows):
@@ -157,6 +158,7 @@ def test_explanations_are_of_depths_before_the_last_state():
             explained(last_token, depth)
 
 
+@pytest.mark.slow
 def test_an_explanation_is_made_of_its_parts():
     # `eq:residual-influence-component`.
     regions, weights = REGIONS, teacher_forcing(LENGTH)
@@ -224,6 +226,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
 
 
+@pytest.mark.slow
 def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     """On fresh contexts, as many as a few foretell: two errors are a tenth, or half of one."""
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)
@@ -366,6 +369,7 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     assert found.head_energies.shape[0] == 2 and len(found.certificates) == 4
 
 
+@pytest.mark.slow
 def test_figures_of_an_explanation_show_its_numbers():
     found = explained(last_token)
     figure = plots.channel_energies(found, "title")

@@ -61,6 +61,7 @@ def test_tokens_reach_the_last_rows_kernel_at_first_order():
     assert abs(fitted_order(sizes, errors) - 1) < 0.15
 
 
+@pytest.mark.slow
 def test_panels_multiply_powers_by_their_eigenvalues():
     grid = gauss_grid(32)
     powers = np.asarray(grid.nodes) ** np.arange(4)[:, None]

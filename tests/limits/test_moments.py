@@ -63,6 +63,7 @@ def test_the_fourth_moments_of_a_last_token_grow_like_the_cube_of_the_length():
     assert abs(found["sensitivity"].order.value + 3) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [24, 2])
 def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     """Labels with P(y > s) = s^-24 have an eighth moment, those with s^-2 no fourth."""
@@ -76,6 +77,7 @@ def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     assert abs(float(index.value) - tail / 4) < float(index.error) / 4
 
 
+@pytest.mark.slow
 def test_the_moment_of_recency_is_finite_of_any_sample_and_grows_where_the_law_has_none():
     """Terminal covectors of size s, P(s > r) = 1/r, whose squares have a tail like r^(-1/2)."""
     # `eq:recency-moment-condition`, `prop:regional-recency-persistence`.

@@ -57,6 +57,7 @@ def layered(grid, depth, total=1.5):
     return np.linalg.matrix_power(steps, depth) @ np.asarray(grid.nodes) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, order", [("tokens", 1), ("graded", 2)])
 def test_errors_are_those_against_the_closed_form(name, order):
     """Of a field, in three norms, and of a number: three layers multiply p^2 by (1 + c/9)^3."""
@@ -136,6 +137,7 @@ def test_positions_and_layers_are_refined_together():
     assert found[0].expected is None and found[0].study.refinements == SIZES
 
 
+@pytest.mark.slow
 def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """Whatever the tolerance that it came with: exp(c A) of the averaging matrix A.
 
@@ -191,6 +193,7 @@ def test_three_grids_are_extrapolated_and_say_by_how_much_they_may_err():
     assert abs(limit - exact) < found.reference_error and found.resolved
 
 
+@pytest.mark.slow
 def test_extrapolation_cancels_the_order_that_is_expected():
     """On midpoints, of order 2: (4 Q_2n - Q_n)/3 of a field, read off between its nodes."""
     flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.midpoint_grid)
@@ -210,6 +213,7 @@ def test_extrapolation_cancels_the_order_that_is_expected():
         np.testing.assert_allclose(error, np.sqrt(np.mean(gap**2)), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_network_may_be_any_function_that_a_user_has():
     """The input adjoint of the integral of one average more: 1 + log(1/q), by harmonic sums."""
     flow = lim.ResidualFlow(averaging([1.0]))
@@ -325,6 +329,7 @@ def four_of_each(p):
     return jnp.ones((p.size, 4)) * p[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message, changed",
     [
@@ -347,7 +352,29 @@ def four_of_each(p):
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),
         ("references: got grids of [4] positions", {"references": TOKENS[:1]}),
+        ("references: got CellGrid twice", {"references": TOKENS[-1:] * 2}),
+        (
+            "references: got ContinuousFlow, ContinuousFlow, expected two depth flows",
+            {
+                "network": DEPTH_FLOW,
+                "grids": TOKENS[0],
+                "depths": (1, 2, 3, 4),
+                "references": [DEPTH_FLOW, DEPTH_FLOW],
+            },
+        ),
         ("quantities: got no order of state", {"references": DOUBLED}),
+        (
+            "quantities['a'].order: got -1, expected a positive one",
+            {"references": DOUBLED, "quantities": {"a": Quantity(state, -1)}},
+        ),
+        (
+            "quantities['a'].order: got nan, expected a f",
+            {"quantities": {"a": Quantity(state, jnp.nan)}},
+        ),
+        (
+            "quantities['a'].bound: got nan at 4, nan at 6, nan at 8, nan at 12, expected nothing",
+            {"quantities": {"a": Quantity(state, bound=lambda n: jnp.nan)}},
+        ),
         ("quantities: got 3, expected quantities by name", {"quantities": 3}),
         ("quantities: got none", {"quantities": {}}),
         ("quantities['a']: got 1, expected a function", {"quantities": {"a": 1}}),

@@ -253,6 +253,7 @@ def test_a_control_that_is_rough_in_time_is_refused_as_lipschitz():
         )
 
 
+@pytest.mark.slow
 def test_the_split_defect_of_a_root_gets_no_claim_and_is_refused_as_lipschitz():
     """Of speed 2 it is the root of 2 / M, over M: of order 1.5."""
     # `eq:discrete-residual-with-defect`.

@@ -49,6 +49,7 @@ def assert_order(study, order):
     assert abs(study.order.value - order) < 0.15, study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_grid, inside, every_cell",
     [(lim.token_grid, 1, 1), (lim.graded_grid, 2, 2)],  # midpoints are in `test_volterra`
@@ -157,6 +158,7 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them():
     """Averaging of p errs by 1/2L at every cell, and max |v'| / 2 is what the proof makes of it."""
     # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
@@ -380,6 +382,7 @@ def test_layers_without_a_limit_shadow_their_own_flow():
     assert_order(study, 1)
 
 
+@pytest.mark.slow
 def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     # `eq:discrete-residual-with-defect`.
     grid, one = lim.token_grid(6), layer_of(light_flow(depth=1, width=3))
@@ -651,6 +654,7 @@ def test_terminal_adjoints_converge_within_their_bound():
         assert study.bounds[0] < 10 * study.errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edges, order",
     [

@@ -40,6 +40,7 @@ def alternating(field, even, odd):
     return lambda depth: field(jnp.asarray(np.stack([even, odd])[np.arange(depth) % 2]))
 
 
+@pytest.mark.slow
 def test_a_profile_that_rises_is_followed_a_step_behind():
     """zeta = 1 + t and speeds 5 and 10 err by eps^2/2 times the speed in a layer."""
     # `thm:resnet-ode`, `ass:depth-profile`.

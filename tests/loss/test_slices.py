@@ -144,7 +144,7 @@ def test_a_sure_answer_keeps_its_digits(function):
     np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
-def test_what_does_not_fit_is_refused(as_users_run):
+def test_labels_that_do_not_fit_the_slices_are_refused(as_users_run):
     of = slices(put(LOGITS), 3)
     with pytest.raises(Exception, match="sum to one"):
         jax.block_until_ready(sliced_cross_entropy(of, put(NUMBERS), put(2 * WEIGHTS)))

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reference import by_numpy
 from reference.compilations import compilations
 from reference.networks import random_states
 from reference.publishers import CONFIGS, write
@@ -90,7 +89,7 @@ def alone(model):
         return [of(*context) for context in zip(windows, weights, strict=True)]
 
     weights = [jnp.stack([rising(len(sparse)), sparse]) for sparse in SPARSE]
-    found = by_numpy.run(gradients, model, WINDOWS, weights)
+    found = eqx.filter_jit(gradients)(model, WINDOWS, weights)
     return {name: list(zip(*(one[name] for one in found), strict=True)) for name in LOSSES}
 
 
@@ -113,6 +112,7 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     assert int(found.count) == len(WINDOWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [LOSSES[0], pytest.param(LOSSES[1], marks=pytest.mark.slow)])
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
@@ -129,6 +129,7 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss
         models.energies_of_ids(model, WINDOWS, ask=SPARSE[:2])
 
 
+@pytest.mark.slow
 def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
     """Anywhere in a context; with other arguments what is kept is refused."""
     checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
@@ -234,6 +235,7 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     model, mixed, calls, tmp_path, monkeypatch
 ):
@@ -356,7 +358,7 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
 
     others = [window_of(7, seed=1), window_of(8)]
     found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
-    slope = by_numpy.run(gradient, model, window)
+    slope = eqx.filter_jit(gradient)(model, window)
     np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
@@ -378,7 +380,7 @@ def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
     def gradient(model):
         return jax.grad(model.loss)(*model.example(window, teacher_forcing(9)))
 
-    expected = 81 * (by_numpy.run(gradient, model) ** 2).sum(axis=1)
+    expected = 81 * (eqx.filter_jit(gradient)(model) ** 2).sum(axis=1)
     np.testing.assert_allclose(inside, expected, rtol=1e-9)
     with pytest.warns(UserWarning, match="a context of 11, expected at most 10, for which"):
         (beyond,) = models.energies_of_ids(model, [window_of(11)])
@@ -441,7 +443,7 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
         of = lim.influence(models.CausalLM.loss, model, batch, regions.grid, regions)
         return of.density, of.density_error
 
-    density, error = by_numpy.run(influence, model, jnp.stack(THREE))
+    density, error = eqx.filter_jit(influence)(model, jnp.stack(THREE))
     np.testing.assert_allclose(found.density, density, rtol=1e-12)
     np.testing.assert_allclose(found.density_error, error, rtol=1e-10)
 

@@ -104,6 +104,7 @@ def test_a_network_of_ones_own_has_no_files():
     assert model.loaded() is model
 
 
+@pytest.mark.slow
 def test_a_question_reads_header_and_tokenizer_once(folder, tmp_path, monkeypatch):
     counted = []
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import falling_profile
 from reference.publishers import CONFIGS, write
 
@@ -57,10 +56,11 @@ def batch_of(model):
     return jax.device_put(ids), y
 
 
+@pytest.mark.slow
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
     batch, last = batch_of(model), 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
-    expected = by_numpy.run(together, model, batch, lim.token_grid(LENGTH))
+    expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
     walked = partial(layerwise.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
@@ -100,6 +100,7 @@ def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path
         layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
 
+@pytest.mark.slow
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     model = models.load(write(tmp_path, CONFIGS["llama"]), dtype="float64")
     windows = [np.arange(6), np.arange(1, 7)]

@@ -61,6 +61,7 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 
+@pytest.mark.slow
 def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
     folder = write(tmp_path, CONFIGS["llama"])
     targets, weights = (jax.ShapeDtypeStruct((7,), kind) for kind in ("int32", "float32"))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy, numpy_network
+from reference import numpy_network
 from reference.architectures import ARCHITECTURES, architecture_flow
 from reference.networks import LENGTH, falling_profile, layer_of, random_states, randomised
 
@@ -21,7 +21,7 @@ GRID = lim.token_grid(LENGTH)
 
 def flowed(flow, x):
     """Operation by operation: to compile every architecture once takes longer."""
-    return by_numpy.run(lambda flow, x: flow(x, GRID), flow, x)
+    return eqx.filter_jit(lambda flow, x: flow(x, GRID))(flow, x)
 
 
 @jax.jit
@@ -70,6 +70,7 @@ def test_rms_norm_sums_in_float32():
     assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_everything_tile_by_tile_is_the_reference_too():
     """130 tokens are two tiles, and turn many times round."""
     attention = layer_of(architecture_flow("everything")).attention
@@ -130,7 +131,7 @@ def test_the_first_token_is_gated_and_normed_as_all_others(name):
     np.testing.assert_allclose(trace, expected, rtol=1e-12)
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     attention = layer_of(architecture_flow("everything")).attention
     gated = dataclasses.replace(attention, gate=jnp.ones((4, 4, 6)))
     one_gate = eqx.tree_at(lambda attention: attention.gate, gated, jnp.ones((1, 4, 6)))

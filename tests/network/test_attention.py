@@ -106,7 +106,7 @@ def test_large_scores_do_not_overflow(dtype, largest):
     assert np.isfinite(value) and np.all(np.isfinite(gradient)) and gradient.dtype == dtype
 
 
-def test_single_precision_is_near_double():
+def test_attention_weights_in_single_precision_are_near_double():
     query, key = np.asarray(QUERY, np.float32), np.asarray(KEY, np.float32)
     single = weights_of(query, key, lim.token_grid(9, dtype=jnp.float32))
     np.testing.assert_allclose(single, weights_of(QUERY, KEY, lim.token_grid(9)), rtol=2e-6)

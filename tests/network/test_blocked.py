@@ -1,10 +1,10 @@
 """Blocked attention gives the dense formula's numbers, in every mode, in linear memory."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.as_users import temporary_bytes
 from reference.networks import random_states
 
@@ -82,7 +82,7 @@ def derivatives():
     ])  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch)
-        return jax.jit(of(tiled))(*points), by_numpy.run(of(dense), *points)
+        return jax.jit(of(tiled))(*points), eqx.filter_jit(of(dense))(*points)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,6 +93,7 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(monkeypatch):
     """The sink and the log weights are among the queries' and keys' numbers: so they move too.
 
@@ -119,7 +120,7 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
 
     at = [arrays(seed, 10) for seed in (0, 10, 20)]
     found = jax.jit(lambda *at: in_modes(shaped(causal_attention), *at))(*at)
-    expected = by_numpy.run(lambda *at: in_modes(shaped(dense), *at), *at)
+    expected = eqx.filter_jit(lambda *at: in_modes(shaped(dense), *at))(*at)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12, err_msg=mode)
@@ -161,6 +162,7 @@ def test_large_scores_neither_overflow_nor_vanish(scale, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_not_a_number_is_met_by_the_rows_that_see_it_and_no_others(dtype, monkeypatch):
     """Though the highest score of a row may pass it over. It is the second of a tile of four."""
@@ -201,6 +203,7 @@ PRICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PRICES)
 def test_tiles_are_remade_and_not_kept(mode):
     """Eight rows of tiles: operations of those on and below the diagonal, and temporary memory."""

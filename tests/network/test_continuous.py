@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.light import light_layers
 from reference.networks import random_flow, random_labels, random_states
 from scipy.linalg import expm
@@ -174,6 +173,7 @@ def test_the_distance_of_a_control_to_itself_has_a_derivative():
         control_distance(fields, lambda time: fields, 0.0)
 
 
+@pytest.mark.slow
 def test_the_depth_flow_is_resolved_on_two_grids():
     """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow, at equal steps."""
     # `eq:induced-transformer-field`.
@@ -211,6 +211,7 @@ def test_a_solver_that_fails_says_so():
             jax.block_until_ready(call())
 
 
+@pytest.mark.slow
 def test_the_status_survives_jit_of_grad_as_auxiliary_output():
     flow = euler_flow(lambda time: halving, 0.25, max_steps=2)
 
@@ -262,9 +263,10 @@ def derivatives_of_the_recursion():
         nestings = {name: transform(loss)(x) for name, transform in (FIRST | SECOND).items()}
         return nestings, {"grad": jax.grad(second)(x)}
 
-    return by_numpy.run(found, random_states(0, 3, 2))
+    return eqx.filter_jit(found)(random_states(0, 3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
     """The table in the docstring of ContinuousFlow, with the cases that raise.
@@ -304,7 +306,7 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
         linear_control(Constant(jnp.ones((2, 1))), horizon=-1.0)
 
 
-def test_precision_is_kept():
+def test_a_continuous_flow_keeps_its_precision():
     layer, x = averaging(), random_states(2, 12, 3)
 
     @jax.jit

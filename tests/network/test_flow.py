@@ -179,6 +179,7 @@ def test_every_step_of_a_linear_field_is_its_polynomial_of_matrices():
         np.testing.assert_allclose(ours, x @ matrix.T, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_layers_are_remade_in_reverse_but_for_their_attention():
     """What each further layer keeps: its state, and every head's outputs and log-sums.
 
@@ -202,6 +203,7 @@ def test_layers_are_remade_in_reverse_but_for_their_attention():
     assert (temporary_bytes(many) - temporary_bytes(few)) / 12 < 1.05 * kept
 
 
+@pytest.mark.slow
 def test_kept_products_are_not_made_again_and_give_the_same_gradient():
     """Of each layer queries, keys, values, attention's output, and hidden features: no others.
 
@@ -241,6 +243,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_products_of_all_layers_and_orders_take_bfloat16(name, monkeypatch):
     """But the sums of decays, and what solves for the writes of the delta rule."""
@@ -256,6 +259,7 @@ def test_products_of_all_layers_and_orders_take_bfloat16(name, monkeypatch):
     assert len(single) == {"mamba": 1, "delta": 8}.get(name, 0)
 
 
+@pytest.mark.slow
 def test_a_flow_in_bfloat16_is_near_and_asks_for_nothing_elsewhere():
     flow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_flow(depth=2))
     grid, x = lim.token_grid(5, jnp.float32), random_states(1, 5, 6).astype(jnp.float32)
@@ -312,7 +316,7 @@ def test_any_function_of_two_slots_is_a_field():
     np.testing.assert_allclose(terminal(flow, x), mean + (x - mean) * 0.6**5, rtol=1e-12)
 
 
-def test_precision_is_kept():
+def test_a_residual_flow_keeps_its_precision():
     flow, x = random_flow(depth=3), random_states()
     in_single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (flow, x))
     single = terminal(*in_single, lim.token_grid(12, dtype=jnp.float32))

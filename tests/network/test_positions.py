@@ -116,6 +116,7 @@ def gaps(attention, tokens_of):
     return found
 
 
+@pytest.mark.slow
 def test_rotary_attention_has_a_continuum_limit():
     """Order one as the tokens are refined, where [0, 1] stands for twelve of them."""
     attention = layer_of(architecture_flow("rotary")).attention

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.architectures import architecture_flow
 from reference.networks import GRIDS, WIDTH, layer_of, random_states
 from scipy.special import softmax
@@ -73,6 +72,7 @@ def in_every_mode(formula, at, u, v):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
     """With traced starts, of other examples others; without, in `test_blocked`."""
     small_tiles(monkeypatch)
@@ -92,7 +92,7 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
         jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
         for seed in (0, 10, 20)
     ] + [PACKED])  # fmt: skip
-    found, expected = jax.jit(of(causal_attention))(*points), by_numpy.run(of(dense), *points)
+    found, expected = jax.jit(of(causal_attention))(*points), eqx.filter_jit(of(dense))(*points)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
@@ -158,10 +158,11 @@ def ledger():
         mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
         return found.vectors / x.shape[0], mass * x.shape[0]
 
-    return lambda *of: by_numpy.run(measured, *jax.device_put(of))
+    return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 
 
-def test_packed_contexts_are_contexts_alone(ledger):
+@pytest.mark.slow
+def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
     """Channels (Euclidean) and cone masses, with turning keys and a window."""
     packed = 5, 1, 5  # lengths that recur, here and below: each is a program
     length = sum(packed)
@@ -185,6 +186,7 @@ def test_padding_on_the_left_is_not_seen(ledger):
     assert (vectors[:, :6] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
     """Its integrand is zero there, and no positive bound holds of all pairs."""
     flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)
@@ -195,7 +197,7 @@ def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
         sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
         return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
 
-    found, cone = by_numpy.run(measured, x)
+    found, cone = eqx.filter_jit(measured)(x)
     np.testing.assert_allclose(found.energy, (cone**2).sum(axis=1), rtol=1e-10)
     assert (found.lowest[:5] <= 0).all()
 

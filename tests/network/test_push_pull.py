@@ -77,6 +77,7 @@ def dense(query, key, value, starts, grid, log_weights=None):
     return weights, outputs, jnp.log(mass.sum(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
     """Forward and in reverse, of examples and heads that share keys, outputs and log-sum-exps."""

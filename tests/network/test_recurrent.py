@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.hybrids import RECURRENT, gated_delta
 from reference.networks import WIDTH, random_states
 
@@ -159,7 +158,7 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         _, pull = stages._linearised(field, x, grid)
         return slots, parts, pull(jnp.zeros_like(x)[None], sparse), cone_mass(field, x, grid)
 
-    slots, parts, (_, (own, of_rows), heads), mass = by_numpy.run(of, field, x, covector)
+    slots, parts, (_, (own, of_rows), heads), mass = eqx.filter_jit(of)(field, x, covector)
     local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
     rows, columns = np.indices((4, 4))
     assert np.all(local[rows != columns] == 0) and np.all(kernel[columns > rows] == 0)
@@ -173,10 +172,11 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
     np.testing.assert_allclose(sparse._replace(rows=own).dense(4), parts.local, atol=1e-12)
     if name == "kimi":  # whose heads are normed one by one
         silent = eqx.tree_at(lambda field: field.output, field, field.output.at[1].set(0))
-        _, (_, kernel), _, _ = by_numpy.run(of, silent, x, covector)
+        _, (_, kernel), _, _ = eqx.filter_jit(of)(silent, x, covector)
         np.testing.assert_allclose(heads[0], kernel, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples(name):
     """Forward over reverse, in states and parameters at once, inside of vmap."""
@@ -206,7 +206,7 @@ def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples
         return jax.lax.map(of, small * jnp.arange(-1.0, 2.0))
 
     examples = jnp.stack([random_states(seed, length, WIDTH) for seed in (3, 4)])
-    (values, slopes), (moved, curved) = by_numpy.run(derivatives, examples)
+    (values, slopes), (moved, curved) = eqx.filter_jit(derivatives)(examples)
     for found in (slopes, moved):
         expected = (values[:, 2] - values[:, 0]) / (2 * small)
         np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)

@@ -263,6 +263,7 @@ def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gr
     np.testing.assert_allclose(gramians, exact_gramians[SOME], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     # `eq:observability-trace-unbiasedness`, `eq:discrete-observability-trace-estimator`.
     observations, x, _ = setting()

@@ -9,6 +9,7 @@ from reference.section4 import section4_by_hand
 from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
+from lim_jax.paper.algorithms import minimiser
 from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
 from lim_jax.paper.printed import compare, printed_figures
 from lim_jax.paper.simulation import (
@@ -90,6 +91,29 @@ def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
     ):
         expected = float(price / 2 * np.mean(gates**2) + strength / 2 * scatter), float(scatter)
         np.testing.assert_allclose(objective(jnp.asarray(gates)), expected, rtol=1e-12)
+
+
+def test_a_minimiser_is_that_of_the_valley_where_it_starts():
+    """Of sums of (u^2 - 1)^2 / 4 it is one or minus one, and Newton's steps alone lead to zero."""
+    signs = np.where(np.arange(48) % 3, 1.0, -1.0)
+
+    def valleys(gates):
+        return jnp.sum((gates**2 - 1) ** 2) / 4 - 7, jnp.sum(gates)
+
+    found = minimiser(valleys, jnp.asarray(signs / 5))
+    np.testing.assert_allclose(found.gates, signs, rtol=1e-9)
+    np.testing.assert_allclose(found.objective, -7, rtol=1e-12)
+    np.testing.assert_allclose(found.history, [signs.sum()], rtol=1e-9)
+
+
+def test_where_no_minimum_is_none_is_returned():
+    """A slope of a millionth everywhere: small, and nowhere zero."""
+
+    def slope(gates):
+        return 1e-6 * gates[0], gates[0]
+
+    with pytest.raises(RuntimeError, match=r"minimiser: .* did not converge \(.*\); start elsewh"):
+        minimiser(slope, jnp.zeros(2))
 
 
 def test_the_regions_of_both_conventions():

@@ -312,6 +312,7 @@ def test_one_context_says_once_that_it_has_no_error(tmp_path):
     assert not re.search(r"\binf\b", written.split("<script")[0])
 
 
+@pytest.mark.slow
 def test_a_call_from_python_measures_and_shows(tmp_path):
     """Bytes of two lengths: densities are gradients', and a notebook gets a frame of its own."""
     model = byte_network(6, depth=2, seed=7)  # whose first tokens hold some per cent
@@ -367,6 +368,7 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
     np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
     """Vega takes 0.9 of them, and a token some 150 bytes."""
     drawn = np.random.default_rng(0)

@@ -151,14 +151,14 @@ def test_shades_are_readable_and_signs_are_told_without_colours(tab, media, sche
     tab.tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
-def test_on_a_narrow_screen_nothing_runs_out_of_the_page(tab):
+def test_on_a_narrow_screen_a_page_of_sources_fits(tab):
     size = {"width": 380, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     tab.tab.call("Emulation.setDeviceMetricsOverride", **size)
     assert tab.value("document.documentElement.scrollWidth") <= 380
     tab.tab.call("Emulation.setDeviceMetricsOverride", **size | {"width": 1100})
 
 
-def test_nothing_was_asked_for_logged_or_run_besides(tab):
+def test_a_page_of_sources_loads_and_logs_nothing_else(tab):
     """The last of the tests: of all that was done above."""
     requests = [sent["request"]["url"] for sent in tab.tab.named("Network.requestWillBeSent")]
     assert len(requests) == 1 and requests[0].startswith("file:")

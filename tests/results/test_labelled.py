@@ -227,6 +227,7 @@ def test_what_does_not_fit_is_refused_by_name():
             call()
 
 
+@pytest.mark.slow
 def test_without_xarray_all_else_works_and_the_message_names_the_extra(tmp_path):
     program = """
 import sys

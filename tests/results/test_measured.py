@@ -72,6 +72,7 @@ def test_one_example_of_either_has_no_error():
         assert abs(float(found.value)) == 3 and np.isinf(found.error)
 
 
+@pytest.mark.slow
 def test_influences_are_paired_by_the_pairs_that_are_told():
     """In another order, with examples of their own: the total is linear, its error a mean's."""
     generator, regions = np.random.default_rng(2), common_regions([7], 0.3)

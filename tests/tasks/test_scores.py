@@ -39,6 +39,7 @@ def test_decoding_gives_the_answer_exactly_where_every_asked_word_is_the_best():
     assert sum(outcome for outcome, _ in outcomes) == 30 and (True, False) in outcomes
 
 
+@pytest.mark.slow
 def test_examples_are_decoded_side_by_side():
     logits = jnp.array([[[0.0, 1.0], [3.0, 2.0]], [[1.0, 1.0], [0.0, 9.0]]])
     targets, weights = jnp.array([[1, 0], [1, 1]]), jnp.array([[0.5, 0.5], [0.5, 0.5]])

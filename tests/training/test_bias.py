@@ -1,6 +1,7 @@
 """What the remedies do to a fitted parameter, and whether a stage answers as one hopes."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,31 @@ def test_a_shift_is_as_exact_as_is_asked_for():
     assert left() < 1e-9 < 1e-3 < left(tolerance=1e-2) < 2e-2
 
 
+def test_the_bias_of_a_ratio_is_of_energies_in_two_examples_at_least():
+    """Where one example alone has any, the batch without it has no density."""
+    alone = jnp.zeros((3, SIZE)).at[1].set(1.0)
+    for energies in (0 * alone, alone):
+        with pytest.raises(RuntimeError, match="energies: expected some in two examples at least"):
+            lim.training.ratio_bias(energies, GRID)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(RuntimeError, match="energies: got NaN or infinite values"):
+            lim.training.ratio_bias(jnp.where(alone > 0, bad, 1.0), GRID)
+    # With epsilon the densities without each are 1/3, 0, 1/3, and that of all is 1/4.
+    found = lim.training.ratio_bias(alone, GRID, epsilon=1.0)
+    np.testing.assert_allclose(found, np.full(SIZE, 2 * (2 / 9 - 1 / 4)), rtol=1e-12)
+
+
+def test_bounds_of_a_shift_are_of_finite_numbers_and_tolerances_relative():
+    # `eq:influence-regularization-parameter-shift-bound`.
+    numbers = {"strength": 0.0, "slope": 1.0, "convexity": 1.0}
+    for name, bad in itertools.product(("strength", "slope"), (np.nan, np.inf)):
+        with pytest.raises(ValueError, match=f"{name}: got {bad}, expected a finite number"):
+            lim.training.shift_bound(**numbers | {name: bad})
+    for tolerance in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="tolerance: got .*, expected a number above 0 and be"):
+            lim.training.parameter_shift(risk, jnp.sum, MINIMUM, 0.1, tolerance)
+
+
 def test_the_balanced_objective_is_risk_and_penalty():
     # `eq:gd-target-penalty`.
     @jax.jit
@@ -156,6 +182,7 @@ def test_the_response_is_the_slope_of_lim():
     assert (still.change, still.alignment) == (0, 0)
 
 
+@pytest.mark.slow
 def test_alignment_agrees_with_what_section_4s_run_does():
     """At every update of 160 the predicted and the measured change of LIM have one sign."""
     regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA)

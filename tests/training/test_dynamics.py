@@ -125,6 +125,7 @@ def test_the_discrepancy_moves_by_the_pairing():
     np.testing.assert_allclose(rate, moved, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [2, 4])
 def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
     """Of central differences in all parameters, by NumPy's SVD and by SciPy from 20 starts."""
@@ -264,6 +265,7 @@ def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_si
         np.testing.assert_allclose(growth, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_integral_of_the_rate_is_the_change_of_the_density():
     """`eq:gd-flow`, by Simpson's rule over a flow that is solved to 1e-9."""
     times = np.linspace(0, 0.5, 33)

@@ -166,6 +166,7 @@ def value_and_gradient(name, words):
     return *jax.value_and_grad(value)(words), SCALARS[name](*plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALARS)
 def test_the_embedding_is_not_frozen(name):
     """Its gradient against central differences; values against a plain loss of shifted states."""
@@ -179,6 +180,7 @@ def test_the_embedding_is_not_frozen(name):
     np.testing.assert_allclose(value, plain, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradient_flow_moves_the_embedding():
     """One Euler step is minus the risk's gradient, by differences."""
     path = training.gradient_flow(
@@ -250,7 +252,7 @@ ANYWHERE = ("states to a loss of ids", "ids that are floats", "ids of one exampl
     [(name, case) for name in ("influence", "influence_stream", "balanced_objective")
      for case in REFUSED] + [("risk", case) for case in ANYWHERE],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(name, case, as_users_run):
+def test_batches_that_do_not_fit_their_loss_are_refused(name, case, as_users_run):
     loss, x, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"batch: .*{message}"):
         SCALARS[name](loss, PARAMS, (x, LABELS))

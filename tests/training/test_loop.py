@@ -185,6 +185,7 @@ def penalised_update(weight, key, index):
     return moved, {"drawn": drawn, "size": jnp.vdot(moved, moved), "index": index}
 
 
+@pytest.mark.slow
 def test_all_seeds_are_each_seed_alone():
     """Against a loop over seeds and steps, each seed with the key that is its own."""
     keys = jax.random.split(jax.random.key(5), SEEDS)

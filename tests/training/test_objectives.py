@@ -436,6 +436,7 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient():
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-11 * scale)
 
 
+@pytest.mark.slow
 def test_injected_traces_average_over_training_steps():
     params, seen = attentive(), jnp.array([LENGTH - 1])
 

@@ -108,6 +108,7 @@ def dot(left, right):
     return sum(np.vdot(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "estimator, loss",
     [("balanced", "cross-entropy"), *((estimator, "margin") for estimator in ESTIMATORS)],
@@ -189,6 +190,7 @@ def test_each_example_counts_alike_in_its_own_density_and_not_in_the_ratio():
     assert np.abs(np.asarray(changed) - expected).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimators_statistic_is_averaged_over_steps(estimator):
     """Values, statistic and gradients against the definition with the average put in by hand."""
@@ -233,6 +235,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
     """And each is the slope of its own value; a clip of the penalty's leaves the risk's."""
@@ -264,6 +267,7 @@ def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
     np.testing.assert_allclose(np.sqrt(dot(clipped, clipped)), 1e-3, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_gradients_apart_cost_no_more_than_their_sum():
     def whole(params, batch):
         def objective(params):

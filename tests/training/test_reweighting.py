@@ -124,6 +124,7 @@ def density_by_hand(params, batch, weights):
     return energy / (CELLS @ energy)
 
 
+@pytest.mark.slow
 def test_a_stage_that_trains_answers_its_weights():
     """Attention and a readout: the density by a loop, LIM's slope by central differences."""
     # `eq:influence-response-map`, `eq:lim-outer-loop-first-order-change`,
@@ -221,6 +222,7 @@ def minimised(params, weights, index):
     return params - slope / (weights + COSTS), weighted_quadratic(params, jnp.ones(SIZE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [1.0, TARGET / (CELLS @ TARGET)], ids=["even", "of a shape"])
 def test_a_run_ends_where_the_measured_density_is_the_target(target):
     """Its fixed point: squares of w/(w + cost) go as the target, and the weights have unit mean.

@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
     """Value; gradient against the gradient's gradient; of pools forward and second order too."""
@@ -139,6 +140,7 @@ ROOTS = jax.device_put(np.array([1.0, 2.0]))
 EACH = jax.device_put(np.array([[2.0, 0.0], [0.5, 1.5]]))
 
 
+@pytest.mark.slow
 def test_each_example_has_its_own_density_and_target():
     """In closed form, and in every objective that takes a target."""
     problem, of_each = (
@@ -196,7 +198,7 @@ def test_pools_are_averages_of_energies_and_their_shares():
     np.testing.assert_allclose(shares, sizes / sizes.sum(), rtol=1e-14)
 
 
-def test_what_does_not_fit_is_refused(as_users_run):
+def test_penalties_that_do_not_fit_are_refused(as_users_run):
     grid = lim.token_grid(2)
 
     def refused(match, function=influence_penalty, **penalty):
@@ -231,6 +233,7 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
     np.testing.assert_allclose(gradient, slope, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_models_own_margin_is_that_of_its_likeliest_words(monkeypatch):
     """Of two places, by slices of the vocabulary; targets are not read."""
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 100)

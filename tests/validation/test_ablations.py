@@ -95,6 +95,7 @@ def contexts():
     return [rng.integers(256, size=length).astype(np.int32) for length in lengths]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
     """Of several lengths, in chunks of which one is not full."""
     monkeypatch.setattr(ablations, "TOKENS", (120, 120))
@@ -111,6 +112,7 @@ def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
         read_answers(model, [np.zeros(59, np.int32)], [answers[2]])
 
 
+@pytest.mark.slow
 def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
     answers = 3 * [np.array([65], np.int32)]
     chosen = [contexts[0], contexts[4], contexts[0] + 1]

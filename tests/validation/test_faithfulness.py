@@ -108,6 +108,7 @@ def log_probability(model, ids, said):
     return logs[np.arange(len(said)), said].sum()
 
 
+@pytest.mark.slow
 def test_drops_are_those_of_texts_that_are_read_again(model, found):
     prompt, one = prompt_of(5), found[5]
     said = said_after(model, ids_of(prompt.text))
@@ -185,6 +186,7 @@ def by_record(values, places):
     return np.array([values[places == record].sum() for record in range(RECORDS)])
 
 
+@pytest.mark.slow
 def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpadded, attention):
     ids, places, y = unpadded
 
@@ -223,6 +225,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     assert np.abs(shares[0] - shares[1]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_part(
     model, found, unpadded
 ):
@@ -271,6 +274,7 @@ def learnt(model, found, tmp_path_factory):
     return runs["some of"], about, folder
 
 
+@pytest.mark.slow
 def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     model, found, learnt, unpadded, attention
 ):
@@ -304,6 +308,7 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     assert list(run.seconds) == ["ablations", AT2] and run.seconds[AT2][1] == 6 - compiled
 
 
+@pytest.mark.slow
 def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learnt, monkeypatch):
     run, _, folder = learnt
     read, whole = [], learnt_heads.Ablated
@@ -359,6 +364,7 @@ def test_kinds_of_prompts_and_prompts_weigh_the_same_whatever_their_numbers():
     assert weights_of_heads([ups])[0] > 1
 
 
+@pytest.mark.slow
 def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
     assert len(found) == 6
     for one in found:
@@ -410,6 +416,7 @@ def test_words_that_hold_a_mark_end_an_answer(model):
     assert faithfulness._ends(model, None, [3]) == [3, 10, 34]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkpoint, monkeypatch):
     lines = checkpoint.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
@@ -485,6 +492,7 @@ def made_run(setting, seed):
     return Run(setting, found, {**seconds, AT2: [7.0, 2]})
 
 
+@pytest.mark.slow
 def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
     setting = SETTING._replace(prompts=40)
     run = made_run(setting, 0)

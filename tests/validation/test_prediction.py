@@ -137,6 +137,7 @@ def by_example(seen, rollouts):
     }
 
 
+@pytest.mark.slow
 def test_profiles_and_values_at_gold_are_those_of_the_definitions(measured):
     """Normalised influence from the cross-entropy here, and from the margin there: they agree."""
     models, found, reference, gold = measured

@@ -50,6 +50,7 @@ def greedy(model):
     return example._replace(window=window), asked
 
 
+@pytest.mark.slow
 def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
     """All places are asked there, most with no weight, and nothing is padded."""
     example = drawn(2)
@@ -83,6 +84,7 @@ def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
     assert np.abs(shares[0] - shares[1]).max() > 1e-6, "two words are asked for: losses differ"
 
 
+@pytest.mark.slow
 def test_an_answer_is_right_where_greedy_decoding_gives_all_of_it(model, greedy):
     example, asked = greedy
     assert prompted.answers(model, example, RECORDS).right
@@ -92,7 +94,8 @@ def test_an_answer_is_right_where_greedy_decoding_gives_all_of_it(model, greedy)
         assert not prompted.answers(model, example._replace(window=window), RECORDS).right
 
 
-def test_single_precision_is_near_double(model):
+@pytest.mark.slow
+def test_energies_in_single_precision_are_near_double(model):
     example = drawn(0)
     low, high = (prompted.answers(one, example, RECORDS) for one in (bytes_model("float32"), model))
     assert low.energies.dtype == "float32" and low.right == high.right
@@ -100,6 +103,7 @@ def test_single_precision_is_near_double(model):
         np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     model, tmp_path, monkeypatch
 ):

@@ -198,11 +198,13 @@ DEFINITIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_an_arms_gradient_is_its_definitions(name):
     assert_same(found(name)[0], DEFINITIONS[name](batches()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made")
 def test_some_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
     """On every other step, where the penalty is twice as strong: it rests between."""
@@ -240,6 +242,7 @@ def test_influence_is_drawn_to_each_probes_gold_record():
     assert_same(found("own answers")[0], plus(risk_slope(batches().training), penalty))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made")
 def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it():
     """All labels wrong, of probes at the edges, every other step, clipped and told."""
@@ -263,6 +266,7 @@ def test_some_arms_look_at_their_probes_every_few_steps():
     assert looks == {"probes": 2, "mislabelled": 2, "reweighted": 10}
 
 
+@pytest.mark.slow
 def test_weights_by_record_move_every_tenth_step():
     """Algorithm 2's update, with the influence of the batch that is weighted next."""
     training = batches().training
@@ -276,6 +280,7 @@ def test_weights_by_record_move_every_tenth_step():
     assert_same(gradient, risk_slope(training, np.asarray(moved)[GOLD]))
 
 
+@pytest.mark.slow
 def test_the_constraints_multiplier_rises_where_it_is_broken():
     gradient, multiplier = found("constrained")
     value, slope = value_and_slope_of_profile(network(), batches().probes)
@@ -301,6 +306,7 @@ def observed_penalty(model, batches):
     return ((traces - traces.mean()) ** 2).sum() / LENGTH / 2
 
 
+@pytest.mark.slow
 def test_observability_pulls_down_its_own_slope():
     """Of two layers: before the first nothing else is seen at the last place."""
     deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), network().flow.layers)

@@ -161,6 +161,7 @@ def whole(checkpoint):
         return trained(checkpoint=kept, progress=copying)
 
 
+@pytest.mark.slow
 def test_training_that_was_interrupted_gives_the_same_networks(whole, checkpoint):
     """Bit for bit, from a checkpoint some steps before; and seeds differ."""
     left = []
@@ -172,6 +173,7 @@ def test_training_that_was_interrupted_gives_the_same_networks(whole, checkpoint
     assert whole[1].shape == (150, 2) and np.ptp(whole[1], axis=1).min() > 0
 
 
+@pytest.mark.slow
 def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole):
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole

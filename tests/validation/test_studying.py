@@ -63,6 +63,7 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     assert asked[1][0] == presets()["quick"]
 
 
+@pytest.mark.slow
 def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     rng, asked = np.random.default_rng(0), []
 
@@ -131,6 +132,7 @@ def test_there_is_a_model_to_train(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
     asked = []
 

@@ -70,6 +70,7 @@ def without_times(found):
     return found | {"arms": arms}
 
 
+@pytest.mark.slow
 def test_what_is_run_is_what_is_recorded(model, seen):
     """Every stage of every arm, from the same beginning; numbers by Adam written out."""
     found = tuned.tune(model, None, TUNING, seed=3)
@@ -153,6 +154,7 @@ def test_all_arms_of_a_seed_see_the_same_and_only_their_own(model, seen):
     assert {len(rounds) for rounds in judged} == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_gives_the_same_numbers(model, seen, monkeypatch, tmp_path):
     whole = tuned.tune(model, None, TUNING, folder=tmp_path / "whole")
     judge, calls = tuned.judge, []

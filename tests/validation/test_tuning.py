@@ -205,6 +205,7 @@ def test_no_word_of_a_probes_answer_is_read():
         np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_model_is_judged_by_place():
     """The first answer is the model's own, so that it is right."""
     model, rows = network(), tuning.trained_rows(network(), 1)
@@ -260,7 +261,7 @@ def test_a_prompt_is_its_numbers_and_asks_where_it_is_told():
     assert sorted(there.window.tolist()) == sorted(drawn_prompt(setting, 4).window.tolist())
 
 
-def test_what_does_not_fit_is_refused():
+def test_networks_that_cannot_be_trained_are_refused():
     model = network()
     source = LayerSource(lambda index: {"one": np.zeros(3)}, 2)
     fetched = FetchedLayers(jnp.zeros(1), source)
