@@ -62,7 +62,9 @@ def parsed(file: Path) -> ast.Module:
 
 
 def test_the_table_lists_every_file_once():
-    assert sorted(ORDER) == sorted(map(module_of, FILES))
+    files = set(map(module_of, FILES))
+    assert files - set(ORDER) == set(), "docs/house.toml has no place for these files"
+    assert sorted(ORDER) == sorted(files), "docs/house.toml has files that are not there, or twice"
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
@@ -131,7 +133,8 @@ def test_what_is_public_stands_on_a_page_or_computes_an_equation_and_no_more():
             for file in inside
         }
         at_the_door = {file.partition(".")[0] for file in files}
-        assert {name for name, module in names.items() if not module} == at_the_door
+        named = {name for name, module in names.items() if not module}
+        assert named == at_the_door, f"{door.with_suffix('.pyi')} names the room's files"
         public = {name: module for name, module in names.items() if module}
         front = {name for name, module in at_the_front.items() if module.startswith(f"{room}.")}
         assert front <= public.keys()
@@ -168,7 +171,7 @@ def test_doors_define_nothing(door):
 def test_the_picture_is_that_of_the_table():
     house = runpy.run_path(str(ROOT / "docs" / "house.py"))
     picture = house["drawn"]()
-    assert house["PICTURE"].read_text() == picture
+    assert house["PICTURE"].read_text() == picture, "draw it anew: python docs/house.py"
     boxes = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', picture)
     width = re.search(r'<svg .*? width="(\d+)"', picture)
     assert width is not None
