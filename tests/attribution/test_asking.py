@@ -14,8 +14,9 @@ from reference.networks import byte_network
 
 import lim_jax as lim
 from lim_jax.attribution.answer import AnswerPart, finding_of
-from lim_jax.attribution.asking import question_line
+from lim_jax.attribution.asking import question_line, read_question
 from lim_jax.attribution.files import write_answer
+from lim_jax.attribution.methods.table import METHODS
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
@@ -207,6 +208,34 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     assert "gainst" not in finding_of(rated(0.25, 0.5), "Wren", signed=True)
     said = finding_of(rated(0.25, 0.5), "Wren", "Owl", signed=True)
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
+
+
+def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
+    alone, kept = ask("rollout"), ask("rollout", checkpoint=tmp_path / "kept")
+    assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    np.testing.assert_array_equal(kept.tokens, alone.tokens)
+
+
+def test_a_question_foretells_what_scoring_takes(network):
+    """Of an answer that is not known as many tokens as it may have, and a sentence of each 16."""
+    model = LanguageModel(network)
+
+    def cost(method, *, answer=None, parts=None, document_parts=None):
+        asked = read_question(
+            model, QUESTION, DOCUMENTS, method=method, parts=parts, document_parts=document_parts,
+            answer=answer, foil="", chat=True, answer_tokens=40, max_length=4096,
+        )  # fmt: skip
+        return asked.cost(model)
+
+    of_answer = METHODS["mask-gradient"].cost
+    assert cost("mask-gradient", parts="token") == of_answer(0, 40)
+    assert cost("mask-gradient", parts="sentence") == of_answer(0, 2)
+    assert cost("mask-gradient", parts="answer") == of_answer(0, 1)
+    assert cost("mask-gradient", parts="token", answer="It") == of_answer(0, 3)
+    # The whole text, and without each document, the question and the rest; or each token.
+    assert cost("leave-one-out").total == cost("leave-one-out", answer="It").total == 5
+    by_token = cost("leave-one-out", answer="It", document_parts="tokens").total
+    assert by_token == 1 + sum(map(len, DOCUMENTS)) + 2
 
 
 def test_an_answer_follows_a_space_but_in_a_chat():

@@ -114,7 +114,7 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
 
 
 @pytest.mark.slow
-def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
+def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp_path):
     """Each row's scores sum to what the document gave its part, by the whole network's losses."""
     monkeypatch.setattr(mask_path, "NODES", 1)
     monkeypatch.setattr(mask_path, "SHOWN", 0.0)
@@ -127,7 +127,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     monkeypatch.setattr(mask_path, "mask_gradients", counted)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
     rows = PARTS[-4:]
-    scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
+    scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run(tmp_path))
     (asked,) = CONTEXT.weights.nonzero()
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
     numbers = jax.device_put(document_numbers(CONTEXT))
@@ -156,6 +156,14 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     far = mask_path.unresolved(once.by_token.sum(axis=1), once.total_effect)
     assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.note
     assert f"by {off[far].max():.2f} at most" in once.note
+
+
+def test_a_note_counts_the_parts_that_do_not_add_up():
+    """Of three the second, by half a unit, and the third, by one."""
+    by_token = np.array([[1.0, 2], [0.5, 0], [1, 1]])
+    note = mask_path._note(by_token, np.array([3.0, 1, 3]))
+    assert note.startswith("For 2 of 3 parts of the answer, after 64 gradients, ")
+    assert note.endswith("by 1.00 at most.")
 
 
 def test_what_is_not_shown_is_not_missed():

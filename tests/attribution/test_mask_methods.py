@@ -162,7 +162,9 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     """With next to nothing of documents; all else weighs one, and parts read themselves."""
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
-    np.testing.assert_allclose(asked(network, method).given, expected, rtol=1e-9)
+    for parts in ("answer", "token"):
+        given = asked(network, method, parts=parts).given
+        np.testing.assert_allclose(given, expected, rtol=1e-9)
 
 
 def heads_of(network):

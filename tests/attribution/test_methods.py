@@ -255,6 +255,65 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
         assert read.get("given") == (None if one.given is None else [3.0, 1.5])
 
 
+def test_methods_say_what_they_score():
+    """The whole answer alone, or its parts too; tokens, or parts that are left out; and signs."""
+    every, whole = ("answer", "sentence", "token"), ("answer",)
+    of_method = {
+        name: ({*method.answer_parts}, method.document_parts, method.signed)
+        for name, method in METHODS.items()
+    }
+    assert of_method == {
+        "influence": ({*whole}, "sentences", False),
+        "mask-gradient": ({*every}, "sentences", True),
+        "mask-path": ({*every}, "sentences", True),
+        "gradient-times-input": ({*whole}, "sentences", True),
+        "integrated-gradients": ({*whole}, "sentences", True),
+        "rollout": ({*whole}, "sentences", False),
+        "leave-one-out": ({*every}, "documents", True),
+        "ablations": ({*every}, "documents", True),
+    }
+
+
+def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
+    """Where the readout is zero every answer is as likely, whatever is read."""
+    still = eqx.tree_at(lambda model: model.head, model, jnp.zeros_like(model.head))
+    found = scored(still, CONTEXTS[0], "influence").tokens
+    assert found is not None and not found.any()
+
+
+def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
+    context = context_of(PROMPTS[0][0], "17", asked="contrast", foil="2")
+    found = scored(model, context, "influence", contrast_loss).tokens
+
+    @eqx.filter_jit
+    def slopes(model, x, y):
+        return jax.grad(lambda x: contrast_loss(model, x, y))(x)
+
+    ids, y = jax.device_put((context.window[:-1], context.contrast))
+    energy = np.sum(np.asarray(slopes(model, model.embed(ids), y)) ** 2, axis=1)
+    np.testing.assert_allclose(found, (energy / energy.sum())[: len(found)], rtol=1e-9, atol=1e-13)
+
+
+def test_integrated_gradients_need_the_average_word(model):
+    """Which is in memory, and not in a file."""
+    stored = eqx.tree_at(lambda model: model.embedding, model, np.asarray(model.embedding))
+    with pytest.raises(ValueError, match="model: got weights that are left in their files"):
+        scored(stored, CONTEXTS[0], "integrated-gradients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_goes_on_from_what_it_kept(model, method, tmp_path, monkeypatch):
+    """Once more it gives the same, and reads nothing."""
+    context, parts = CONTEXTS[0], context_segments(CONTEXTS[0])[:1]
+    kept = partial(METHODS[method].scores, model, context, [whole_answer(context)], parts, LOSS)
+    alone, first = kept(Run()), kept(Run(tmp_path))
+    monkeypatch.setattr(models.ids, "_scores", lambda *_: pytest.fail("read again"))
+    again = kept(Run(tmp_path))
+    for found in (first, again):
+        np.testing.assert_allclose(found.by_part, alone.by_part, rtol=1e-9, atol=1e-12)
+
+
 def test_methods_say_their_cost():
     assert set(get_args(MethodName)) == METHODS.keys()
     assert [str(METHODS[name].cost(10, 1)) for name in ("rollout", "leave-one-out")] == [
