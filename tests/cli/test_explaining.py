@@ -1,12 +1,15 @@
 """The command explain: as many contexts as say something, and what is written is what is found."""
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 from fractions import Fraction
 from functools import partial
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -53,10 +56,25 @@ def written(path, rows):
     return path
 
 
-@pytest.mark.slow
-def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
+class Explained(NamedTuple):
+    """What one run of the command left and printed, and what it gave to others."""
+
+    folder: Path
+    text: Path
+    out: Path
+    printed: str
+    averaged: tuple  # windows and regions of the cone mass, and the mass
+    page: tuple  # arguments of its page
+
+    @property
+    def record(self):
+        return json.loads((self.out / "explanation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
     """All figures are made, and one drawn to pixels, which takes long."""
-    draw = Figure.savefig
+    draw, mass, paged, averaged = Figure.savefig, runs.average_cone_mass, [], []
 
     def save(figure, path, **options):
         if path.name == "cone_mass.png":
@@ -64,77 +82,112 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
         else:
             path.touch()
 
-    mass = runs.average_cone_mass
-    paged: list = []
-    averaged: list = []
-
     def average_cone_mass(*given):
         averaged.append((*given[1:], mass(*given)))
         return averaged[-1][-1]
 
-    monkeypatch.setattr(runs, "average_cone_mass", average_cone_mass)
-    monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(explaining, "write_explained_page", lambda *given: paged.extend(given))
-    text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
-    out = tmp_path / "explained"
-    arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
+    made = tmp_path_factory.mktemp("explain")
+    (made / "weights").mkdir()
+    folder = write_with_letters(made / "weights", CONFIGS["llama"])
+    text = written(made / "text", [np.random.default_rng(0).integers(11, size=40)])
+    arguments = [
+        "--max-length",
+        "12",
+        "--contexts",
+        "3",
+        "--html",
+        "--out",
+        str(made / "explained"),
+    ]
     how = ["--loss", "last-token", "--certificates", "all"]
-    assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
-    result, asked, read, model, question, written_to = paged
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(runs, "average_cone_mass", average_cone_mass)
+        patch.setattr(Figure, "savefig", save)
+        patch.setattr(explaining, "write_explained_page", lambda *given: paged.extend(given))
+        assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
+    (only,) = averaged
+    return Explained(folder, text, made / "explained", printed.getvalue(), only, tuple(paged))
+
+
+@pytest.mark.slow
+def test_the_page_is_given_what_was_explained_and_read(explained):
+    result, asked, read, model, question, written_to = explained.page
     assert isinstance(result, explanations.Explanation) and read.windows.shape == (3, 13)
     assert asked.weights.shape == (3, 12)
     assert question == "Why does weights use what it uses? (last-token)"
-    assert (model.name, written_to) == (folder.name, out)
+    assert (model.name, written_to) == (explained.folder.name, explained.out)
     assert [one.window.tolist() for one in read.contexts] == read.windows.tolist()
-    printed = capsys.readouterr().out
-    first, *_ = printed[printed.index("Explaining") :].splitlines()
+
+
+@pytest.mark.slow
+def test_what_is_explained_is_printed_first(explained):
+    first, *_ = explained.printed[explained.printed.index("Explaining") :].splitlines()
     assert first.startswith("Explaining weights, last-token, on 3 contexts of 12 tokens: ")
     assert "all certificates and cone masses: about " in first
-    assert f"== {folder} on {text}: 3 contexts of 12 tokens, loss last-token ==" in printed
-    found = json.loads((out / "explanation.json").read_text())
+    heading = (
+        f"== {explained.folder} on {explained.text}: 3 contexts of 12 tokens, loss last-token =="
+    )
+    assert heading in explained.printed
+
+
+@pytest.mark.slow
+def test_the_record_has_densities_energies_and_hops(explained):
+    found = explained.record
     np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
     for region in found["regional_energies"].values():
         parts = [value for part, value in region.items() if part != "total"]
         np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
-    assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
+    assert found["depth"] == 0 and f"at depth {found['depth']}" in explained.printed
     hops = np.array(list(found["hop_energies"].values()))
     assert np.count_nonzero(hops[0]) == 1 and hops[2].any()
-    verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
-    assert verdicts["right-biased queries"] is True
     assert found["without_queries"] is not None
-    for certificate in found["certificates"]:
-        assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
-        hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
-        assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
     assert found["records"] == found["heads_of_parts"] == []
-    names, *rows = csv.reader((out / "explanation.csv").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_certificates_that_cannot_decide_are_named(explained):
+    certificates = explained.record["certificates"]
+    verdicts = {certificate["name"]: certificate["holds"] for certificate in certificates}
+    assert verdicts["right-biased queries"] is True
+    printed = explained.printed
+    hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
+    for certificate in certificates:
+        assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
+        assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
+
+
+@pytest.mark.slow
+def test_the_table_has_the_records_numbers_by_position(explained):
+    found = explained.record
+    names, *rows = csv.reader((explained.out / "explanation.csv").read_text().splitlines())
     assert names[:4] == ["position", "density", "error", "residual energy"]
     columns = np.array(rows, float).T
     np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
     np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
     np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
-    np.testing.assert_array_equal(columns[6:], hops)
-    figures = {path.stem for path in out.glob("*.svg")}
-    assert (
-        figures
-        == {path.stem for path in out.glob("*.png")}
-        == {
-            "influence",
-            "influence_without_queries",
-            "channels",
-            "hops",
-            "certificates",
-            "cone_mass",
-        }
-    )
-    assert (out / "cone_mass.png").stat().st_size > 1000
-    assert "Wrote explanation.json, explanation.csv and 6 figures" in printed
-    # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
-    ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
-    ((windows, regions, mass),) = averaged
+    np.testing.assert_array_equal(columns[6:], list(found["hop_energies"].values()))
+
+
+@pytest.mark.slow
+def test_six_figures_are_written_in_two_formats(explained):
+    names = {
+        "influence", "influence_without_queries", "channels", "hops", "certificates", "cone_mass"
+    }  # fmt: skip
+    for suffix in ("svg", "png"):
+        assert {path.stem for path in explained.out.glob(f"*.{suffix}")} == names
+    assert (explained.out / "cone_mass.png").stat().st_size > 1000
+    assert "Wrote explanation.json, explanation.csv and 6 figures" in explained.printed
+
+
+@pytest.mark.slow
+def test_the_cone_mass_is_that_of_the_texts_contexts(explained):
+    """Which the text's ids are cut into."""
+    ids = np.array([ord(letter) - ord("a") for letter in explained.text.read_text()])
+    windows, regions, mass = explained.averaged
     cuts = [ids[at : at + 13].tolist() for at in (0, 12, 24)]
     assert sorted(np.asarray(windows).tolist()) == sorted(cuts) and regions.delta == Fraction("0.2")
-    np.testing.assert_allclose(found["cone_mass"]["value"], mass.value, rtol=1e-4)
+    np.testing.assert_allclose(explained.record["cone_mass"]["value"], mass.value, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LENGTH = 3  # of an axis along which rows are counted
@@ -57,7 +58,7 @@ class Call(NamedTuple):
 def is_numeric(value: Any) -> bool:
     """Tell arrays of numbers from keys, which are arrays of JAX too."""
     if isinstance(value, jax.Array):
-        return not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return isinstance(value, np.ndarray)
 
 
