@@ -133,6 +133,7 @@ def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
     """A foil is another whole answer: its odds, and not those of the answer, are what is given."""
     answered = ask("mask-gradient", foil=" No ")
     assert answered.foil == "No" and answered.text == "It"
+    assert "decides most between “It” and “No”" in answered.finding
     assert rows_of_answer_parts(answered) == ["It"], "the whole answer"
     prompt, this, that = (
         np.frombuffer(text.encode(), np.uint8).astype("int32") for text in (PROMPT, " It", " No")
@@ -208,6 +209,11 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     assert "gainst" not in finding_of(rated(0.25, 0.5), "Wren", signed=True)
     said = finding_of(rated(0.25, 0.5), "Wren", "Owl", signed=True)
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
+
+
+def test_an_answer_of_the_models_own_that_did_not_end_is_cut(ask):
+    assert ask("rollout", answer=None, answer_tokens=2).cut
+    assert not ask("rollout").cut
 
 
 def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
