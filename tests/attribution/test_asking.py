@@ -14,7 +14,7 @@ from reference.networks import byte_network
 
 import lim_jax as lim
 from lim_jax.attribution.answer import AnswerPart, finding_of
-from lim_jax.attribution.asking import question_line, read_question
+from lim_jax.attribution.asking import Question, question_line, read_question
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.methods.table import METHODS
 from lim_jax.checkpoints.text import ChatTemplate
@@ -227,10 +227,19 @@ def test_a_question_foretells_what_scoring_takes(network):
     model = LanguageModel(network)
 
     def cost(method, *, answer=None, parts=None, document_parts=None):
-        asked = read_question(
-            model, QUESTION, DOCUMENTS, method=method, parts=parts, document_parts=document_parts,
-            answer=answer, foil="", chat=True, answer_tokens=40, max_length=4096,
-        )  # fmt: skip
+        question = Question(
+            QUESTION,
+            DOCUMENTS,
+            method=method,
+            parts=parts,
+            document_parts=document_parts,
+            chat=True,
+            answer=answer,
+            answer_tokens=40,
+            foil="",
+            max_length=4096,
+        )
+        asked = read_question(model, question)
         return asked.cost(model)
 
     of_answer = METHODS["mask-gradient"].cost

@@ -283,7 +283,7 @@ def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
     context = context_of(PROMPTS[0][0], "17", asked="contrast", foil="2")
-    found = scored(model, context, "influence", contrast_loss).tokens
+    found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit
     def slopes(model, x, y):

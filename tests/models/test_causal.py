@@ -145,7 +145,8 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
         for left, right in zip(jax.tree.leaves(in_model), jax.tree.leaves(in_all), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-14)
     # Of the logits at those places.
-    logits = eqx.filter_jit(jax.vmap(lambda s: model.readout(s, lim.token_grid(7))))(states)
+    read_out = eqx.filter_jit(jax.vmap(lambda s: model.readout(s, lim.token_grid(7))))
+    logits = np.asarray(read_out(states))
     rows = log_softmax(np.take_along_axis(logits, places[:, :, None], axis=1), axis=2)
     answers = np.take_along_axis(targets, places, axis=1)[:, :, None]
     likely = np.take_along_axis(rows, answers, axis=2)[:, :, 0]

@@ -124,8 +124,9 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
         return mass / total @ value
 
     at = [arrays(seed, 10) for seed in (0, 10, 20)]
-    found = jax.jit(lambda *at: in_modes(shaped(causal_attention), *at))(*at)
-    expected = eqx.filter_jit(lambda *at: in_modes(shaped(dense), *at))(*at)
+    query, key, value = at
+    found = jax.jit(lambda q, k, v: in_modes(shaped(causal_attention), q, k, v))(query, key, value)
+    expected = jax.jit(lambda q, k, v: in_modes(shaped(dense), q, k, v))(query, key, value)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12, err_msg=mode)

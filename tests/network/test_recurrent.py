@@ -1,6 +1,7 @@
 """Recurrent layers as fields in two slots: beside loops over tokens, heads and rows by NumPy."""
 
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -156,7 +157,8 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         slots = jnp.split(jax.vmap(push)(basis[:, 0], basis[:, 1]), 2)
         parts = tangent.pull_back(field, x, covector, grid)
         _, pull = stages._linearised(field, x, grid)
-        return slots, parts, pull(jnp.zeros_like(x)[None], sparse), cone_mass(field, x, grid)
+        pulled: Any = pull(jnp.zeros_like(x)[None], sparse)
+        return slots, parts, pulled, cone_mass(field, x, grid)
 
     slots, parts, (_, (own, of_rows), heads), mass = eqx.filter_jit(of)(field, x, covector)
     local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
