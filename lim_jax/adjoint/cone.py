@@ -77,7 +77,8 @@ def cone_mass(
         ``"operator"`` (the paper's, and the default) or ``"frobenius"``, the norm that probes
         estimate.
     normalisation
-        ``"density"`` (the default), or ``"finite"`` for the literal estimator.
+        ``"density"`` (the default) for blocks K of the kernel, or ``"finite"`` for the literal
+        estimator, of :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`.
 
     Returns
     -------
@@ -141,8 +142,8 @@ def probed_cone_mass(
         Random vectors of the width with :math:`\mathbb E\,\xi\xi^* = I`, of shape
         ``(probes, width)``, for example from `probes.rademacher_probes`; the same at every token.
     normalisation
-        ``"density"`` (the default), or ``"finite"``, which is :math:`\hat K_{ij}` in place of its
-        density, as in `cone_mass`.
+        ``"density"`` (the default) for blocks K of the kernel, or ``"finite"`` for
+        :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`.
 
     Returns
     -------
