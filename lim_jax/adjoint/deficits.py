@@ -25,15 +25,29 @@ REGIONS = ("left", "middle", "right")
 
 
 def exact_characterisation(regional: RegionalChannels) -> Certificate:
-    r"""Lost-in-the-Middle as an exact comparison of channels (`cor:exact-double-deficit`).
+    r"""Certify Lost-in-the-Middle by an exact comparison of channels (`cor:exact-double-deficit`).
 
     `eq:exact-left-middle-channel-condition` and `eq:exact-right-middle-channel-condition`:
 
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
     An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
-    `regional` is from `regional_channels`; numbers that are no products of vectors raise
-    ValueError.
+
+    Parameters
+    ----------
+    regional
+        The result of `regional_channels`, concrete numbers.
+
+    Returns
+    -------
+    Certificate
+        Both comparisons; it is vacuous where no position has any influence.
+
+    Raises
+    ------
+    ValueError
+        If `regional` is no `RegionalChannels`, is traced, has NaN or infinity, or holds numbers
+        that are no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
@@ -61,12 +75,20 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
 
 
 class ChannelBounds(NamedTuple):
-    r"""Bounds on regional channel energies and correlations, by region: left, middle, right.
+    r"""Bounds on regional channel energies and correlations.
 
-    Upper ones :math:`u_{\alpha,B}` by channel (`eq:channel-upper-bounds`); lower ones `left`,
-    :math:`\ell_L \le J_{\rm cone}(E_L)`, and `right`, :math:`\ell_R \le J_{\rm res}(E_R)`
-    (`eq:boundary-channel-lower-bounds`); and :math:`\rho_{\alpha\beta,B}` by pair (residual-cone,
-    residual-local, cone-local), of which 1 is always true.
+    Attributes
+    ----------
+    upper
+        The upper bounds :math:`u_{\alpha,B}` on the energies, by region (left, middle, right) and
+        channel (residual, cone, local) (`eq:channel-upper-bounds`).
+    left
+        The lower bound :math:`\ell_L \le J_{\rm cone}(E_L)` (`eq:boundary-channel-lower-bounds`).
+    right
+        The lower bound :math:`\ell_R \le J_{\rm res}(E_R)`, of the same equation.
+    correlations
+        :math:`\rho_{\alpha\beta,B}`, by region and by pair (residual-cone, residual-local,
+        cone-local); 1 is always true.
     """
 
     upper: Float[Array, "3 3"]
@@ -90,14 +112,21 @@ def bootstrap_bounds(
     Parameters
     ----------
     regional
-        From `regional_channels`, of one example at least.
+        The result of `regional_channels`, of one example at least.
     key
-        By which examples are drawn.
+        The random key by which examples are drawn.
     confidence
-        That of each bound, a probability above 0 and below 1.
+        The confidence of each bound by itself, a probability above 0 and below 1.
     resamples
         How many times as many examples are drawn: ``1 / (1 - confidence)`` at least, or no
         quantile is that far out.
+
+    Returns
+    -------
+    ChannelBounds
+        One-sided quantiles of the resampled energies and correlations. No upper bound is below the
+        data's own value and no lower bound above it, so that what follows from them is true of the
+        data themselves too.
 
     Raises
     ------
@@ -143,17 +172,35 @@ def bootstrap_bounds(
 
 
 def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certificate:
-    r"""The independently checkable criterion (`thm:channel-energy-double-deficit`).
+    r"""Certify Lost-in-the-Middle by bounds on the channels (`thm:channel-energy-double-deficit`).
 
-    With :math:`\Gamma_B = 2\sum_{\alpha<\beta}\rho_{\alpha\beta,B}\sqrt{u_{\alpha,B}u_{\beta,B}}`
+    This is the criterion that can be checked independently. With
+    :math:`\Gamma_B = 2\sum_{\alpha<\beta}\rho_{\alpha\beta,B}\sqrt{u_{\alpha,B}u_{\beta,B}}`
     and :math:`U_M = \sum_\alpha u_{\alpha,E_M}`,
 
     .. math:: \ell_L > U_M + \Gamma_M + \Gamma_L, \qquad \ell_R > U_M + \Gamma_M + \Gamma_R
 
     imply that both boundaries average more influence than the middle
-    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`). `regional` is from
-    `regional_channels`; `bounds` from `bootstrap_bounds`, or your own: one that the data contradict
-    raises ValueError, which names it.
+    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`).
+
+    Parameters
+    ----------
+    regional
+        The result of `regional_channels`, concrete numbers.
+    bounds
+        The result of `deficits.bootstrap_bounds`, or your own.
+
+    Returns
+    -------
+    Certificate
+        Both comparisons; it is vacuous where the cross terms :math:`\Gamma` of a boundary alone
+        reach its :math:`\ell`, and then says whether more examples may help.
+
+    Raises
+    ------
+    ValueError
+        If the data contradict a bound, which the message names; if a number is traced, NaN or
+        infinite; or if `regional` holds numbers that are no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")

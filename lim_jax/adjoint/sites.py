@@ -21,7 +21,24 @@ Result = TypeVar("Result")
 
 
 class AttentionSites(NamedTuple):
-    """Every layer's attention, with a leading layer axis, and where it is linearised."""
+    r"""Every layer's attention, with a leading layer axis, and where it is linearised.
+
+    Attributes
+    ----------
+    attention
+        The attention of all layers: arrays have a leading layer axis. Weights that are fetched, or
+        layers of several kinds, are held as in `ResidualFlow.layers`; `map_sites` goes through
+        them.
+    increments
+        :math:`\varepsilon\zeta(t_k)`, of shape ``(depth,)``.
+    step
+        :math:`\varepsilon`, the same for each layer, of shape ``(depth,)``.
+    states
+        The state that each layer's attention reads, of shape ``(depth, length, width)``.
+    covectors
+        The covector that it pulls back, a density of the states' shape: :math:`P_{k+1}`, carried
+        back by the later stages of the layer.
+    """
 
     # With a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`.
     attention: Any
@@ -39,9 +56,31 @@ def attention_sites(
 ) -> AttentionSites:
     r"""Find every layer's attention, the state that it reads and the covector that it pulls back.
 
-    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`). `states`
-    and `covectors` are :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory`
-    gives them. Layers without heads, and steps other than `euler` and `split`, raise ValueError.
+    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`).
+
+    Parameters
+    ----------
+    flow
+        The depth flow, whose ``step`` is `euler` or `split`, and some of whose layers have heads.
+    states
+        :math:`X_0, \dots, X_M`, of shape ``(M + 1, length, width)``, as `adjoint_trajectory` gives
+        them.
+    covectors
+        :math:`P_0, \dots, P_M`, densities, of the states' shape, as `adjoint_trajectory` gives
+        them.
+    grid
+        The positions of the states.
+
+    Returns
+    -------
+    AttentionSites
+        Attention, increments, states and covectors, with a leading axis of layers.
+
+    Raises
+    ------
+    ValueError
+        If no layer has heads, the step is another one, or states or covectors do not fit the grid
+        and the number of layers.
     """
     require_attention(flow)
     for values, name in ((states, "states"), (covectors, "covectors")):
