@@ -110,11 +110,31 @@ class PanelGrid(Grid):
 
 
 def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> PanelGrid:
-    r"""Gauss--Legendre panels, halved again and again towards position 0.
+    r"""Return Gauss--Legendre panels, halved again and again towards position 0.
 
     With one panel, 64 nodes give attention of a smooth field to ten digits. More panels resolve
     what is singular at 0, such as the adjoint of causal averaging: their ends are
     :math:`0, 2^{1-n}, \dots, \frac12, 1`.
+
+    Parameters
+    ----------
+    order
+        The number of nodes on each panel: the grid has `order` times `panels` positions.
+    panels
+        The number n of panels; by default one, [0, 1].
+    dtype
+        The floating-point dtype of the grid's arrays; by default JAX's default float.
+
+    Returns
+    -------
+    PanelGrid
+        The grid, known before tracing.
+
+    Raises
+    ------
+    ValueError
+        If `order` or `panels` is not a positive Python int, `dtype` not a floating-point dtype, or
+        so many nodes on a panel have no exact weights.
 
     Examples
     --------

@@ -86,10 +86,30 @@ def boundary_regions(
 ) -> Regions:
     r"""Divide the context into left, middle and right as the paper does, half-open and exactly.
 
-    `delta` is :math:`\delta \in (0, 1/2)`: a float stands for the decimal that it prints, a string
-    such as ``"1/7"`` for the rational that it spells. `convention` is ``"overlap"`` (default; that
-    of the paper's table) or ``"points"`` (that of its condition numbers and of
-    `eq:discrete-right-middle-sets`), by which each region must hold a node.
+    Parameters
+    ----------
+    grid
+        The positions to divide.
+    delta
+        The width :math:`\delta \in (0, 1/2)` of the left and of the right region, known before
+        tracing: a float stands for the decimal that it prints, a string such as ``"1/7"`` for the
+        rational that it spells.
+    convention
+        ``"overlap"``, the default and that of the paper's table, shares a cell between regions by
+        its overlap with them. ``"points"``, that of its condition numbers and of
+        `eq:discrete-right-middle-sets`, gives each cell to the region that its node lies in.
+
+    Returns
+    -------
+    Regions
+        The partition :math:`E_L=[0,\delta)`, :math:`E_M=[\delta,1-\delta)`,
+        :math:`E_R=[1-\delta,1]` with its weights.
+
+    Raises
+    ------
+    ValueError
+        If `grid` is not a Grid, `delta` is out of its range or traced, `convention` is neither of
+        the two, or a region holds no node by ``"points"``.
 
     Examples
     --------
@@ -146,7 +166,27 @@ def regional_averages(
     r"""Average a function of position over E_L, E_M and E_R.
 
     On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on (`eq:gd-left-average`,
-    `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass on.
+    `eq:gd-middle-average`, `eq:gd-right-average`).
+
+    Parameters
+    ----------
+    values
+        The function f at each position, such as a density: a first axis of positions, and any
+        others. NaN and infinity pass on.
+    regions
+        The regions of the same grid, by `boundary_regions`. Positions that they leave out do not
+        count.
+
+    Returns
+    -------
+    Float[Array, "3 *rest"]
+        The averages over left, middle and right, in this order and in the unit of `values`.
+
+    Raises
+    ------
+    ValueError
+        If `regions` is not Regions, or `values` is not an array of floats with a row for each of
+        their positions.
 
     Examples
     --------

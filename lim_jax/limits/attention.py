@@ -38,13 +38,14 @@ def attention_studies(
     references: References = SMOOTH,
     smooth: bool = False,
 ) -> dict[str, Study]:
-    r"""Finite attention against the Volterra operator (`thm:attention-continuum-error`).
+    r"""Compare finite attention with the Volterra operator (`thm:attention-continuum-error`).
 
     The norms :math:`e_i` of the cells' errors give five studies:
 
     - ``inside``: the largest over :math:`p_i \ge` `inside`
       (`eq:attention-continuum-pointwise-error`);
-    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`);
+    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`), which counts
+      the cells from `inside` on and divides by the number of all cells;
     - ``every cell``: the largest of all. The theorem's C/i is no rate at the first cells; the
       bound here is its proof's, where the factor :math:`p_i` that it drops from the numerator
       cancels the denominator's;
@@ -54,11 +55,42 @@ def attention_studies(
     Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
     are measured, and neither hold nor are broken. Bounds and claimed orders are stated on tokens,
     for states that are continuously differentiable (`smooth`), the theorem's premise, and keys that
-    know no positions, and None elsewhere; states that are not resolved as such raise ValueError.
+    know no positions, and None elsewhere.
 
-    `states` are a field X(p), and `sizes` the refinements, of which ``make_grid(size)`` has some
-    token in the left region. `references` are two grids for the continuum, whose panels must
-    separate the jumps of `states`.
+    Parameters
+    ----------
+    attention
+        One attention sublayer, whose arrays have no layer axis.
+    states
+        The input as a field X(p): from positions, (points,), to a row for each, (points, width).
+    sizes
+        The refinements L: numbers of positions, for which `make_grid` makes the grids. A fitted
+        order takes four or more.
+    make_grid
+        From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
+    inside
+        The position above 0 and below 1 from which ``inside`` and ``mean square`` count cells.
+    delta
+        The width :math:`\delta` of the left region, above 0 and 1 at most.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. Their
+        panels must separate the jumps of `states`. By default 64 and 96 Gauss nodes on one panel,
+        for smooth states.
+    smooth
+        Whether you state that the states are continuously differentiable. By default nothing is
+        stated, and nothing claimed.
+
+    Returns
+    -------
+    dict[str, Study]
+        The five studies by the names above, of errors in the Euclidean norm of the features.
+
+    Raises
+    ------
+    ValueError
+        If `inside` or `delta` is out of its range, the two references have the same nodes, no token
+        is in the left region of the smallest grid, or `states` that are stated to be smooth are not
+        resolved as such at 25,600 points.
 
     Examples
     --------

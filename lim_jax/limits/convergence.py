@@ -61,15 +61,41 @@ def measure(
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
-    """Run every study and both error-against-cost comparisons, in float64; or some of the studies.
+    """Run every study and both error-against-cost comparisons, or some of the studies.
 
-    `quick` is four refinements instead of five or six, tokens and the graded grid only, fewer
-    readouts, and neither the rough fields, the perturbed controls, nor the comparisons. `only` are
-    names of `groups`, which run without the comparisons; `sizes` are their refinements, numbers of
-    tokens or of layers: four at least, each larger than the one before. The table's orders belong
-    to `seed` 0 of the matrices; at others more refinements may be needed to see them. `checkpoint`
-    is a file that is read if it exists and written after each group of studies, from which an
-    interrupted run continues, to the same numbers; `progress` wraps the list of their names.
+    These are the rows behind ``lim-jax rates``. Run it in float64, as that command does, by
+    ``with jax.enable_x64(True):``.
+
+    Parameters
+    ----------
+    quick
+        Whether to take four refinements instead of five or six, tokens and the graded grid only,
+        fewer readouts, and neither the rough fields, the perturbed controls, nor the comparisons.
+    only
+        Names of `groups`: these studies alone run, without the comparisons. By default all do.
+    sizes
+        The refinements of the studies in `only`, numbers of tokens or of layers: four at least,
+        each larger than the one before. By default those of `groups`.
+    seed
+        The seed of the matrices, zero or more. The table's orders belong to seed 0; at others more
+        refinements may be needed to see them.
+    checkpoint
+        A file that is read if it exists and written after each group of studies, from which an
+        interrupted run continues, to the same numbers. By default nothing is written.
+    progress
+        A function that wraps the list of the groups' names, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    tuple[list[Row], dict[str, list[Curve]]]
+        A row for each measured limit, and the curves of error against cost under ``"depth"`` and
+        ``"position"``, none if `quick` or `only` is given.
+
+    Raises
+    ------
+    ValueError
+        If a name is not one of `groups`, `sizes` are given without names or are not such numbers,
+        the seed is negative, or the checkpoint is that of another run.
     """
     as_int(seed, "seed", least=0)
     every = groups(quick, seed)

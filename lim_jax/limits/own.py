@@ -46,10 +46,21 @@ LEAST = 4  # a slope through fewer points says nothing
 class Quantity(NamedTuple):
     """A quantity of a network's result that a study measures, and its expected order.
 
-    ``value(result, grid)`` is an array, of one shape on every grid, or with a row for each
-    position, which is compared at those of each refinement. `order` and `bound` are the expected
-    order of its error and a bound on it, a function of the refinement, and `source` says where they
-    are from. ``norm(gap, grid)`` is the size of an error: `largest`, `mean_square`, or any.
+    Parameters
+    ----------
+    value
+        A function ``value(result, grid)`` of the network's result on a grid to an array: of one
+        shape on every grid, or with a row for each position, which is compared at those of each
+        refinement.
+    order
+        The power of 1/n with which its error is expected to fall; None if none is expected.
+    bound
+        A bound on its error, a function of the refinement; None if there is none.
+    norm
+        The size of an error, a function ``norm(gap, grid)`` of the difference as a NumPy array: by
+        default `largest`, the largest absolute entry; or `mean_square`, or any.
+    source
+        Where order and bound are from: a few words for the table.
     """
 
     value: Measure
@@ -106,30 +117,48 @@ def convergence_study(
 
     Several grids refine positions: errors are against the same network on the reference grids.
     `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
-    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. Print the
-    result for a table; see `Rates.to_csv` for numbers and `plots.convergence_rates` for a figure.
-    A warning says if references on panels are unreliable, as where a quantity picks rows or
-    something has a kink.
+    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. A warning
+    says if references on panels are unreliable, as where a quantity picks rows or something has a
+    kink.
 
     Parameters
     ----------
     network
         A field ``field(x, context, grid)``, which is applied once; a `ResidualFlow` or a
         `ContinuousFlow`; or any function ``network(x, grid)``, such as one that gives an adjoint.
-        One without a limit, as with a window or with `Rotary` without `tokens`, raises ValueError.
     states
-        The input as a field X(p), so that every grid samples the same one.
-    grids, depths
-        Four grids or more, of increasing size, or one fixed grid, if depth is refined; and as many
-        numbers of layers, which a control becomes by the `scheme`, Euler's by default.
+        The input as a field X(p), so that every grid samples the same one: from positions,
+        (points,), to a row for each, (points, width).
+    grids
+        Four grids or more, of increasing size, or one fixed grid, if depth is refined.
     quantities
         By name, a `Quantity` or a function ``value(result, grid)``, of floats whose error is
         positive and finite. Names that agree up to a comma share a panel in figures.
+    depths
+        Four numbers of layers or more, rising, as many as there are grids if these are several. By
+        default depth is not refined.
+    scheme
+        How a `ContinuousFlow`'s control becomes layers, if depth is refined; by default Euler's
+        steps of the control at :math:`t_k`.
     references
         By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
         singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its
         error. Three grids of sizes n, 2n and 4n are extrapolated at the expected order. If `grids`
-        is one grid, pass two flows.
+        is one grid, pass two flows; by default the same flow solved by two methods.
+
+    Returns
+    -------
+    Rates
+        A sequence with a row for each quantity. Print it for a table; see `Rates.to_csv` for
+        numbers and `plots.convergence_rates` for a figure.
+
+    Raises
+    ------
+    ValueError
+        If an argument is of another kind; there are fewer than four refinements, or they do not
+        rise; the network has no limit, as with a window or with `Rotary` without `tokens`; depths
+        or a fixed grid come with a network that is not a `ContinuousFlow`; or a quantity changes
+        its shape, is exact or not finite, or has no order by which to extrapolate.
 
     Examples
     --------

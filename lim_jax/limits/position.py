@@ -48,17 +48,45 @@ def loss_study(
     references: References = SMOOTH,
     lipschitz: bool = False,
 ) -> Study:
-    r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
+    r"""Compare the token-averaged with the continuum cross-entropy.
 
-    On tokens, for a `lipschitz` loss density g, the study has the theorem's order and its bound
-    :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), measured with the largest slope of
-    g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
-    which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
-    One that is negative anywhere raises ValueError.
+    `thm:loss-adjoint-continuum-error`: on tokens, for a `lipschitz` loss density g, the study has
+    the theorem's order and its bound :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`),
+    measured with the largest slope of g at 2,001 points.
 
-    Logits and labels are fields of position; the others are those of `attention_studies`.
-    `lipschitz` states that they, and with them g or :math:`\chi g`, are Lipschitz: without this
-    premise nothing is claimed, and where 25,600 points do not resolve it, it raises ValueError.
+    Parameters
+    ----------
+    logits
+        The logits as a field of position: from positions, (points,), to a row for each, (points,
+        outputs).
+    labels
+        The labels as a field of position, of the logits' shape: the probabilities of the outputs.
+    sizes
+        The refinements L: numbers of positions, for which `make_grid` makes the grids. A fitted
+        order takes four or more.
+    make_grid
+        From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
+    query_density
+        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        With it the loss is `eq:continuum-ar-loss`, for which the paper states no order; the bound
+        is the slope of :math:`\chi g` over L, by its proof.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that logits and labels, and with them g or :math:`\chi g`, are Lipschitz.
+        By default nothing is stated, and nothing claimed.
+
+    Returns
+    -------
+    Study
+        The absolute error of the loss at each size.
+
+    Raises
+    ------
+    ValueError
+        If the query density is negative at one of 2,001 points, the two references have the same
+        nodes, or a density that is stated to be Lipschitz is not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -130,7 +158,7 @@ def terminal_adjoint_study(
     references: References = SMOOTH,
     lipschitz: bool = False,
 ) -> Study:
-    r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
+    r"""Compare the embedded terminal adjoint of tokens with the continuum's, in :math:`L^2`.
 
     `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
     fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
@@ -138,13 +166,47 @@ def terminal_adjoint_study(
     (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight, w / (2 *
     size))``, tends to the tokenwise readout: at order ½ if rows or columns lose mass at its ends.
 
-    `readout` gives that of so many tokens, `limit` is the tokenwise one of the continuum. Order and
-    bound are claimed if :math:`P_T` is `lipschitz`, by logits, labels and the readout's derivative,
-    and the readout is `limit` itself at every size, a `LinearReadout` or a `TokenwiseReadout`. The
-    bound :math:`\mathrm{Lip}(P_T)/L`, which `eq:linear-readout-first-order-bound` implies for
-    linear readouts, is measured with the steepest secant between 2,001 points. With a
-    `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
-    order; the bound holds. The others are those of `loss_study`, with states in place of logits.
+    Order and bound are claimed if :math:`P_T` is `lipschitz`, and the readout is `limit` itself at
+    every size, a `LinearReadout` or a `TokenwiseReadout`. The bound :math:`\mathrm{Lip}(P_T)/L`,
+    which `eq:linear-readout-first-order-bound` implies for linear readouts, is measured with the
+    steepest secant between 2,001 points.
+
+    Parameters
+    ----------
+    readout
+        From a number of tokens to the readout of so many: a function ``(x, grid)`` from states,
+        (length, width), to logits, (length, outputs).
+    limit
+        The tokenwise readout of the continuum.
+    states
+        The terminal states as a field X(p): from positions, (points,), to a row for each, (points,
+        width).
+    labels
+        The labels as a field of position, (points, outputs): the probabilities of the outputs.
+    sizes
+        The refinements: numbers L of tokens. A fitted order takes four or more.
+    query_density
+        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        With it the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
+        order; the bound holds.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that :math:`P_T` is Lipschitz, by logits, labels and the readout's
+        derivative. By default nothing is stated, and nothing claimed.
+
+    Returns
+    -------
+    Study
+        The error of the adjoint density at each size, in :math:`L^2`.
+
+    Raises
+    ------
+    ValueError
+        If the query density is negative at one of 2,001 points, the two references have the same
+        nodes, or an adjoint that is stated to be Lipschitz is not resolved as such at 25,600
+        points.
     """
     require_references(references)
     _require_query_density(query_density)
@@ -196,11 +258,41 @@ def readout_consistency_study(
 
     :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which by
     `eq:readout-adjoint-consistency` is at most :math:`C_R/L` for every Lipschitz :math:`\Delta`: a
-    smaller order at one of them refutes it. For `residuals` :math:`\Delta`, a field of position
-    with the logits' width, that are `lipschitz`, and a `LinearReadout` that is `limit` itself at
-    every size, the study has the order of `rem:linear-readout-consistency` and the bound
-    :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L` (`eq:linear-readout-first-order-bound`), with the
-    steepest secant between 2,001 points. The others are those of `terminal_adjoint_study`.
+    smaller order at one of them refutes it. For `residuals` that are `lipschitz`, and a
+    `LinearReadout` that is `limit` itself at every size, the study has the order of
+    `rem:linear-readout-consistency` and the bound :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L`
+    (`eq:linear-readout-first-order-bound`), with the steepest secant between 2,001 points.
+
+    Parameters
+    ----------
+    readout
+        From a number of tokens to the readout of so many: a function ``(x, grid)`` from states,
+        (length, width), to logits, (length, outputs).
+    limit
+        The readout of the continuum, which is applied on the panels of the references.
+    states
+        The states as a field X(p): from positions, (points,), to a row for each, (points, width).
+    residuals
+        :math:`\Delta`, a field of position with the logits' width, a density with respect to dp.
+    sizes
+        The refinements: numbers L of tokens. A fitted order takes four or more.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that the residuals are Lipschitz. By default nothing is stated, and
+        nothing claimed.
+
+    Returns
+    -------
+    Study
+        The error at each size, in :math:`L^2`.
+
+    Raises
+    ------
+    ValueError
+        If the two references have the same nodes, or residuals that are stated to be Lipschitz are
+        not resolved as such at 25,600 points.
 
     Examples
     --------

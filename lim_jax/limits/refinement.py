@@ -132,7 +132,24 @@ def largest(gap: Gap, grid: Grid) -> float:
 
 
 def mean_square(gap: Gap, grid: Grid) -> float:
-    r"""The grid's :math:`L^2` norm of a field's error: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
+    r"""Compute a field's error in the grid's :math:`L^2`: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
+
+    Parameters
+    ----------
+    gap
+        The error at each position, a NumPy array whose first axis is position.
+    grid
+        The positions of its rows.
+
+    Returns
+    -------
+    float
+        The norm; `Quantity` takes this function as its `norm`.
+
+    Raises
+    ------
+    ValueError
+        If the error has not a row for each position.
 
     Examples
     --------

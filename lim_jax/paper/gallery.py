@@ -111,7 +111,13 @@ def cross_terms_against_a_u_shape() -> Counterexample:
 
 
 def counterexamples() -> list[Counterexample]:
-    """All four of `subsec:counterexamples`, in the paper's order."""
+    """Compute all four counterexamples of `subsec:counterexamples`, in the paper's order.
+
+    Returns
+    -------
+    list[Counterexample]
+        Each a slogan, what refutes it, and by name the numbers that show this.
+    """
     return [
         masking_without_primacy(),
         residual_without_recency(),

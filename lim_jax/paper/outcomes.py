@@ -124,7 +124,22 @@ class Section4(NamedTuple):
 
 
 def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
-    """Compute every table and figure of section 4 (`sec:simulations`)."""
+    """Compute every table and figure of section 4 (`sec:simulations`).
+
+    The paper's digits need float64, by ``with jax.enable_x64(True):``.
+
+    Parameters
+    ----------
+    progress
+        A function that wraps the five stages, for example ``tqdm.tqdm``. By default nothing is
+        reported.
+
+    Returns
+    -------
+    Section4
+        The rows of the table, the minima beyond Adam's steps, the runs of the three algorithms, the
+        trace densities, the condition numbers and the study of probes. `plots` draws the figures.
+    """
     stages = {
         "algorithm1": lambda: _optimised(algorithm1_objective, 0.04),
         "algorithm2": algorithm2_run,

@@ -26,6 +26,24 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     scale is logarithmic, and the band that of the logarithm. The dotted line is the uniform
     density.
 
+    Parameters
+    ----------
+    result
+        The influence, by `lim.influence` or `Influence.from_energies`.
+    title
+        The heading of the figure, by default none. The numbers of positions, of examples and of
+        positions left out are added to it, and the indices stand below.
+
+    Returns
+    -------
+    Figure
+        The figure, to save or show.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not an Influence, its density is NaN or infinite, or `title` is not a string.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -92,6 +110,26 @@ def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) 
 
 def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     """Draw influence densities under their names on one pair of axes, each with its band.
+
+    The band is two standard errors to either side. Where the densities span more than two decades,
+    the scale is logarithmic.
+
+    Parameters
+    ----------
+    axes
+        The axes to draw on, such as those of `new_figure`, which are changed.
+    results
+        By name, the influences; positions that their regions leave out are not drawn.
+
+    Returns
+    -------
+    None
+        The lines, and shades over the boundary regions, are on the axes.
+
+    Raises
+    ------
+    ValueError
+        If a density is NaN or infinite.
 
     Examples
     --------

@@ -46,17 +46,35 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     Every token is shaded by the influence density of its own context, on one scale for all, and
     tells of itself under the pointer or the keyboard's focus. Needs the extra ``report``.
 
-    The file at `path` is overwritten. Its `contents` are three: the influence over contexts, such
-    as `Explanation.influence` or that of `models.influence_of_ids`; the accounts of the contexts to
-    be shown, of one network and depth, by `explanations.account_of_context`; and for each of them
-    the text of each id of its window (`checkpoints.texts_of_ids`).
+    Parameters
+    ----------
+    path
+        The file, which is overwritten; a folder that is missing is made.
+    *contents
+        Three: the influence over contexts, such as `Explanation.influence` or that of
+        `models.influence_of_ids`; the accounts of the contexts to be shown, of one network and
+        depth, by `explanations.account_of_context`; and for each of them the text of each id of its
+        window (`checkpoints.texts_of_ids`).
+    **options
+        The ``title`` of the page, which must be given, and the ``answer`` to it, if any; the first
+        sentences, ``findings``, by default of records and positions; what else there is ``about``
+        it, by name; the ``certificates`` and the influence ``without_queries``, as in an
+        `Explanation`; the ``names`` of the contexts, and how many were ``measured``; the ``spans``
+        of their named parts, each with a ``name`` and its ``places``; the ``records``, what parts
+        of each name hold over all contexts; a table ``by_place`` of shares by document and place,
+        whose first row names the columns. All but the title may be left out.
 
-    Options are the ``title`` of the page, and the ``answer`` to it, if any; the first sentences,
-    ``findings``, by default of records and positions; what else there is ``about`` it, by name; the
-    ``certificates`` and the influence ``without_queries``, as in an `Explanation`; the ``names`` of
-    the contexts, and how many were ``measured``; the ``spans`` of their named parts, each with a
-    ``name`` and its ``places``; the ``records``, what parts of each name hold over all contexts; a
-    table ``by_place`` of shares by document and place, whose first row names the columns.
+    Returns
+    -------
+    Path
+        The file that was written.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the packages of the extra ``report``.
+    ValueError
+        If the influence, the accounts, the texts or the places of spans do not fit one another.
     """
     page, path = page_of(*contents, **options), as_path(path)
     write_file(path, page.encode())

@@ -56,9 +56,19 @@ def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Pag
     Parameters
     ----------
     answered
-        What `attribution.ask` returns.
+        The answer with its scores, by `attribution.ask`.
     about
-        Facts that the page shows, by name, such as the model's.
+        Facts that the page shows, by name, such as the model's. By default it shows none.
+
+    Returns
+    -------
+    Page
+        The page: a click on a part of the answer shades the documents by what that came from.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package jinja2, of the extra ``report``.
     """
     method = METHODS[answered.method]
     unit = OVER_FOIL if answered.foil else UNIT

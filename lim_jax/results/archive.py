@@ -52,11 +52,29 @@ def kind_of(result: Any) -> str:
 def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` reads back, every number exactly.
 
-    A file of that name, by custom ``*.npz``, is replaced at once. A result is an influence,
-    channels, an explanation, certificates, rates and studies of limits, a training path (whose
-    parameters are arrays in dictionaries and lists), a comparison, measured contexts; or a list or
-    a dictionary of them, and of arrays and numbers, none traced. For other tools take
-    ``to_xarray(result).to_netcdf(path)``.
+    For other tools take ``to_xarray(result).to_netcdf(path)``.
+
+    Parameters
+    ----------
+    result
+        An influence, channels, an explanation, certificates, rates and studies of limits, a
+        training path (whose parameters are arrays in dictionaries and lists), a comparison,
+        measured contexts; or a list or a dictionary of them, and of arrays and numbers, none
+        traced.
+    path
+        The file, by custom ``*.npz``. One of that name is replaced at once; a folder that is
+        missing is made.
+
+    Returns
+    -------
+    None
+        The file is written whole.
+
+    Raises
+    ------
+    ValueError
+        If something in the result is traced or of a kind that cannot be written, or `path` is a
+        folder.
 
     Examples
     --------
@@ -76,8 +94,21 @@ def save(result: Any, path: AnyPath) -> None:
 def load(path: AnyPath) -> Any:
     """Read what `save` wrote: the same result, its arrays exact and in their precision.
 
-    ValueError is raised for a file that is damaged, no result of ours, or of finer numbers than JAX
-    is set to.
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Any
+        The result, of the type that was saved, with its arrays on JAX's default device.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, it is damaged, is no result of ours, or has finer numbers than JAX
+        is set to.
     """
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")

@@ -58,9 +58,28 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     What the examples do to both cancels in pairs. Where energies are not kept in both
     (`keep_examples`), the two errors add in squares.
 
-    Both are over the same regions. `pairs` says which examples are the same: rows of their numbers
-    in the first and in the second, known before tracing. By default all in their order, where there
-    are as many of both, else none.
+    Parameters
+    ----------
+    first
+        The influence to subtract.
+    second
+        The influence to subtract it from, over the same regions.
+    pairs
+        Which examples are the same: a NumPy array whose rows are an example's number in the first
+        and in the second, known before tracing. By default all in their order, where there are as
+        many of both, else none.
+
+    Returns
+    -------
+    Comparison
+        The density, the total and the indices of the second minus those of the first, with their
+        errors. Print it for a table.
+
+    Raises
+    ------
+    ValueError
+        If one is not an Influence, their regions differ, or `pairs` are not such numbers of kept
+        examples, or have one twice.
 
     Examples
     --------

@@ -30,10 +30,35 @@ def to_xarray(
     Needs the extra ``xarray``. An axis of positions has the coordinates ``position`` (p), ``token``
     (from zero), ``weight`` (:math:`\Delta p`) and, where it is given, ``text``.
 
-    `result` is what `save` takes, scores of parts, or a bare array such as that of
-    `adjoint.attention_hops`, whose `axes` are named: ``"depth hop position component"``. It is not
-    traced. `grid` has the positions of channels and arrays, which hold none, `tokens` the text at
-    each; `model` and `loss` are names for the attributes.
+    Parameters
+    ----------
+    result
+        An influence, a comparison, channels, an explanation, a training path, scores of parts;
+        certificates, studies or rows of limits, one or a list; or a bare array, such as that of
+        `adjoint.attention_hops`. Not traced.
+    axes
+        The names of a bare array's axes: ``"depth hop position component"``. Other results name
+        their own, by default.
+    grid
+        The positions of channels and arrays, which hold none; by default those of the result.
+    tokens
+        The text at each position; by default there is no coordinate ``text``.
+    model
+        The name of the model, for the attributes; by default none.
+    loss
+        The name of the loss, for the attributes; by default none.
+
+    Returns
+    -------
+    xarray.Dataset
+        The data set; ``.to_netcdf(path)`` writes it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package xarray, of the extra ``xarray``.
+    ValueError
+        If the result is of another kind or traced, or axes, grid or tokens do not fit it.
 
     Examples
     --------
@@ -73,9 +98,30 @@ def to_xarray(
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     """Return a result's values along some axes as a table, a row for each point of these axes.
 
-    A column holds an array that has these axes and no others, or a coordinate. `by` names the axes:
-    ``"position"``, ``"region"``, ``"example position"``; by default those of what matters most.
-    Options are those of `to_xarray`.
+    Parameters
+    ----------
+    result
+        An influence, a comparison, channels, an explanation, a training path, scores of parts;
+        certificates, studies or rows of limits, one or a list; or a bare array. Not traced.
+    by
+        The names of the axes: ``"position"``, ``"region"``, ``"example position"``; by default
+        those of what matters most.
+    **options
+        The keyword arguments of `to_xarray`: ``axes`` of a bare array, ``grid``, ``tokens``,
+        ``model`` and ``loss``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A column for each array that has these axes and no others, and for each coordinate that is
+        not in the index.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package xarray, of the extra ``xarray``.
+    ValueError
+        If no array has these axes, or `to_xarray` refuses the result or an option.
 
     Examples
     --------

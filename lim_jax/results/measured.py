@@ -67,9 +67,27 @@ class ComparedContexts(NamedTuple):
 def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> ComparedContexts:
     """Subtract the first result from the second, in pairs of contexts of one name.
 
-    Both are from the ``contexts.npz`` of ``lim-jax profile``, by `results.load`, of one width of
-    boundary regions. Contexts in one result alone count too, with independent errors
-    (`results.compare`). All lengths are carried to one grid.
+    Contexts in one result alone count too, with independent errors (`results.compare`). All lengths
+    are carried to one grid.
+
+    Parameters
+    ----------
+    first
+        The result to subtract, from the ``contexts.npz`` of ``lim-jax profile`` by `results.load`.
+    second
+        The result to subtract it from, of the same width of boundary regions.
+
+    Returns
+    -------
+    ComparedContexts
+        How many contexts are in both; both influences and their difference, of all tokens and of
+        those before the first that the loss asks for; and the shares of the records that both have.
+        Print it for a few lines of text.
+
+    Raises
+    ------
+    ValueError
+        If one is not MeasuredContexts, or their boundary regions differ in width.
 
     Examples
     --------

@@ -57,8 +57,26 @@ def two_way_shares(
     alone has none: there what does not add up is taken for noise, with :math:`(N - 2)(k - 1)`
     degrees of freedom of N orders of k documents, and the error says nothing about other questions.
 
-    `shares` are such as `prompts.ShuffledContexts.shares` gives for each context, none traced;
-    `documents` say which document each is, from 0, once in an order, of two orders at least.
+    Parameters
+    ----------
+    shares
+        The share of the influence at each place, in each order of each context, such as
+        `prompts.ShuffledContexts.shares` gives for one context; not traced.
+    documents
+        Which document stands there, of the same shape: whole numbers from 0, each once in an order,
+        in two orders at least.
+
+    Returns
+    -------
+    TwoWayShares
+        The shares by document and place, by place, and by document, and the gap between the ends'
+        mean and that of the places between, each with its standard error.
+
+    Raises
+    ------
+    ValueError
+        If the shares are no floats with these three axes or not finite, `documents` does not number
+        all documents in each order, or the orders do not tell places from documents.
 
     Examples
     --------
@@ -124,6 +142,23 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
 
 def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     """Lay out shares in per cent with their errors: documents in rows, places in columns.
+
+    Parameters
+    ----------
+    result
+        The shares, by `two_way_shares`.
+    names
+        The name of each document, in the order of its numbers.
+
+    Returns
+    -------
+    str
+        The table as text. A dash stands where no order has the document at the place.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not TwoWayShares, or there is not a name for each document.
 
     Examples
     --------
