@@ -71,6 +71,7 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
     require_regions(regions)
     require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
+    require_concrete("cone", cone)
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
@@ -240,8 +241,10 @@ def _stability(
     terminal: Array, initial: Array, amplification: Array, regions: Regions
 ) -> tuple[EnergyStability, _Change]:
     require_regions(regions)
-    for covectors, name in ((terminal, "terminal"), (initial, "initial")):
-        require_on_grid(covectors, regions.grid, name, "examples length width")
+    axes = "examples length width"
+    require_on_grid(terminal, regions.grid, "terminal", axes)
+    examples, _, width = terminal.shape
+    require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
     cure = "It bounds a norm: take 0 for layers that change nothing."
     amplification = as_nonnegative(amplification, "amplification", cure)

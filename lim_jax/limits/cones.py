@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax._checks import require
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import MakeGrid, PositionField, References
+from lim_jax.limits.attention import MakeGrid, PositionField, References, require_references
 from lim_jax.limits.refinement import Study, refine, refine_against
 from lim_jax.network.multihead import CausalAttention
 
@@ -57,6 +58,15 @@ def cone_mass_study(
     Study
         The largest relative error at each refinement, without a claimed order or a bound.
     """
+    require_references(references)
+    inside = all(0 < position <= 1 for position in positions)
+    require(
+        inside,
+        "positions",
+        got=f"{positions}",
+        expected="positions in (0, 1]",
+        cure="The cone's mass is a function of positions there.",
+    )
     at = jnp.asarray(np.array(positions))
 
     @filter_jit

@@ -401,7 +401,8 @@ def shadowing_study(
     runs = {depth: run(depth, reference) for depth in depths}
     size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
     theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
-    proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
+    stacks = [run.layers for run in runs.values()]
+    proved = proved_constants(stacks, None, profile, grid, horizon)
     constants, sampled = theorem.constants(
         runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
     )

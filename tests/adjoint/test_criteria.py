@@ -200,6 +200,23 @@ def test_layers_move_regional_energies_within_their_bound():
     assert max(changes) > 0.01
 
 
+@pytest.mark.parametrize("shape", [(1, LENGTH, 4), (2, LENGTH, 1), (3, LENGTH, 4)])
+def test_covectors_of_other_shapes_are_no_pair(shape, as_users_run):
+    """They would broadcast to energies that look right."""
+    terminal, initial = jnp.ones((2, LENGTH, 4)), jnp.ones(shape)
+    with pytest.raises(ValueError, match=r"initial: got .*shape"):
+        criteria.energy_stability(terminal, initial, jnp.ones(2), REGIONS)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_a_cone_of_no_numbers_bounds_nothing(bad):
+    grid = lim.token_grid(4)
+    rows = jnp.ones(4)
+    cone = JointCone(rows, rows, rows, rows.at[1].set(bad), jnp.array(1.0))
+    with pytest.raises(ValueError, match="cone: got NaN or infinite values"):
+        criteria.cone_bounds(cone, lim.boundary_regions(grid, 0.25))
+
+
 def test_recency_survives_weak_layers_only():
     # `prop:regional-recency-persistence`.
     terminal, initial, bounds = survival(0.05, last_token(LENGTH))

@@ -95,3 +95,15 @@ def test_the_closed_form_is_of_a_positive_strength_and_a_whole_series():
 def test_an_order_is_of_different_refinements():
     with pytest.raises(ValueError, match="expected at least four positive errors, each of anoth"):
         fit_order((10, 10, 20, 40), (1.0, 0.9, 0.5, 0.25))
+
+
+@pytest.mark.parametrize("positions", [(1.5,), (0.0, 0.5), (-0.25,)])
+def test_positions_of_a_cones_mass_are_of_the_context(positions):
+    # `eq:cone-mass`; beyond the last node a grid would extrapolate.
+    with pytest.raises(ValueError, match="positions: got .* expected positions in"):
+        lim.limits.cone_mass_study(averaging_attention(), column, SIZES, positions=positions)
+
+
+def test_a_cones_mass_has_two_references():
+    with pytest.raises(ValueError, match="references"):
+        lim.limits.cone_mass_study(averaging_attention(), column, SIZES, **TWICE)
