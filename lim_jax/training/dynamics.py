@@ -130,10 +130,21 @@ class DensityDynamics(eqx.Module):
 
     @filter_jit
     def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
-        r"""How the discrepancy moves: :math:`D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle`.
+        r"""Compute how the discrepancy from a target moves along the direction.
 
-        `eq:l2-influence-discrepancy-derivative`, of `discrepancy.influence_discrepancy` from the
-        target :math:`\nu`.
+        .. math:: D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle
+
+        `eq:l2-influence-discrepancy-derivative`, of `discrepancy.influence_discrepancy`.
+
+        Parameters
+        ----------
+        target
+            :math:`\nu`, of integral one: a number for each position, or one for all.
+
+        Returns
+        -------
+        Array
+            The derivative of the discrepancy along the direction, a scalar.
         """
         return integral((self.density - target) * self.rate, self.grid)
 
@@ -242,9 +253,27 @@ class TrainingPath(NamedTuple):
         return self.energy / jnp.where(total == 0, 1, total)
 
     def indices(self, regions: Regions, epsilon: Scalar | float = 1e-8) -> Indices:
-        """The regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
+        r"""Compute the regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
 
-        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`, as of `density.Influence`.
+        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Where regions leave positions out,
+        they are those of the density of the others.
+
+        Parameters
+        ----------
+        regions
+            The regions left, middle and right, on the path's grid.
+        epsilon
+            :math:`\varepsilon_0 \ge 0`, added to the denominators; 1e-8 by default.
+
+        Returns
+        -------
+        Indices
+            The indices, each an array with a number for each saved time.
+
+        Raises
+        ------
+        ValueError
+            If the regions are of another grid.
         """
         require_regions(regions, self.grid)
         total = (self.energy @ regions.kept_weights)[None]

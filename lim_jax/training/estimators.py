@@ -104,8 +104,9 @@ class Estimator:
 def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
     r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
-    A ratio of means, whose bias is :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat
-    Z)]/Z^2` to first order, which `ratio_bias` estimates.
+    A ratio of means, whose bias is
+    :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order, which
+    `ratio_bias` estimates.
 
     An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)``; its statistic
     is the mean energy :math:`\hat I`. The default of a `Penalty`.
@@ -188,8 +189,8 @@ def crossed_density(
     Returns
     -------
     Array
-        The density at each place, of shape ``(places,)``. Its integral is not one but :math:`(\hat
-        Z^{(a)}/\hat Z^{(b)} + \hat Z^{(b)}/\hat Z^{(a)})/2`, which is at least that.
+        The density at each place, of shape ``(places,)``. Its integral is not one but
+        :math:`(\hat Z^{(a)}/\hat Z^{(b)} + \hat Z^{(b)}/\hat Z^{(a)})/2`, which is at least that.
 
     Raises
     ------
