@@ -131,9 +131,9 @@ def observability_gramians(
     x
         The input of one example, of shape ``(length, width)``.
     step
-        :math:`\varepsilon`, a number that is nowhere negative, or one weight for each layer: zero
-        for a layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with
-        probability :math:`\pi_k`.
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
     mode
         ``"forward"``, ``"reverse"``, or ``"cheapest"``, the default: the one that `cheapest_mode`
         names.

@@ -52,9 +52,9 @@ def probed_observability(
     x
         The input of one example, of shape ``(length, width)``.
     step
-        :math:`\varepsilon`, a number that is nowhere negative, or one weight for each layer: zero
-        for a layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with
-        probability :math:`\pi_k`.
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
     probes
         :math:`\xi_r`, independent entries of mean 0 and variance 1, such as
         `probes.rademacher_probes`: of shape ``(probes, width)`` the same at every position, which
@@ -124,9 +124,9 @@ def layer_injected_traces(
     x
         The input of one example, of shape ``(length, width)``.
     step
-        :math:`\varepsilon`, a number that is nowhere negative, or one weight for each layer: zero
-        for a layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with
-        probability :math:`\pi_k`.
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
     injected
         :math:`z_k`, independent entries of mean 0 and variance 1, best signs, for each number that
         is observed: of shape ``(draws, depth, observed)``.

@@ -189,8 +189,9 @@ def observability_objective(
     strength
         :math:`\lambda_{obs}`, a finite number.
     step
-        :math:`\varepsilon`, a number for all layers, or one weight for each: zero for a layer that
-        is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
     positions
         The numbers of the monitored positions, all by default.
     weights
@@ -293,8 +294,9 @@ def injected_objective(
     strength
         :math:`\lambda_{obs}`, a finite number.
     step
-        :math:`\varepsilon`, a number for all layers, or one weight for each: zero for a layer that
-        is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability :math:`\pi_k`.
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
     previous
         Traces of earlier steps at all positions, to average this step's with; None, the default,
         averages nothing. Only this step's share of the average has a gradient in the parameters.
