@@ -37,8 +37,13 @@ class LossOfIds(eqx.Module):
     of shape ``(examples, length)``. Adjoints are gradients in the embedded states, and derivatives
     in the parameters pass through the embedding: a batch embedded outside of them freezes it.
 
-    ``embed(params, ids, y) -> x`` is of one example, from ``(length,)`` to ``(length, width)``, and
-    ``loss(params, x, y) -> scalar`` of the states.
+    Attributes
+    ----------
+    embed
+        ``embed(params, ids, y) -> x`` of one example, from ids of shape ``(length,)`` to states of
+        shape ``(length, width)``.
+    loss
+        ``loss(params, x, y) -> scalar`` of the states of one example.
 
     Examples
     --------
@@ -85,9 +90,35 @@ def losses_and_adjoints(
 def adjoint_energies(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> Float[Array, "examples length"]:
-    r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
+    r"""Compute the energies :math:`\|P_0(p_i)\|^2` of every example, by one gradient each.
 
-    Parameters, errors and units are those of `influence`.
+    Differentiable to any order in `params` and in the batch.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+
+    Returns
+    -------
+    Array
+        The energies, of shape ``(examples, length)``. The adjoints :math:`P_0` are densities:
+        energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, or the loss returns no scalar.
+    EquinoxRuntimeError
+        If the batch, the losses or the energies are NaN or infinite.
 
     Examples
     --------

@@ -114,14 +114,41 @@ def parameter_shift(
     strength: Scalar | float,
     tolerance: float = 1e-10,
 ) -> PyTree:
-    r"""How a penalty moves the minimiser of a risk, to first order.
+    r"""Compute to first order how far a penalty moves the minimiser of a risk.
 
-    By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
-    conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
-    of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
-    functions of the parameters, at which the risk is least and its Hessian positive definite: a
-    risk half as steep there as the penalty times its strength, or whose curvature along the shift
-    is not positive, raises EquinoxRuntimeError.
+    It moves by :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), with
+    the Hessian H of the risk, found by conjugate gradients on Hessian-vector products. With half
+    the strength of a trace penalty it is `eq:algorithm3-objective-bias-expansion`.
+
+    Parameters
+    ----------
+    risk
+        R, a function of the parameters that returns a scalar.
+    penalty
+        :math:`\Phi`, a function of the parameters that returns a scalar.
+    params
+        Where the risk is least and its Hessian positive definite: a pytree of floating-point
+        arrays.
+    strength
+        :math:`\beta`, a finite number, to which the shift is proportional.
+    tolerance
+        The relative tolerance of the conjugate gradients, between 0 and 1; 1e-10 by default.
+
+    Returns
+    -------
+    PyTree
+        The shift, a pytree like `params`: add it to them for the minimiser of
+        :math:`R + \beta\Phi`, up to :math:`O(\beta^2)`.
+
+    Raises
+    ------
+    ValueError
+        If `risk` or `penalty` cannot be called, `strength` is no finite number, or `tolerance` is
+        not between 0 and 1.
+    EquinoxRuntimeError
+        If the parameters or the penalty's slope are NaN or infinite; if the risk's slope at
+        `params` is half as large as the penalty's times the strength, or larger; if the risk's
+        curvature along the shift is not positive; or if the conjugate gradients do not converge.
 
     Examples
     --------
@@ -179,8 +206,31 @@ def shift_bound(
     r"""Bound how far a penalty can move the minimiser: :math:`\beta G/\mu`.
 
     `eq:influence-regularization-parameter-shift-bound`; unlike `parameter_shift` it holds at any
-    `strength` :math:`\beta`. The `slope` G is no less than :math:`\|\nabla\Phi\|` between the two
-    minimisers, the `convexity` :math:`\mu` no more than the smallest curvature of the risk there.
+    strength.
+
+    Parameters
+    ----------
+    strength
+        :math:`\beta \ge 0`, finite.
+    slope
+        G, no less than :math:`\|\nabla\Phi\|` anywhere between the two minimisers; finite and not
+        negative.
+    convexity
+        :math:`\mu > 0`, no more than the smallest curvature of the risk there; finite.
+
+    Returns
+    -------
+    Array
+        The largest Euclidean distance between the minimisers with and without the penalty, a
+        scalar.
+
+    Raises
+    ------
+    ValueError
+        If an argument is no number, or a `strength` or `slope` known before tracing is negative or
+        not finite.
+    EquinoxRuntimeError
+        If a traced one is so, or `convexity` is not positive or not finite.
 
     Examples
     --------

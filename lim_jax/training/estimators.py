@@ -30,10 +30,25 @@ SIZES = "They are the sizes of the places: grid.weights, or those of pools."
 class Estimator:
     """A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
-    In two steps: ``statistic(energies, weights, epsilon)``, of energies of shape
-    ``(examples, places)``, is a mean over examples, which `risk_and_penalty` can average over
-    training steps, and ``density(statistic, weights, epsilon)``, of shape ``(places,)``, what it
-    stands for. The second gives its name and documentation.
+    It goes in two steps, so that `risk_and_penalty` can average the first one's result, a mean over
+    examples, over training steps. Its name and documentation are those of the second step.
+
+    Parameters
+    ----------
+    statistic
+        ``statistic(energies, weights, epsilon)``, a mean over examples of energies of shape
+        ``(examples, places)``, where places are positions or pools.
+    density
+        ``density(statistic, weights, epsilon)``, the density of shape ``(places,)`` that the
+        statistic stands for.
+
+    Raises
+    ------
+    ValueError
+        If one of them cannot be called; or, when the estimator is called, if the energies have not
+        a row for each example and a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------
@@ -50,7 +65,23 @@ class Estimator:
         update_wrapper(self, density)
 
     def __call__(self, energies: Energies, weights: Places, *, epsilon: Scalar | float) -> Places:
-        """Estimate the density of a batch with these energies, over places of these weights."""
+        r"""Estimate the density of a batch.
+
+        Parameters
+        ----------
+        energies
+            Every example's energy at every place, of shape ``(examples, places)``, nowhere
+            negative.
+        weights
+            The measure of each place, nowhere negative: ``grid.weights``, or the pools' sizes.
+        epsilon
+            :math:`\epsilon_{inf} \ge 0`, added to the total energy so that it does not vanish.
+
+        Returns
+        -------
+        Array
+            The density at each place, of shape ``(places,)``.
+        """
         require_floats(energies, "energies", "examples places", "Pass one row for each example.")
         cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
@@ -71,11 +102,37 @@ class Estimator:
 
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
 def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
+    r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
     A ratio of means, whose bias is
     :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order, which
-    `ratio_bias` estimates. Its statistic is the mean energy :math:`\hat I`.
+    `ratio_bias` estimates.
+
+    An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)``; its statistic
+    is the mean energy :math:`\hat I`. The default of a `Penalty`.
+
+    Parameters
+    ----------
+    energies
+        Every example's energy at every position or pool, of shape ``(examples, places)``, nowhere
+        negative.
+    weights
+        The measure of every place, nowhere negative: ``grid.weights``, or the pools' sizes.
+    epsilon
+        :math:`\epsilon_{inf} \ge 0`, added to the total :math:`\hat Z` so that it does not vanish.
+
+    Returns
+    -------
+    Array
+        The density at each place, of shape ``(places,)``. Its integral is
+        :math:`\hat Z/(\hat Z + \epsilon_{inf})`.
+
+    Raises
+    ------
+    ValueError
+        If the energies have not a row for each example and a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------
@@ -125,9 +182,9 @@ def crossed_density(
         two examples, in an order that says nothing of them. Of an odd number the second half has
         one more.
     weights
-        The size of every place: ``grid.weights``, or those of pools.
+        The size of every place, nowhere negative: ``grid.weights``, or those of pools.
     epsilon
-        :math:`\epsilon_{inf}`, against a vanishing total.
+        :math:`\epsilon_{inf} \ge 0`, added to the totals so that they do not vanish.
 
     Returns
     -------
@@ -138,7 +195,9 @@ def crossed_density(
     Raises
     ------
     ValueError
-        If there are fewer than two examples.
+        If there are fewer than two examples, or not a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------
