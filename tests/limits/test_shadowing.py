@@ -111,15 +111,15 @@ def test_bounds_of_normalised_layers_are_proved_and_kept():
         return shadowing_study(layers, x, GRID, (2, 8), horizon=0.5, profile=profile)
 
     # Whose size is at most 3/2 on [0, 1/2], and 5/2 on [0, 1].
-    stated = DepthProfile(lambda time: 1.5 - 4 * time, bound=1.5, lipschitz=4.0)
+    stated = DepthProfile(lambda time: 0.5 + 2 * time, bound=1.5, lipschitz=2.0)
     proved = study(stated)
     found = field_regularity(three)
     state, speed = float(found.lipschitz), ROOT * float(found.bound)
-    moving = (1.5**2 * state + 4) * speed / 2
+    moving = (1.5**2 * state + 2) * speed / 2
     expected = 0.5 * np.exp(0.5 * 1.5 * state) * moving * 0.5 / np.array([2, 8])
     np.testing.assert_allclose(np.array(proved.bounds), expected, rtol=1e-9)
     assert proved.verdict == "holds" and not proved.sampled
     # Of a profile that states nothing they are not.
     assert proved_constants([three], None, stated.function, GRID) is None
-    with pytest.raises(ValueError, match="profile.lipschitz: got 1, expected at least 4"):
+    with pytest.raises(ValueError, match="profile.lipschitz: got 1, expected at least 2"):
         study(stated._replace(lipschitz=1.0))
