@@ -44,16 +44,35 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
 
 
 def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
-    r"""The log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+    r"""Compute the log odds of a foil over an answer.
+
+    .. math:: \log p(\text{foil}) - \log p(\text{answer})
 
     Each is read after the same prompt, in a pass of its own (`loss.contrast_loss` has the formula).
-    It is a loss of prompts x by `CausalLM.embed`, of which nothing after their length is read, for
-    ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids` with a `Contrast`
-    y, of `foils.contrast`, for each context.
+    It is a loss for ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids`
+    with a `Contrast` for each context.
 
-    Raises ValueError if y is no `Contrast`, or its parts do not fit one another;
-    EquinoxRuntimeError if an id is outside the vocabulary, or there are more positions than the
-    network knows.
+    Parameters
+    ----------
+    model
+        The language model.
+    x
+        The prompt's states by `CausalLM.embed`, of which nothing after the prompt's length is read.
+    y
+        What follows the prompt, and what might have followed instead, a `Contrast` of
+        `foils.contrast`.
+
+    Returns
+    -------
+    Scalar
+        The log odds, in nats: each side a sum over its tokens, by the weights of `y`.
+
+    Raises
+    ------
+    ValueError
+        If `y` is no `Contrast`, or its parts do not fit one another.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, or there are more positions than the network knows.
 
     Examples
     --------
