@@ -144,21 +144,22 @@ def context_of(
         "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
         "next-token", "last-token" and "own-margin" need none.
     foil
-        What might have followed instead of the answer, with the space before it; empty for none.
+        What might have followed instead of the answer, with the space before it; "contrast" alone
+        reads it. Empty for none.
     where
         What errors call the context, such as a file and its line.
 
     Returns
     -------
     Context
-        The ids, the weights of the loss, and the tokens of each part. With a foil the context is
-        the prompt alone, whose last place asks.
+        The ids, the weights of the loss, and the tokens of each part. For "contrast"
+        the context is the prompt alone, whose last place asks.
 
     Raises
     ------
     ValueError
         If the answer or foil that the loss needs is empty, the prompt is empty, a span does not lie
-        in the text, or a text spells a token of control.
+        in the text, or the letters of a token of control cannot be read as text.
 
     Examples
     --------
@@ -199,7 +200,7 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
     Raises
     ------
     ValueError
-        If the text has no tokens, or spells a token of control.
+        If the text has no tokens, or the letters of a token of control cannot be read as text.
 
     Examples
     --------
