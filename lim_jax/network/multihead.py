@@ -63,8 +63,14 @@ class CausalAttention(eqx.Module):
         Whether queries and keys are rotated before their norms, not after.
     attend
         How one head attends: `causal_attention`, or where devices share a context `RingAttention`.
+    sharded_axes
+        The axis of each array, that of heads, along which devices may share it, counted from the
+        last.
 
-    Sizes that do not fit one another raise ValueError.
+    Raises
+    ------
+    ValueError
+        Where sizes do not fit one another, or `scale` or `cap` is not positive and finite.
     """
 
     norm: Norm
@@ -127,10 +133,42 @@ class CausalAttention(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "CausalAttention":
-        r"""Gaussian matrices of variance one over their fan-in; zero biases.
+        r"""Make random attention: Gaussian matrices of variance one over their fan-in.
 
-        `head_size` is by default ``width // heads``, and `groups` by default `heads`. Sizes that
-        are no positive whole numbers, or do not divide one another, raise ValueError.
+        Parameters
+        ----------
+        width
+            The width of a state, at least 2.
+        heads
+            How many heads attend; they divide the width, unless `head_size` is given.
+        groups
+            How many groups of heads share keys and values, a number that divides the heads; by
+            default each head has its own.
+        head_size
+            The size of a head's queries, keys and values; by default ``width // heads``.
+        bias
+            Whether each matrix has a bias, which is zero.
+        rotary
+            How queries and keys are rotated along the positions; None for not at all.
+        window
+            How many positions a row sees, the last ones with its own; None for the whole prefix.
+        attend
+            How one head attends: `causal_attention`, the default, or a `RingAttention`.
+        eta
+            The :math:`\eta` of the `LayerNorm` before the matrices.
+        key
+            The random key of the matrices.
+
+        Returns
+        -------
+        CausalAttention
+            The attention.
+
+        Raises
+        ------
+        ValueError
+            If a size is no positive whole number, the heads do not divide the width or the groups
+            the heads, or more features are rotated than a head has.
         """
         width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
         groups = heads if groups is None else as_int(groups, "groups")
