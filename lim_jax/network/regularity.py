@@ -395,10 +395,10 @@ def trajectory_radius(
     Raises
     ------
     ValueError
-        If the grid is one of panels, the state does not fit it, or the fields are not such as
-        `field_regularity` takes.
+        If the grid is one of panels, the state does not fit it, the fields are not such as
+        `field_regularity` takes, or `profile_bound` is a number below zero.
     EquinoxRuntimeError
-        If a time or the profile's bound is below zero.
+        If a time is below zero, or a `profile_bound` that is an array.
 
     Examples
     --------
