@@ -114,7 +114,7 @@ class Explanation(NamedTuple):
         return regional_averages(self.hop_energies.T, self.influence.regions)
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
+        """Return everything as plain numbers and strings."""
         regions, energies, rest = self.influence.regions, self.regional, self.without_queries
         hops = self.regional_hop_energies.tolist()
         strengths = boundary_strengths(energies, regions)

@@ -273,7 +273,7 @@ class CausalLM(eqx.Module):
             )
 
     def same_rope(self, length: int, other: int) -> bool:
-        """Whether rows of two lengths have the same rotary frequencies, which may depend on it."""
+        """Tell whether rows of two lengths have the same rotary frequencies."""
 
         def is_mask(node: Any) -> bool:
             return isinstance(node, AttentionMask | SwitchedMask)
@@ -282,7 +282,20 @@ class CausalLM(eqx.Module):
         return all(mask.same_rope(length, other) for mask in nodes if is_mask(mask))
 
     def readout(self, state: State, grid: Grid) -> Logits:
-        """The logits of the next word at every position, of the network's last states."""
+        """Return the logits of the next word at every position, of the network's last states.
+
+        Parameters
+        ----------
+        state
+            The last states :math:`X_M` of `flow`, of shape ``(length, width)``.
+        grid
+            Their grid; each state is read by itself.
+
+        Returns
+        -------
+        Logits
+            A row of logits for each position, of shape ``(length, vocabulary)``.
+        """
         # All logits are in memory in the end, so the size does not depend on the positions.
         slices = self._slices(state, min(WORDS_AT_ONCE, self.vocabulary))
         starts = range(0, self.vocabulary - slices.size, slices.size)
@@ -306,7 +319,28 @@ class CausalLM(eqx.Module):
         return Slices(of, size, self.vocabulary, normed.dtype)
 
     def logits(self, ids: Int[Array, " length"], y: Targets | None = None) -> Logits:
-        """The logits of the next word at every position of a row of ids, packed as ``y.starts``."""
+        """Return the logits of the next word at every position of a row of ids.
+
+        Parameters
+        ----------
+        ids
+            The ids of the row.
+        y
+            The row's `Targets`, of which ``starts``, for packed rows, and the mask are read; None
+            for one context.
+
+        Returns
+        -------
+        Logits
+            A row of logits for each position, of shape ``(length, vocabulary)``.
+
+        Raises
+        ------
+        ValueError
+            If ids are no whole numbers along one axis, or more than the `limit`.
+        EquinoxRuntimeError
+            If an id is outside the vocabulary, or a packed context longer than the `limit`.
+        """
         x = self.embed(ids, y)
         grid = _grid_of(x, y)
         return self.readout(self.flow(x, grid), grid)
@@ -352,32 +386,47 @@ class CausalLM(eqx.Module):
     """`margin_loss` of the network's own likeliest words (`loss.own_margin_loss`), not targets."""
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:
-        """`loss` of the network's last state, as the adjoint's ledgers take it.
+        """Compute `loss` of the network's last state, as the adjoint's ledgers take it.
 
         As in ``channels(model.flow, model.terminal_loss, (x, y), grid)``, of
         ``grid.starting(y.starts)`` if contexts are packed, and of ``grid.weighted(...)`` for a
         mask.
 
-        Raises ValueError if y is no `Targets`, or its parts do not fit one another or the state;
-        EquinoxRuntimeError if weights do not sum to one, or an id or a position is outside its
-        range.
+        Parameters
+        ----------
+        state
+            The last states :math:`X_M` of `flow`, of shape ``(length, width)``.
+        y
+            The targets of the context, their weights and positions.
+
+        Returns
+        -------
+        Scalar
+            The next-word cross-entropy, in nats, weighted over the queries.
+
+        Raises
+        ------
+        ValueError
+            If `y` is no `Targets`, or its parts do not fit one another or the state.
+        EquinoxRuntimeError
+            If weights do not sum to one, or an id or a position is outside its range.
         """
         return CausalLM.loss.terminal(self, state, y)
 
     def words_at_once(self, queries: int) -> int:
-        """Of how many words logits are made at once, for a number of queries."""
+        """Return of how many words logits are made at once, for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
     def last_state(self, x: State, y: Targets) -> State:
-        """The network's last states of one embedded context."""
+        """Return the network's last states of one context, packed or masked as `y` says."""
         require_kind(y, Targets, "y", EXAMPLE)
         return self.flow(x, _grid_of(x, y))
 
     def logits_of_queries(
         self, state: State, y: Targets
     ) -> Float[Array, "queries vocabulary"] | Slices:
-        """The logits at the positions that are asked: all at once, or some words at a time."""
+        """Return the logits at the queries' positions: all at once, or some words at a time."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
             state = state[_checked_numbers(y.places, "places", state.shape[0])]

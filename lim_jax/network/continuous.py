@@ -290,6 +290,20 @@ class ContinuousFlow(eqx.Module):
 
         A check whose value is unused is dropped, as under ``jit(grad(...))``: return ``result`` as
         auxiliary output.
+
+        Parameters
+        ----------
+        x
+            The input state :math:`X_0`, of shape ``(length, width)``.
+        grid
+            The positions.
+        saveat
+            Which states the solution keeps; by default the last alone.
+
+        Returns
+        -------
+        diffrax.Solution
+            The solution, whose ``ys`` are states along a leading axis.
         """
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)

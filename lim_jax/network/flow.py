@@ -332,7 +332,20 @@ class ResidualFlow(eqx.Module):
         return self.scan(lambda x, layer: (self.transition(layer, x, grid), None), x)[0]
 
     def trajectory(self, x: State, grid: Grid) -> Trajectory:
-        """Flow from :math:`X_0`, keeping every state."""
+        r"""Flow from :math:`X_0`, keeping every state.
+
+        Parameters
+        ----------
+        x
+            The input state :math:`X_0`, of shape ``(length, width)``.
+        grid
+            The positions.
+
+        Returns
+        -------
+        Trajectory
+            The depth times :math:`t_0, \dots, t_M`, and the states at them.
+        """
         require_state(x, grid)
 
         def step(x, layer):
@@ -343,7 +356,22 @@ class ResidualFlow(eqx.Module):
         return Trajectory(self._times(x.dtype), jnp.concatenate([x[None], states]))
 
     def transition(self, layer: tuple[Any, Scalar], x: State, grid: Grid) -> State:
-        """Apply one layer: a pair of its field and its increment, as in `scan`."""
+        """Apply one layer by the flow's `step`.
+
+        Parameters
+        ----------
+        layer
+            A pair of the layer's field and its increment, as `scan` hands it to its body.
+        x
+            The state before the layer.
+        grid
+            The positions.
+
+        Returns
+        -------
+        State
+            The state after it.
+        """
         field, increment = layer
         return self.step(field, x, grid, increment)
 
@@ -354,7 +382,26 @@ class ResidualFlow(eqx.Module):
         *inputs: PyTree[Shaped[Array, "depth ..."]],
         reverse: bool = False,
     ) -> tuple[PyTree, PyTree]:
-        r"""Scan ``body(carry, (field, increment), *inputs)`` over depth, by :math:`\zeta(t_k)`."""
+        r"""Scan a function over the layers.
+
+        Parameters
+        ----------
+        body
+            ``body(carry, (field, increment), *inputs)``, which returns the next carry and a result;
+            the increment of layer k is :math:`\varepsilon\,\zeta(t_k)`.
+        carry
+            What the first layer is given; its first leaf has the increments' precision.
+        *inputs
+            What each layer is given besides, with a leading axis of the depth.
+        reverse
+            Whether to go from the last layer to the first.
+
+        Returns
+        -------
+        tuple of PyTree and PyTree
+            The last carry, and the results with a leading axis of the depth, in the order of the
+            layers.
+        """
         numbered, call = self._numbered()
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
@@ -370,7 +417,7 @@ class ResidualFlow(eqx.Module):
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """`scan` with a tuple of inputs and of results, stacked over the layers of each kind."""
+        """Scan with a tuple of inputs and of results, stacked over the layers of each kind."""
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
@@ -417,7 +464,22 @@ class ResidualFlow(eqx.Module):
     def at_layer(
         self, function: Callable[[tuple[Any, Scalar]], Result], number: Number, dtype: DTypeLike
     ) -> Result:
-        """Call a function with one layer by its number, for states of a precision, as in `scan`."""
+        """Call a function with one layer.
+
+        Parameters
+        ----------
+        function
+            ``function((field, increment))``, of the layer's field and its increment.
+        number
+            The layer's number, from 0, which may be traced.
+        dtype
+            The precision of the increment, that of the states.
+
+        Returns
+        -------
+        Any
+            What the function returns.
+        """
         numbered, call = self._numbered()
         increment = self._increments(dtype)[number]
         entry = jax.tree.map(lambda leaf: leaf[number], numbered)

@@ -242,24 +242,24 @@ class CausalAttention(eqx.Module):
         return projected if self.output_norm is None else jax.vmap(self.output_norm)(projected)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """The grid with the prefixes that rows attend to."""
+        """Return the grid with the prefixes that rows attend to."""
         return self.mask.prefixes(grid)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """What queries and keys know of the positions, a row for each; None if nothing."""
+        """Return what queries and keys know of the positions, a row for each; None if nothing."""
         return self.mask.rope(grid)
 
     def queries(
         self, x: Float[Array, "rows width"], rope: Rope | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row; without `rope` they know no positions."""
+        """Compute the queries of any tokens, row by row; without `rope` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.rope_before_qk_norm:
             return self.scaled(_normed(self.query_norm, self.mask.of_queries(query, rope)))
         return self.mask.of_queries(self.scaled(_normed(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
-        """The factors of what heads read for each row, or None."""
+        """Compute the factors of what heads read for each row; None without a gate."""
         if self.gate is None:
             return None
         return jax.nn.sigmoid(project(self.gate, None, jax.vmap(self.norm)(x)))
@@ -271,7 +271,7 @@ class CausalAttention(eqx.Module):
     def sources(
         self, context: Float[Array, "rows width"], rope: Rope | None
     ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
-        """Keys and values of any tokens, row by row."""
+        """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
         value = _normed(self.value_norm, project(self.value, self.value_bias, normed))
@@ -280,11 +280,25 @@ class CausalAttention(eqx.Module):
         return self.mask.of_keys(_normed(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
-        r"""What attention gives at position 0, from the state there.
+        r"""Compute what attention gives at position 0, from the state there.
 
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`), gated
-        and normed as in every row: the limit from the right, and the rule of the first token. With
-        sinks there is none (ValueError).
+        and normed as in every row: the limit from the right, and the rule of the first token.
+
+        Parameters
+        ----------
+        z
+            The state at position 0, of shape ``(width,)``.
+
+        Returns
+        -------
+        Float[Array, " width"]
+            What attention adds there.
+
+        Raises
+        ------
+        ValueError
+            With sinks, which take all attention at the left end.
         """
         cure = "In the continuum a sink takes all attention at the left end."
         require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)

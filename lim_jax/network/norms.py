@@ -83,7 +83,7 @@ class LayerNorm(eqx.Module):
         return self.scale * normalised.astype(z.dtype) + self.shift
 
     def bound(self) -> Float[Array, ""]:
-        r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
+        r"""Return a bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
 
         :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`).
         """

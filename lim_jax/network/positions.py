@@ -95,7 +95,7 @@ class Rotary(eqx.Module):
         return 2 * len(self._frequencies(1))
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Whether tokens are rotated alike in contexts of two lengths."""
+        """Tell whether tokens are rotated alike in contexts of two lengths."""
         same = self._frequencies(first) == self._frequencies(second)
         return self.tokens is not None or same
 
@@ -104,7 +104,7 @@ class Rotary(eqx.Module):
         return known(tokens) if isinstance(known, Callable) else known
 
     def rope(self, grid: Grid) -> Rope:
-        """The cosines and sines of every angle, in the default precision."""
+        """Return the cosines and sines of every angle, in the default precision."""
         starts = getattr(grid, "starts", None)
         holds = starts is None or self.same_rope(1, grid.size)
         got = f"several contexts, or padding on the left, in {grid.size} positions"
