@@ -91,7 +91,7 @@ class Answer(NamedTuple):
         return " ".join(said)
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers and words, as answer.json has them."""
+        """Return plain numbers and words, as answer.json has them."""
         names = FILES["answer.json, parts"]
         return {
             "question": self.question,
@@ -105,9 +105,22 @@ class Answer(NamedTuple):
         }
 
     def compare(self, second: "Answer") -> ComparedAnswers:
-        """The scores of each part in this answer and in a second, such as one without a document.
+        """Compare the scores of each part in this answer and in a second.
 
-        Raise ValueError where methods differ, one alone has a foil, or no document is in both.
+        Parameters
+        ----------
+        second
+            The other answer, by the same method, such as one that lacks a document.
+
+        Returns
+        -------
+        ComparedAnswers
+            The scores of each part in both.
+
+        Raises
+        ------
+        ValueError
+            Where methods differ, one alone has a foil, or no document is in both.
         """
         return compare_answers(self.record(), second.record())
 

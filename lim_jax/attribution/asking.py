@@ -111,7 +111,9 @@ def ask(
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored: a name of `attribution.methods.table`.
+        How parts are scored, by a name of `attribution.methods.table`: "mask-gradient", the
+        default, "mask-path", "influence", "gradient-times-input", "integrated-gradients",
+        "rollout", "leave-one-out" or "ablations".
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each
@@ -123,8 +125,8 @@ def ask(
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
-        What might have been answered instead; then scores are of the odds of the two, else of the
-        log odds of the answer's tokens, on average.
+        What might have been answered instead; then scores are of the odds of the two. Empty for
+        none: scores are of the log odds of the answer's tokens, on average.
     chat
         Whether the model's chat template lays question and documents out, where it has one.
     answer_tokens
@@ -134,7 +136,8 @@ def ask(
     checkpoint
         A folder that keeps what is finished, so that an interrupted call goes on; None for none.
     progress
-        Such as ``tqdm.tqdm``.
+        A bar, called with a list and with `desc`, `unit` and `leave` as ``tqdm.tqdm`` takes them;
+        none by default.
 
     Returns
     -------

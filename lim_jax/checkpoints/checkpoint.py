@@ -34,13 +34,27 @@ REPOSITORY = "Download the whole repository of the model."
 
 
 class Checkpoint(NamedTuple):
-    """A folder that was looked through; its tensors are still in their files."""
+    """A folder that was looked through; its tensors are still in their files.
+
+    Attributes
+    ----------
+    config
+        The options of ``config.json``.
+    files
+        The file of every tensor, by its unquantised name.
+    stored
+        The file of everything that files hold, scales too, by its name there.
+    quantisation
+        How matrices are quantised; None if they are not.
+    aliases
+        From names of `files` to those of the files themselves, where the two differ.
+    """
 
     config: Configuration
-    files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
-    stored: Mapping[str, Path]  # the file of everything that files hold, scales too
+    files: Mapping[str, Path]
+    stored: Mapping[str, Path]
     quantisation: quantised.Quantisation | None = None
-    aliases: Mapping[str, str] = {}  # from names of `files` to those of the files themselves
+    aliases: Mapping[str, str] = {}
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes."""
@@ -229,7 +243,28 @@ def require_finite(name: str, values: np.ndarray) -> None:
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
-    """Look through a folder of ``config.json`` and safetensors; ValueError if it is broken."""
+    """Look through a folder of ``config.json`` and safetensors files, whole or sharded.
+
+    No weight is read: the headers of the files say what they hold.
+
+    Parameters
+    ----------
+    folder
+        The folder, as its publisher left it.
+
+    Returns
+    -------
+    Checkpoint
+        The configuration, and the file of every tensor.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``models``.
+    ValueError
+        If the folder is none, is broken or lacks a file, holds an adapter or pickled weights alone,
+        or is quantised in a way that is not known.
+    """
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
     require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)

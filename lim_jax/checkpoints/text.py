@@ -56,12 +56,29 @@ def read_tokenizer(path: Path, header: Header) -> Any:
 
 
 def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
-    """The text of each id, which joined are the text of all.
+    """Return the text of each id, which joined are the text of all.
 
-    If several ids make one letter, the last has it and the others are empty. `tokenizer` is the
-    model's own, of the package tokenizers; None if ids are bytes of UTF-8.
+    If several ids make one letter, the last has it and the others are empty.
 
-    Raises ValueError if `ids` is no array of whole numbers, or without a tokenizer one is no byte.
+    Parameters
+    ----------
+    ids
+        The ids, along one axis.
+    tokenizer
+        The model's own, of the package tokenizers (`LanguageModel.tokenizer`); None if ids are
+        bytes of UTF-8.
+
+    Returns
+    -------
+    list of str
+        A text for each id. Bytes that are no UTF-8 are shown by its replacement character.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If there is a tokenizer, and the extra ``models`` is not installed.
+    ValueError
+        If `ids` is no array of whole numbers, or without a tokenizer one is no byte.
 
     Examples
     --------

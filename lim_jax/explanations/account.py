@@ -32,17 +32,32 @@ HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
 class TokenAccount(NamedTuple):
-    """Energies of one context, by token: squared norms of covectors, which are densities.
+    r"""Energies of one context, by token: squared norms of covectors, which are densities.
 
-    In the orders of `ledger.CHANNELS` and `HOPS`; they need not sum to the energy of the sum.
+    Energies of parts need not sum to the energy of the sum.
+
+    Attributes
+    ----------
+    loss
+        The loss of the context, in nats.
+    query_weights
+        Where the loss asks: one weight for each token.
+    channels
+        The energies of the channels, in the order of `ledger.CHANNELS`, at depth k.
+    hops
+        The energies by attention hops, in the order of `HOPS`, at depth k.
+    heads
+        The integrals of the energies of what each head adds to the cone, of the layers from k on.
+    by_depth
+        :math:`\|P_j(p)\|^2` at every depth j, the last :math:`P_T`'s.
     """
 
     loss: Scalar
     query_weights: Profile
     channels: Float[Array, "3 length"]
     hops: Float[Array, "hops length"]
-    heads: Float[Array, "layers heads"]  # integrals of what each adds to the cone, from k on
-    by_depth: Float[Array, "times length"]  # at every depth, the last P_T's
+    heads: Float[Array, "layers heads"]
+    by_depth: Float[Array, "times length"]
 
     @property
     def depth(self) -> int:
@@ -65,14 +80,38 @@ def account_of_context(
 ) -> TokenAccount:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss. `window` is a
-    context of L ids with the id after it, as in `CausalLM.example`; `query_weights`, of sum one,
-    say where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others. `depth` is that
-    of the state whose tokens are judged: 0 is the input, k that after k layers. `loss` is
-    `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`; `progress` wraps the list
-    of layers, for example ``tqdm.tqdm``: all there, and all back. Where an id is outside the
-    vocabulary, the weights do not sum to one, or the loss or an energy is not finite,
-    EquinoxRuntimeError is raised.
+    Compiled once for each padded length (`models.padded_length`), precision and loss.
+
+    Parameters
+    ----------
+    model
+        The language model, of `models.load`, `models.open` or `byte_model`.
+    window
+        A context of L ids with the id after it, which is a target only.
+    query_weights
+        Where the loss asks, one weight for each of the L positions, of sum one:
+        `loss.teacher_forcing`, `loss.last_token`, or others.
+    depth
+        The depth of the state whose tokens are judged: 0, the default, is the input, k that after k
+        layers, up to the last layer's input.
+    loss
+        `CausalLM.loss`, the default, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
+    progress
+        A wrapper of the list of layers, all there and all back, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    TokenAccount
+        The energies of the context's tokens by channel, by hops and by depth, and those of heads.
+
+    Raises
+    ------
+    ValueError
+        If the window is no array of at least two ids, there is not a weight for each position, the
+        depth is not that before a layer, or the loss is another.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, the weights do not sum to one, or the loss or an energy
+        is not finite.
 
     Examples
     --------

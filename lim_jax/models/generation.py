@@ -33,17 +33,38 @@ def answer(
     tokens: int = 32,
     end: Sequence[int] = (),
 ) -> Int[Array, " answer"]:
-    """The ids that a model answers with, each the likeliest after all before it.
+    """Return the ids that a model answers with, each the likeliest after all before it.
 
-    There are at most `tokens`; one of `end`, such as those of `LanguageModel.end_ids`, is the last.
     Logits are those of the whole context by `CausalLM.logits`, of which a cache keeps what layers
     need of earlier ids. The context is computed anew when rotary frequencies change that depend on
     its length, and for each id if the layers have no such cache, as by `network.heun`. Not under
     `jit`, since the number of ids depends on their values.
 
-    Raises ValueError if there are no ids, one is outside the vocabulary, or the context and the
-    answer are longer than the positions that the network knows; EquinoxRuntimeError if logits are
-    not finite.
+    Parameters
+    ----------
+    model
+        The language model.
+    ids
+        The ids of the context, at least one.
+    tokens
+        The most ids of the answer.
+    end
+        Ids that end an answer, such as those of `LanguageModel.end_ids`: the first of them is the
+        answer's last id. By default there are none, and the answer has as many ids as `tokens`
+        says.
+
+    Returns
+    -------
+    Int[Array, " answer"]
+        The ids of the answer, with the one that ends it.
+
+    Raises
+    ------
+    ValueError
+        If there are no ids, one is outside the vocabulary, or the context and the answer are longer
+        than the positions that the network knows.
+    EquinoxRuntimeError
+        If logits are not finite.
 
     Examples
     --------

@@ -27,7 +27,15 @@ STATES_BY_LAYERS = 3
 class Memory(NamedTuple):
     """The peak memory of a process that profiles one context, in bytes, to some 15 per cent.
 
-    By `models.load`, by `models.open`, and by that with a checkpoint (`models.energies_of_ids`).
+    Attributes
+    ----------
+    whole
+        With the weights in memory (`models.load`).
+    offloaded
+        With the weights in their files (`models.open`).
+    by_layers
+        With the weights in their files and a checkpoint (`models.energies_of_ids`), which also
+        keeps large states in files.
     """
 
     whole: float
@@ -36,12 +44,25 @@ class Memory(NamedTuple):
 
 
 def profile_memory(model: CausalLM, tokens: int) -> Memory:
-    """How much memory the influence on a context takes on a CPU if every position is asked.
+    """Estimate the memory of the influence on a context, on a CPU and asked at every position.
 
-    `model` is from `models.open`; `tokens` are those of all contexts that are measured at once.
+    Parameters
+    ----------
+    model
+        A model whose weights are in their files, of `models.open`.
+    tokens
+        How many tokens all contexts have that are measured at once.
 
-    Raises ValueError if the model's weights are not left in their files, or `tokens` is no positive
-    whole number.
+    Returns
+    -------
+    Memory
+        The peak memory in bytes with the weights in memory, with them in their files, and so with a
+        checkpoint.
+
+    Raises
+    ------
+    ValueError
+        If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
     tokens = as_int(tokens, "tokens")
     offloaded = isinstance(model, CausalLM) and model.flow.fetched

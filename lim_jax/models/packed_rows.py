@@ -17,15 +17,30 @@ def contexts(
     mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
     segments: Rows | None = None,
 ) -> list[Int[Array, " _"]]:
-    r"""Cut padded or packed rows of ids into their contexts, which never see each other.
+    """Cut padded or packed rows of ids into their contexts, which never see each other.
 
-    Each is a window for `influence_of_ids`: its last id is a target only.
+    Parameters
+    ----------
+    ids
+        The ids, of shape ``(rows, tokens)``.
+    mask
+        One for an id and zero for padding, left or right, of the shape of `ids`; None for rows
+        without padding, which `segments` then cut.
+    segments
+        The number of each id's context within its row, from 1 where there is no padding, of the
+        shape of `ids`; None for one context in each row.
 
-    `mask` is one for an id and zero for padding, left or right; `segments` has the number of each
-    id's context within its row, positive where there is no padding.
+    Returns
+    -------
+    list of Int[Array, " _"]
+        The ids of each context, row by row: each is a window for `influence_of_ids`, whose last id
+        is a target only.
 
-    Raises ValueError if neither mask nor segments are given, shapes differ, a row is all padding,
-    or a mask or a segment has a hole.
+    Raises
+    ------
+    ValueError
+        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
+        segment has a hole.
 
     Examples
     --------

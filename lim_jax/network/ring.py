@@ -31,9 +31,18 @@ class RingAttention(eqx.Module):
     reverse mode, in forward mode, and forward over reverse as in Algorithm 1; reverse over reverse
     keeps the keys and values that have passed.
 
-    The context is spread over the `axis`, of type Auto, of the `mesh`, whose other axes may hold
-    examples. A grid of panels, or whose positions the devices cannot share evenly, and a sink raise
-    ValueError.
+    Attributes
+    ----------
+    mesh
+        The devices; other axes than `axis` may hold examples.
+    axis
+        The name of the mesh's axis over which the context is spread, of type Auto.
+
+    Raises
+    ------
+    ValueError
+        If the mesh has no such axis or one of another type; when called, for a grid of panels, or
+        one whose positions the devices cannot share evenly, and for a sink.
 
     Examples
     --------

@@ -74,21 +74,41 @@ def chat_prompt(
     documents: Sequence[Document] = (),
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> RenderedPrompt:
-    """A chat as its model reads it, up to where the assistant begins to speak.
+    """Lay out a chat as its model reads it, up to where the assistant begins to speak.
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
     template has a place for them, else before the text of the user's last message, which is then
     the part ``question``. Where the last message is the assistant's own, it is left open.
 
-    No text of a chat is read as a token of control, such as the mark of a turn's end. What the
-    template refuses, leaves out or changes raises ValueError, but for white space at a text's ends.
+    No text of a chat is read as a token of control, such as the mark of a turn's end.
 
-    Each message has a ``role`` and a ``content``: a text, or a list of ``{"type": "text", "text":
-    ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and then
-    say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``. The
-    `template` is the model's own, `LanguageModel.chat_template`; it needs jinja2, of the extra
-    ``models``. `tools` are what the assistant may call, each as a schema in JSON: ``{"type":
-    "function", "function": {"name": ..., "description": ..., "parameters": ...}}``.
+    Parameters
+    ----------
+    messages
+        What is said, in order. Each has a ``role`` and a ``content``: a text, or a list of
+        ``{"type": "text", "text": ...}``, which are read one after another. An assistant may call
+        tools (``tool_calls``), and then say nothing; a message of the role ``tool`` may have a
+        ``tool_call_id`` and a ``name``.
+    template
+        The model's own template, `LanguageModel.chat_template`; it needs jinja2, of the extra
+        ``models``.
+    documents
+        The documents that are asked about, each a part under its name; none by default.
+    tools
+        What the assistant may call, each as a schema in JSON:
+        ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}``;
+        none by default.
+
+    Returns
+    -------
+    RenderedPrompt
+        The text of the chat, and its named parts.
+
+    Raises
+    ------
+    ValueError
+        If the template refuses the chat, or leaves out or changes a text but for white space at its
+        ends; if messages, documents or tools are not of these forms.
 
     Examples
     --------

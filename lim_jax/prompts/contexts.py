@@ -125,13 +125,41 @@ def context_of(
     foil: str = "",
     where: str = "context",
 ) -> Context:
-    """The ids of a text and its answer, which are read together, and what is asked of them.
+    """Encode a text and its answer together, with what is asked of them.
 
-    A token belongs to the part in which its last visible character lies. `laid` is such as
-    `document_prompt` makes; its spans may reach into the answer. `answer`, and the `foil` that
-    might have followed instead, are as they follow the text, with the space before them where there
-    is one. `tokenizer` is the model's own; None where ids are bytes of UTF-8. `asked` is a name of
-    `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
+    A token belongs to the part in which its last visible character lies.
+
+    Parameters
+    ----------
+    laid
+        The text before the answer and its named parts, such as `document_prompt` makes; its spans
+        may reach into the answer.
+    answer
+        The answer as it follows the text, with the space before it where there is one; empty for
+        none.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    asked
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which places ask:
+        "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
+        "next-token", "last-token" and "own-margin" need none.
+    foil
+        What might have followed instead of the answer, with the space before it; "contrast" alone
+        reads it. Empty for none.
+    where
+        What errors call the context, such as a file and its line.
+
+    Returns
+    -------
+    Context
+        The ids, the weights of the loss, and the tokens of each part. For "contrast"
+        the context is the prompt alone, whose last place asks.
+
+    Raises
+    ------
+    ValueError
+        If the answer or foil that the loss needs is empty, the prompt is empty, a span does not lie
+        in the text, or the letters of a token of control cannot be read as text.
 
     Examples
     --------
@@ -153,7 +181,26 @@ def context_of(
 
 
 def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
-    """The ids of a text whose answer the model is to give, without marks of an end after them.
+    """Encode a text whose answer the model is to give, without marks of an end after it.
+
+    Parameters
+    ----------
+    laid
+        The text and its named parts, such as `document_prompt` or `chat_prompt` makes.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    foil
+        What might be said instead of the answer; empty where that is not asked.
+
+    Returns
+    -------
+    PromptOnly
+        The prompt's tokens, whose ``answered(ids)`` is the context with an answer.
+
+    Raises
+    ------
+    ValueError
+        If the text has no tokens, or the letters of a token of control cannot be read as text.
 
     Examples
     --------

@@ -19,11 +19,21 @@ NUMBER = re.compile(r" \(document \d+\)$")
 
 
 class Document(NamedTuple):
-    """A document: its title, which stands above the text and may be empty, and its text."""
+    """A document: its title and its text.
+
+    Attributes
+    ----------
+    title
+        Stands above the text, on a line of its own; empty for none.
+    text
+        The document's text, which is not empty.
+    name
+        The name of its part of the context; where it is empty, `named_documents` finds one.
+    """
 
     title: str
     text: str
-    name: str = ""  # of its part of the context; where it is empty, `named_documents` finds one
+    name: str = ""
 
 
 class RenderedPrompt(NamedTuple):
@@ -41,11 +51,26 @@ class RenderedPrompt(NamedTuple):
 
 
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """The same documents, at least one and each with a text, each with a name of its own.
+    """Return the same documents, each with a name of its own.
 
-    That is its title, with marks for control characters, or its number from 1. Where several would
-    be called alike, or one as a part that is no document (`RESERVED_NAMES`, a role and a number),
-    the number follows.
+    That is the one that it has, else its title, else its number from 1, with marks for control
+    characters. Where several would be called alike, or one as a part that is no document
+    (`RESERVED_NAMES`, a role and a number), the number follows.
+
+    Parameters
+    ----------
+    documents
+        The documents, at least one and each with a text that is not empty.
+
+    Returns
+    -------
+    tuple of Document
+        The documents in their order, with their names.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or one has no text.
 
     Examples
     --------
@@ -98,10 +123,26 @@ def is_reserved(name: str) -> bool:
 
 
 def document_prompt(documents: Sequence[Document], question: str) -> RenderedPrompt:
-    r"""Documents one after another, each its title and its text, and then the question.
+    r"""Lay out documents one after another, each its title and its text, and then the question.
 
-    Every document is a part under its name (`named_documents`), and so is the question, which is
-    not empty. An answer follows after a space.
+    An answer follows after a space.
+
+    Parameters
+    ----------
+    documents
+        The documents, at least one; each is a part under its name (`named_documents`).
+    question
+        The question, which is not empty; the part ``question``.
+
+    Returns
+    -------
+    RenderedPrompt
+        The text that stands before the answer, and its named parts.
+
+    Raises
+    ------
+    ValueError
+        If there are no documents, one has no text, or the question is empty.
 
     Examples
     --------

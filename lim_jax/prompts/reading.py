@@ -47,20 +47,48 @@ CURE = "One object stands on a line, and text is a string."
 
 
 class Line(NamedTuple):
-    """A line of a file: what is asked, before it is laid out. Errors name the file and the line."""
+    """A line of a file: what is asked, before it is laid out.
+
+    Attributes
+    ----------
+    where
+        The file and the line, which errors name.
+    text
+        The text, or the prompt; empty where the line has documents or messages.
+    spans
+        The named parts of the text: start, end and name, in characters; the end is not of the part.
+    documents
+        The documents that are asked about, each with a name of its own.
+    question
+        What is asked about the documents; empty where messages ask it.
+    messages
+        The messages of a chat, in order.
+    template
+        The chat template that lays out the messages; None without one.
+    answer
+        The answer, with the space before it where one follows; None where the line has none.
+    foil
+        What might have followed instead, as the answer; empty for none.
+    asks
+        Whether an answer can follow; not after a ``text``.
+    id
+        The name by which `compare` finds the line in another file; empty for none.
+    tools
+        The functions that the assistant may call, as schemas.
+    """
 
     where: str
-    text: str = ""  # or the prompt; empty where the line has documents or messages
-    spans: tuple[tuple[int, int, str], ...] = ()  # of the text: start, end and name, in characters
+    text: str = ""
+    spans: tuple[tuple[int, int, str], ...] = ()
     documents: tuple[Document, ...] = ()
     question: str = ""
     messages: tuple[Message, ...] = ()
-    template: ChatTemplate | None = None  # lays out the messages
-    answer: str | None = None  # with the space before it
-    foil: str = ""  # what might have followed instead
-    asks: bool = True  # whether an answer can follow; not after a ``text``
-    id: str = ""  # by which `compare` finds it in another file
-    tools: tuple[Mapping[str, Any], ...] = ()  # the functions that the assistant may call
+    template: ChatTemplate | None = None
+    answer: str | None = None
+    foil: str = ""
+    asks: bool = True
+    id: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def laid(self) -> RenderedPrompt:

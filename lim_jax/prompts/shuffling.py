@@ -16,11 +16,21 @@ Orders = Int[np.ndarray, "orders places"]
 
 
 class ShuffledContexts(NamedTuple):
-    """A question about the same documents, laid out in several orders."""
+    """A question about the same documents, laid out in several orders.
 
-    names: tuple[str, ...]  # of the documents, in the order of the line
-    orders: Orders  # the number of the document at each place, a row for each order
-    contexts: tuple[Context, ...]  # one for each order
+    Attributes
+    ----------
+    names
+        The names of the documents, in the order of the line.
+    orders
+        The number of the document at each place, a row for each order.
+    contexts
+        One context for each order.
+    """
+
+    names: tuple[str, ...]
+    orders: Orders
+    contexts: tuple[Context, ...]
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
         """The share of the influence Z that the document at each place holds, in each order."""
@@ -43,13 +53,32 @@ class ShuffledContexts(NamedTuple):
 
 
 def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) -> Orders:
-    r"""Orders of documents in which each has each place equally often, as far as may be.
+    r"""Return orders of documents in which each has each place equally often, as far as may be.
 
     The first k orders of k documents are the cyclic shifts of a random permutation: order o has
     document :math:`\pi((p + o) \bmod k)` at place p, a Latin square, in which documents average out
     of a place and places out of a document. Further orders are those of another permutation. With
     fewer than k, two tell places from documents if these add up; what does not is wrong by chance
-    and not by design. `seed` is a whole number from 0, or several.
+    and not by design.
+
+    Parameters
+    ----------
+    documents
+        How many documents there are, k, at least 2.
+    orders
+        How many orders to return, at least 2.
+    seed
+        The seed of the permutations: a whole number from 0, or several.
+
+    Returns
+    -------
+    Int[np.ndarray, "orders places"]
+        A row for each order: the number of the document, from 0, at each place.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two documents or orders, or the seed is no whole number from 0.
 
     Examples
     --------
@@ -70,10 +99,33 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
 def shuffled(
     line: Line, orders: Orders, tokenizer: Any, asked: LossName, max_length: int
 ) -> ShuffledContexts:
-    """The contexts of a line's documents in several orders, such as `cyclic_orders` finds.
+    """Lay out a line's documents in several orders, and return the context of each.
 
-    `line` has as many documents, and an answer where one is asked. A context that leaves a document
-    out raises ValueError.
+    Parameters
+    ----------
+    line
+        A question about documents, as many as the orders have places, with an answer where the loss
+        asks one.
+    orders
+        A row for each order: the number of the document, from 0, at each place, such as
+        `cyclic_orders` gives.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    asked
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`, such as "answer" or "margin".
+    max_length
+        The most tokens of a context.
+
+    Returns
+    -------
+    ShuffledContexts
+        The names of the documents, the orders, and a context for each.
+
+    Raises
+    ------
+    ValueError
+        If the orders are no permutations of the line's documents, the line lacks an answer that is
+        asked, or a context is too long or leaves a document out.
 
     Examples
     --------

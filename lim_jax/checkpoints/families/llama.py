@@ -65,10 +65,36 @@ def llama_like(
 ) -> Recipe:
     """Return the recipe of a decoder of RMS norms and gates, with the options in which it differs.
 
-    Layers by default see everything, with rotary positions. `act` names the option of the
-    activation, and `activation` is its default, or the activation itself; `tied` is whether the
-    head is the embedding, if the configuration does not say. `options` are further attributes of
-    `Recipe`; its biases are by default as ``attention_bias`` and ``mlp_bias`` say.
+    Parameters
+    ----------
+    config
+        The options of ``config.json``: the activation, the biases (``attention_bias`` and
+        ``mlp_bias``) and ``tie_word_embeddings`` are read of them.
+    sizes
+        The sizes, of `sizes_of`.
+    of_layers
+        What each layer sees, one `AttentionMask` for each; by default everything, with the rotary
+        positions that the configuration states.
+    act
+        The name of the option of the activation.
+    activation
+        The activation's name where the configuration states none; or the activation itself, and
+        then the option is not read.
+    tied
+        Whether the head is the embedding, if the configuration does not say.
+    **options
+        Further attributes of `Recipe`, which go before those of Llama: often `names`, `biases`,
+        `network`, `projections`, `attention`, `norm` and `head_norm`.
+
+    Returns
+    -------
+    Recipe
+        The recipe, as `read_decoder` reads a checkpoint by it.
+
+    Raises
+    ------
+    ValueError
+        If an option that is read has a value that is not known.
     """
     if isinstance(activation, str):
         activation = ACTIVATIONS[config.get_choice(act, ACTIVATIONS, activation)]
