@@ -5,16 +5,19 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from pydoc import locate
 
 import jax
 import jaxtyping
 import numpy as np
 import pytest
+from numpydoc.validate import validate
 from reference.as_users import run_python
 
 import lim_jax as lim
 from lim_jax._checks import require
 from lim_jax._precision import beyond_rounding
+from lim_jax.training.estimators import Estimator
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lim_jax"
@@ -222,3 +225,33 @@ def test_types_and_shapes_of_what_is_called_here_are_checked():
 def test_importing_does_not_change_the_precision():
     sources = [file.read_text() for file in FILES]
     assert not any("jax_enable_x64" in source for source in sources)
+
+
+PUBLIC = [
+    f"lim_jax.{door.parent.name}.{module}.{name}"
+    for door in DOORS[1:]
+    for name, module in doors_names(door).items()
+    if module
+]
+
+
+# numpydoc's: no docstring; no first line that ends in a full stop, or one that begins with a
+# participle; a parameter that is named nowhere, or is none; nothing of what is returned.
+EVERYWHERE = {"GL08", "SS03", "SS05"}
+OF_FUNCTIONS = EVERYWHERE | {"PR01", "PR02", "RT01"}
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_a_public_docstring_says_what_goes_in_and_what_comes_out(path):
+    asked = EVERYWHERE if isinstance(locate(path), type | Estimator) else OF_FUNCTIONS
+    found = [error for error in validate(path)["errors"] if error[0] in asked]
+    assert found == []
+
+
+def test_a_public_docstring_sends_its_reader_to_no_other_function():
+    """Each names its own arguments; a link to a class that holds a shared description is fine."""
+    public = {path: locate(path) for path in PUBLIC}
+    functions = {path.split(".")[-1] for path, one in public.items() if not isinstance(one, type)}
+    for path, one in public.items():
+        sent = re.findall(r"\b[Aa]s in `?(?:\w+\.)*(\w+)`?", one.__doc__ or "")
+        assert functions.isdisjoint(sent), path

@@ -101,7 +101,7 @@ class Estimator:
 
 
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
+def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:  # noqa: D417 (of the call)
     r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
     A ratio of means, whose bias is
@@ -157,7 +157,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
 
 
 @partial(Estimator, _means_of_halves)
-def crossed_density(
+def crossed_density(  # noqa: D417 (of the call)
     halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
 ) -> Places:
     r"""Estimate the density with independent denominators: each half over the other's total.

@@ -35,7 +35,7 @@ GRID = lim.token_grid(12)
 SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose matrices are dense
 TWO = SIZES[::2]  # enough where every error is known: its order then is that of the formula
 DEPTHS = (16, 32, 64, 128)
-COARSE = (lim.gauss_grid(5), lim.gauss_grid(5))
+COARSE = (lim.gauss_grid(4), lim.gauss_grid(5))
 MANY = (lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40))
 smooth, labels = smooth_states, smooth_labels
 
