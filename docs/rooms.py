@@ -115,7 +115,7 @@ def contents() -> str:
             lines.append(f"- [{name}]({page})")
             continue
         lines += [f"- {name}", f"    - [{name}]({page})"]
-        modules = [module.rpartition(".")[2] for module in public(name)]
+        modules = [module.removeprefix(f"lim_jax.{name}.") for module in public(name)]
         lines += [f"    - [{file}]({page_of(f'lim_jax.{name}.{file}')})" for file in modules]
     return "\n".join(lines) + "\n"
 
