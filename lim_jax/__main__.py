@@ -25,7 +25,9 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
-INTERRUPTED, CLOSED = 130, 141  # as shells have them
+# As shells have them.
+INTERRUPTED = 130
+CLOSED = 141
 MOMENT = 0.01  # seconds
 UNKEPT = "persistent compilation cache entry"
 

@@ -65,7 +65,8 @@ def _require_letters(file: Path, name: str, size: int, most: int | None, fits: b
 
 def decoded(content: bytes, file: Path, name: str) -> str:
     """The text of bytes, without the mark of their encoding, its lines ended by line feeds."""
-    encoding, text = ENCODINGS.get(content[:2], "utf-8"), ""
+    encoding = ENCODINGS.get(content[:2], "utf-8")
+    text = ""
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
         wrong = f"character {text.index(ZERO)} is zero" if ZERO in text else ""

@@ -62,7 +62,8 @@ def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
     (2.0, 1.0)
     """
     require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")
-    count, value = samples.shape[0], samples.mean(axis=0)
+    count = samples.shape[0]
+    value = samples.mean(axis=0)
     if count == 1:
         return Estimate(value, jnp.full_like(value, jnp.inf))
     return Estimate(value, samples.std(axis=0, ddof=1) / math.sqrt(count))

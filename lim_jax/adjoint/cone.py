@@ -264,7 +264,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         If the grid has Gauss--Legendre panels, whose weights have signs; if some layer is no
         `CausalAttention`; or if the sites are no batch on this grid.
     """
-    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are non-negative"
+    got = type(grid).__name__
+    expected = "a grid of cells, whose prefix weights are non-negative"
     cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_sites(sites, grid, "examples depth length width")
@@ -272,7 +273,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states
     )
-    step, profile = sites.step[0, 0], sites.increments / sites.step
+    step = sites.step[0, 0]
+    profile = sites.increments / sites.step
     cone_weights = _cone_weights(grid, "density")
 
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
@@ -301,7 +303,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
     r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
-    weights, prefix = grid.weights, grid.prefix_weights()
+    weights = grid.weights
+    prefix = grid.prefix_weights()
     if normalisation == "finite":
         return weights[:, None] * prefix**2
     return weights[:, None] * prefix / weights[None, :]
@@ -324,7 +327,8 @@ def _over_columns(
     weights = _cone_weights(grid, normalisation)
     if _has_factors(field):
         factors = kernel_factors(field, x, grid)
-        push, vectors = factors.push_column, vectors.astype(factors.states.dtype)
+        push = factors.push_column
+        vectors = vectors.astype(factors.states.dtype)
         weights = weights.astype(factors.kernel.dtype)
     else:
         require_callable(field, "attention", "field(x, context, grid)")

@@ -115,7 +115,8 @@ def continuous_adjoint(
     zeros = jnp.zeros_like(x)
     at_times = diffrax.SubSaveAt(ts=times[::-1], fn=_covector)
     at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
-    rates, saveat = _Rates(forward, flow.profile, grid), diffrax.SaveAt(subs=[at_times, at_end])
+    rates = _Rates(forward, flow.profile, grid)
+    saveat = diffrax.SaveAt(subs=[at_times, at_end])
     backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
     assert backward.ys is not None
     covectors, (cone, local) = flow.reached(backward, backward.ys)

@@ -76,14 +76,16 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
     energies = np.asarray(regional_averages(cone.energy, regions))
-    below, above = lowest * scale * float(areas[0]), largest * scale * float(areas[1])
+    below = lowest * scale * float(areas[0])
+    above = largest * scale * float(areas[1])
     return ConeBounds(below, float(energies[0]), float(energies[1]), above)
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
     r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
     inside = np.asarray(regions.weights) > 0
-    lowest, largest = np.asarray(cone.lowest), np.asarray(cone.largest)
+    lowest = np.asarray(cone.lowest)
+    largest = np.asarray(cone.largest)
     return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
 
 
@@ -92,7 +94,8 @@ def _refuting_positions(cone: JointCone, regions: Regions) -> int:
     inside = np.asarray(regions.weights) > 0
     area = (float(cone.horizon) * np.asarray(cone.future, float)) ** 2
     energy = np.asarray(cone.energy, float)
-    least, most = area * np.asarray(cone.lowest, float), area * np.asarray(cone.largest, float)
+    least = area * np.asarray(cone.lowest, float)
+    most = area * np.asarray(cone.largest, float)
     rounding = half_digits(cone.energy.dtype)
     below = inside[0] & (energy < least - rounding * (np.abs(least) + energy))
     above = inside[1] & (energy > most + rounding * (np.abs(most) + energy))
@@ -128,7 +131,8 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
         its grid.
     """
     require_concrete("cone", cone)
-    bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
+    bounds = cone_bounds(cone, regions)
+    precision = jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     refuted = _refuting_positions(cone, regions)
     statement = "κ_L and K_M bound the cone energy, but at so many positions"
@@ -350,8 +354,10 @@ def recency_survival(
     stability, moved = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
-    bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
-    ceiling, least = bearable_amplification(regions), later.min(axis=0).tolist()
+    bound = float(change[2] + change[1])
+    contrast = float(before[2] - before[1])
+    ceiling = bearable_amplification(regions)
+    least = later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
     statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
     finite = Premise(statement, bound, math.isfinite(bound))
@@ -459,7 +465,8 @@ def right_biased_queries(
     cure = "They are means of squares: take them from readout_residual_energies."
     residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
-    asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
+    asked = np.asarray(query_weights) > 0
+    weights = regions.grid.weights
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
     # Over the two regions that are compared: large energies on the left hide nothing there.
     apart, sizes = (
@@ -475,7 +482,8 @@ def right_biased_queries(
         chosen = asked & inside[region]
         return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
 
-    least, most = extreme(2, np.min, 0.0), extreme(1, np.max, 0.0)
+    least = extreme(2, np.min, 0.0)
+    most = extreme(1, np.max, 0.0)
     reason = decisive = ""
     if not float(squares[2]) > 0:
         reason = "no query asks in the right region"

@@ -52,12 +52,16 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
     _require_products(regional)
-    sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
-    added, precision = _added(regional), jnp.result_type(regional.products)
+    sums = np.asarray(regional.energies).sum(axis=1)
+    cross = np.asarray(regional.cross_terms)
+    added = _added(regional)
+    precision = jnp.result_type(regional.products)
     sides = []
     for name, b in (("left", 0), ("right", 2)):
         statement = f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})"
-        contrast, bound, size = sums[b] - sums[1], cross[1] - cross[b], added[b] + added[1]
+        contrast = sums[b] - sums[1]
+        bound = cross[1] - cross[b]
+        size = added[b] + added[1]
         sides.append(compare(statement, contrast, bound, precision, added=size))
     # The total energies, by adding the vectors' products rather than energies and cross terms.
     totals = np.asarray(regional.means).sum(axis=(1, 2))
@@ -207,7 +211,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     require_concrete("regional and bounds", (regional, bounds))
     _require_products(regional)
     _require_true(regional, bounds)
-    upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    upper = np.asarray(bounds.upper)
+    correlations = np.asarray(bounds.correlations)
     scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
@@ -216,7 +221,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     hopeless = [name for name in lower if lower[name] <= crossed[name]]
     vacuous = f"cross terms alone may undo the {' and the '.join(hopeless)} boundary (l <= Γ there)"
     vacuous = f"{vacuous}, whatever the middle is" if hopeless else ""
-    sides, precision = [], jnp.result_type(regional.products)
+    sides = []
+    precision = jnp.result_type(regional.products)
     for name in lower:
         statement = f"l({name}) > U(middle) + Γ(middle) + Γ({name})"
         sides.append(compare(statement, lower[name], spent + crossed[name], precision))
@@ -236,7 +242,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 
 def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
     """Say whether bounds as tight as the data's own values would be tight enough."""
-    gamma, energies = 2 * np.abs(regional.pairs).sum(axis=1), np.asarray(regional.energies)
+    gamma = 2 * np.abs(regional.pairs).sum(axis=1)
+    energies = np.asarray(regional.energies)
     own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
     # With such bounds l is the boundary's channel, and Gamma twice the sizes of the pairs.
     never = [name for name in hopeless if float(own[name]) <= 0]
@@ -258,7 +265,8 @@ def _lost_in_the_middle(
     totals: Float[np.ndarray, "3"], regional: RegionalChannels
 ) -> tuple[Inequality, ...]:
     left, middle, right = totals
-    added, precision = _added(regional), jnp.result_type(regional.products)
+    added = _added(regional)
+    precision = jnp.result_type(regional.products)
     return tuple(
         compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
         for name, b, total in (("left", 0, left), ("right", 2, right))
@@ -284,14 +292,18 @@ def _require_products(regional: RegionalChannels) -> None:
 
 def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
     """Raise ValueError for the first bound that the data contradict beyond rounding."""
-    energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
-    upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    energies = np.asarray(regional.energies)
+    correlations = np.asarray(regional.correlations)
+    upper = np.asarray(bounds.upper)
+    most_correlated = np.asarray(bounds.correlations)
     slack = math.sqrt(np.finfo(energies.dtype).eps)
 
     def check(name: str, below: Any, above: Any, kind: str) -> None:
-        below, above = float(below), float(above)
+        below = float(below)
+        above = float(above)
         got = f"a bound that the data contradict: {below:.6g} > {above:.6g}"
-        expected, cure = f"a true {kind} bound", "Widen it, or take bootstrap_bounds."
+        expected = f"a true {kind} bound"
+        cure = "Widen it, or take bootstrap_bounds."
         require(below <= above + slack * abs(above), name, got=got, expected=expected, cure=cure)
 
     for b, region in enumerate(REGIONS):

@@ -108,10 +108,12 @@ def pull_back_hops(
         covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
         first = jnp.zeros_like(kernel)
         if sparse is not None and of_sparse is not None:
-            moved, first = sparse._replace(rows=of_sparse.local), of_sparse.kernel
+            moved = sparse._replace(rows=of_sparse.local)
+            first = of_sparse.kernel
             covector += sparse.dense(len(state))
             local += moved.dense(len(state))
-            sparse, kernel = sparse._replace(rows=sparse.rows + moved.rows), kernel + first
+            sparse = sparse._replace(rows=sparse.rows + moved.rows)
+            kernel = kernel + first
         stages.append(Stage(field, at, covector, Parts(local, kernel), heads))
         one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])

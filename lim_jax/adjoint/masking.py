@@ -224,13 +224,16 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    heads, (x, y) = _heads(flow), require_loss(terminal_loss, example)
+    heads = _heads(flow)
+    x, y = require_loss(terminal_loss, example)
     require_grid(grid)
     holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
-    got, expected = described(chosen), f"booleans, one for each of {grid.size} positions"
+    got = described(chosen)
+    expected = f"booleans, one for each of {grid.size} positions"
     cure = "Pass for example parts >= 0."
     require(holds, "chosen", got=got, expected=expected, cure=cure)
-    nodes, between = as_int(nodes, "nodes"), isinstance(least, Real) and 0 < least < 1
+    nodes = as_int(nodes, "nodes")
+    between = isinstance(least, Real) and 0 < least < 1
     cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
     require(between, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
     log_weights = _log_weights(grid)
@@ -257,7 +260,8 @@ def mask_path(
 
 def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
     """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient."""
-    (points, shares), first = np.polynomial.legendre.leggauss(nodes), math.log(least)
+    points, shares = np.polynomial.legendre.leggauss(nodes)
+    first = math.log(least)
     return np.stack([first * (1 - points) / 2, -first * shares / 2])
 
 

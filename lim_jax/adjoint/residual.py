@@ -415,7 +415,8 @@ def _bounds_at(
 
         def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
             arrays, state = arguments
-            combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
+            combined = eqx.combine(arrays, static)
+            root = jnp.sqrt(grid.weights)[:, None]
             _, push = jax.linearize(lambda x: change(combined, x), state)
             return lambda vector: root * push(vector / root)
 

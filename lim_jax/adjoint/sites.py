@@ -106,7 +106,8 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
     """Map a function of a layer's attention, None where there is none, and its site over layers."""
     rest = sites._replace(attention=None)
     if isinstance(sites.attention, LayersByKind):
-        call, numbers = sites.attention.call, sites.attention.numbers
+        call = sites.attention.call
+        numbers = sites.attention.numbers
         return jax.lax.map(
             lambda each: call(lambda attention: function(attention, each[1]), each[0]),
             (numbers, rest),
@@ -131,7 +132,8 @@ def require_softmax(attention: Any, reason: str) -> None:
     """Raise ValueError unless all of some layers, of whatever kind, are attention by a softmax."""
     kinds = attention_kinds(attention)
     others = [type(kind).__name__ for kind in kinds if not isinstance(kind, CausalAttention)]
-    got, expected = " and ".join(others), "CausalAttention in every layer"
+    got = " and ".join(others)
+    expected = "CausalAttention in every layer"
     require(not others, "attention", got=got, expected=expected, cure=reason)
 
 

@@ -107,7 +107,8 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
     _require_tangent(field, x, tangent, grid, "tangent")
-    got, expected = f"{tangent.dtype}", f"the state's {x.dtype}"
+    got = f"{tangent.dtype}"
+    expected = f"the state's {x.dtype}"
     cure = "Cast one of them: a tangent lies in the space of its state."
     require(tangent.dtype == x.dtype, "tangent", got=got, expected=expected, cure=cure)
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
@@ -338,7 +339,8 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     """
     _require_attention(attention, x, grid)
     attention, x = promote((attention, x))
-    rope, grid = attention.rope(grid), attention.prefixes(grid)
+    rope = attention.rope(grid)
+    grid = attention.prefixes(grid)
     query = attention.queries(x, rope)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, rope))
     kernel = attention.of_heads(partial(continued_kernel, grid=grid), query, key)
@@ -347,7 +349,8 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     slope = None
     if attention.cap is not None:
         slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
-    query, gates = query / math.sqrt(query.shape[-1]), attention.gates(x)
+    query = query / math.sqrt(query.shape[-1])
+    gates = attention.gates(x)
     return KernelFactors(attention, x, rope, kernel, query, value, output, slope, gates)
 
 

@@ -78,7 +78,8 @@ class Answer(NamedTuple):
     @property
     def finding(self) -> str:
         """Which document gave most, in a sentence, and what all of them give."""
-        signed, foil = METHODS[self.method].signed, shown_answer(self.foil, cut=False)
+        signed = METHODS[self.method].signed
+        foil = shown_answer(self.foil, cut=False)
         said = [finding_of(self.parts, self.shown, foil, signed=signed)]
         if self.given is not None:
             whole = sum(part.score for part in self.parts if part.kind == "document")

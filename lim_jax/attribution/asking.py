@@ -271,12 +271,14 @@ def question_line(
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
-    answer, foil = answer and answer.strip(), foil.strip()
+    answer = answer and answer.strip()
+    foil = foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
-    answer, foil = answer and spaced(answer), foil and spaced(foil)
+    answer = answer and spaced(answer)
+    foil = foil and spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
 
 
@@ -312,7 +314,8 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
     def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
-        score, most = by_name.get((name, kind), 0.0), ""
+        score = by_name.get((name, kind), 0.0)
+        most = ""
         kind = kind if kind == REST else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)

@@ -50,7 +50,8 @@ def mask_gradients(
     Every document reads itself as before. The context's first token has no score where it is a
     document's: many heads rest on it, whatever it says.
     """
-    numbers, rows = document_numbers(context), answer_rows(model, context, answer, loss)
+    numbers = document_numbers(context)
+    rows = answer_rows(model, context, answer, loss)
     batches = None if rows is None else _in_batches(rows)
     nodes = rule.T.astype(model.embedding.dtype)
     (columns,) = scores_of_ids(
@@ -159,7 +160,8 @@ def _gradients_of_rows(
     y: Targets,
 ) -> Float[Array, "_ length"]:
     """Return the derivatives in the log weights of `y`, of losses with other query weights."""
-    flow, log_weights = model.flow, y.log_weights
+    flow = model.flow
+    log_weights = y.log_weights
     assert log_weights is not None
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, y.parts)
     states = flow.trajectory(x, grid).states

@@ -107,7 +107,9 @@ def measure(
     if orders:
         alone, averaged, shares = averaged_orders(orders, energies)
     else:
-        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+        alone = contexts
+        averaged = energies
+        shares = record_shares(contexts, energies)
     measured = measured_contexts(alone, averaged, shares, delta)
     return Measured(
         contexts,

@@ -60,7 +60,8 @@ def shuffled_shares(
     """What is due to the documents and what to their places, over all lines."""
     pairs = zip(lines, _by_line(lines, energies), strict=True)
     shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
-    names, places = lines[0].names, range(len(lines[0].names))
+    names = lines[0].names
+    places = range(len(lines[0].names))
     alike = all(set(line.names) == set(names) for line in lines)
     if alike:
         numbers = [[names.index(name) for name in line.names] for line in lines]

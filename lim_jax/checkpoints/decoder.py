@@ -63,7 +63,8 @@ def read_decoder(
         If a tensor is missing, of another shape or not finite, the head is none over words, or the
         configuration has an option that nobody read.
     """
-    sizes, names = recipe.sizes, recipe.names
+    sizes = recipe.sizes
+    names = recipe.names
     refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
     published = placement.precision and published_precision(checkpoint)
     half = published if published == placement.precision else None
@@ -167,7 +168,8 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:
-    names, at = recipe.names, f"{recipe.names.layer}.{index}"
+    names = recipe.names
+    at = f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))
     attention = network = None
     if recipe.attention is not None:

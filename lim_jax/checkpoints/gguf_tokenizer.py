@@ -26,8 +26,10 @@ LLAMA3 = (
 QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN35 = QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 SEED = QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-OTHERS, NO_HAN = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*", r"&&[^\p{Han}]]"
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+NO_HAN = r"&&[^\p{Han}]]"
 
 
 def _by_case(upper: str, lower: str, contracted: str) -> str:
@@ -70,7 +72,8 @@ class Cut(NamedTuple):
     begins: bool = False  # whether texts begin with a mark, if a file does not say
 
 
-GPT2, DIGITS = Cut((), bytewise=True), Cut((r"\p{N}",), bytewise=True)
+GPT2 = Cut((), bytewise=True)
+DIGITS = Cut((r"\p{N}",), bytewise=True)
 OF_LLAMA3 = Cut((LLAMA3,), whole_words=True, begins=True)
 CUTS: Mapping[str, Cut] = {
     "gpt-2": GPT2, "phi-2": GPT2, "exaone4": GPT2, "trillion": GPT2, "granite-docling": GPT2,
@@ -128,7 +131,8 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
 
 def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     """Byte-level pair encoding, whose words spell bytes as GPT-2's do."""
-    cut, cutters = CUTS[header["tokenizer.ggml.pre"]], tokenizers.pre_tokenizers
+    cut = CUTS[header["tokenizer.ggml.pre"]]
+    cutters = tokenizers.pre_tokenizers
     pairs = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges", [])]
     model = tokenizers.models.BPE(words, pairs, ignore_merges=cut.whole_words)
     tokenizer = tokenizers.Tokenizer(model)
@@ -154,7 +158,8 @@ def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
         unk_token=None if unknown is None else [*words][unknown],
     )
     tokenizer = tokenizers.Tokenizer(model)
-    decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
+    decoders = tokenizers.decoders
+    normalizers = tokenizers.normalizers
     before = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after = [decoders.Strip(" ", 1, 0)] if prefixed else []

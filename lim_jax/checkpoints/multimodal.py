@@ -14,7 +14,8 @@ from lim_jax.checkpoints.options import (
     require_in,
 )
 
-TEXT, TIED = "text_config", "tie_word_embeddings"
+TEXT = "text_config"
+TIED = "tie_word_embeddings"
 OTHERS = {
     "exaone4_5": "exaone4", "gemma4": "gemma4_text", "internvl": "qwen2", "lfm2_vl": "lfm2",
     "llava": "llama", "mistral3": "mistral", "voxtral": "llama",
@@ -66,7 +67,8 @@ SAVE_TEXT = "Save the text's model by itself, and load that."
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
     config = checkpoint.config
-    family, flat = config.get("model_type"), config.get(TEXT) is None
+    family = config.get("model_type")
+    flat = config.get(TEXT) is None
     if flat and family not in FLAT:
         return checkpoint
     inner = config.options if flat else config[TEXT]
@@ -107,7 +109,8 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     for stored in checkpoint.files:
         if IMAGES.match(stored):
             continue
-        older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
+        older = OLDER.fullmatch(stored)
+        newer = NEWER.fullmatch(stored)
         plain = stored.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
         got = f"{stored}, which is neither the text's nor known to be of images"
         parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"

@@ -64,7 +64,8 @@ OF_ROUTERS = (
 
 def own_options(config: Configuration, recipe: Recipe) -> Values:
     """Return the values by which options say what a recipe's network does."""
-    sizes, network = recipe.sizes, recipe.network
+    sizes = recipe.sizes
+    network = recipe.network
     stated: dict[str, Any] = dict(USUAL)
     stated |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
     stated |= _of_attention(recipe) | _of_residuals(recipe)
@@ -76,7 +77,9 @@ def own_options(config: Configuration, recipe: Recipe) -> Values:
 
 
 def _of_attention(recipe: Recipe) -> dict[str, Any]:
-    biases, sizes, names = recipe.biases, recipe.sizes, recipe.names
+    biases = recipe.biases
+    sizes = recipe.sizes
+    names = recipe.names
     rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     positions = [mask.positions for mask in recipe.masks]
     linear = any(isinstance(of_layer, Alibi) for of_layer in positions)
@@ -153,7 +156,8 @@ def _of_dense(config: Configuration) -> dict[str, Any]:
 
 
 def _of_mixture(mixture: Mixture) -> dict[str, Any]:
-    routing, dense = mixture.routing, mixture.dense_layers
+    routing = mixture.routing
+    dense = mixture.dense_layers
     _, shared = mixture.shared or ("", 0)
     first = dense == frozenset(range(len(dense)))  # the first layers are dense, or none
     count = shared // mixture.intermediate_size

@@ -15,12 +15,19 @@ from lim_jax._checks import described
 from lim_jax.checkpoints.integers import BITS, UNQUANTISED, Packing, unpacked_names
 from lim_jax.checkpoints.options import Options, require_config
 
-BLOCKS, SCALES = "_blocks", "_scales"  # of mxfp4
-PACKED, FACTOR, DIVISOR = "_packed", "_scale_2", "_global_scale"  # of nvfp4
+# Of mxfp4.
+BLOCKS = "_blocks"
+SCALES = "_scales"
+# Of nvfp4.
+PACKED = "_packed"
+FACTOR = "_scale_2"
+DIVISOR = "_global_scale"
 SCALE = ("_scale_inv", "_scale")  # publishers' names of what fp8 is multiplied by
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FOUR_BITS = np.array([*POSITIVE, *(-number for number in POSITIVE)])
-BIAS, NAN = 127, 255  # of the exponents that are mxfp4's scales
+# Of the exponents that are mxfp4's scales.
+BIAS = 127
+NAN = 255
 PAIRS = 16  # bytes of two numbers each, in a block of one scale of mxfp4
 GROUP = 16  # numbers in a block of one scale of nvfp4
 # Which schemes modelopt's names stand for.
@@ -153,7 +160,8 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
         algorithms = stated.get("quantized_layers") or {}
     schemes = set()
     for layer, of_layer in algorithms.items():
-        algorithm, group = of_layer.get("quant_algo"), of_layer.get("group_size", GROUP)
+        algorithm = of_layer.get("quant_algo")
+        group = of_layer.get("group_size", GROUP)
         known = algorithm in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
         require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
@@ -221,9 +229,11 @@ def unquantised_names(
     for name, place in stored.items():
         if _is_scale(name, stored, four_bits):
             continue
-        stem, scale = name.removesuffix(PACKED), "_scale"
+        stem = name.removesuffix(PACKED)
+        scale = "_scale"
         if four_bits:
-            stem, scale = name.removesuffix(BLOCKS), SCALES
+            stem = name.removesuffix(BLOCKS)
+            scale = SCALES
         tensors[stem if stem + scale in stored else name] = place
     return tensors
 

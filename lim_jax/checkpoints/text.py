@@ -18,7 +18,9 @@ from lim_jax.checkpoints.gguf_tokenizer import CURE, tokenizer_of_header
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
 CONFIGS = "generation_config.json", "config.json"
-TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
+TEMPLATE = "chat_template.jinja"
+OPTIONS = "tokenizer_config.json"
+TEMPLATE_KEY = "chat_template"
 MARKS = ("bos", "eos", "unk", "pad")
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
 Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty

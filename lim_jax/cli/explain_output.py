@@ -55,7 +55,9 @@ def report_explanation(
 
 def words(result: Explanation, records: Sequence[Record]) -> list[str]:
     """An explanation in lines: the finding, documents, positions, ways, certificates."""
-    influence, rest, regions = result.influence, result.without_queries, result.influence.regions
+    influence = result.influence
+    rest = result.without_queries
+    regions = result.influence.regions
     weights = np.asarray(influence.grid.weights)
     channels, hops = (
         np.asarray(parts) @ weights for parts in (result.channel_energies, result.hop_energies)
@@ -121,7 +123,8 @@ def write_explained_page(
     out: Path,
 ) -> None:
     """Write explanation.html, of the first contexts with every token shaded."""
-    shown, weights = read.contexts[:SHOWN], list(asked.weights[:SHOWN])
+    shown = read.contexts[:SHOWN]
+    weights = list(asked.weights[:SHOWN])
     rows = list(map(np.asarray, read.windows[:SHOWN]))
     accounts = accounts_of_contexts(
         asked.network, rows, weights, depth=result.depth, loss=asked.loss

@@ -90,7 +90,8 @@ def explain(
         html: Write explanation.html too, a page of the first five contexts with every token
             shaded, which takes a longer look at each.
     """
-    model, data = as_path(model, "model"), as_path(data, "data")
+    model = as_path(model, "model")
+    data = as_path(data, "data")
     arguments = {
         "model": model,
         "data": data,
@@ -173,7 +174,8 @@ def _require_within(
 
 def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
     """What will be done on contexts of these lengths, and how long it is likely to take."""
-    what, seconds = "certificates that can decide", budget.seconds
+    what = "certificates that can decide"
+    seconds = budget.seconds
     if certificates == "all":
         what = "all certificates and cone masses"
         seconds += budget.certificate_seconds

@@ -93,7 +93,8 @@ def profile(
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
     """
-    model, data = as_path(model, "model"), as_path(data, "data")
+    model = as_path(model, "model")
+    data = as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
         "max_length": max_length, "shuffle": shuffle, "signed": signed,
@@ -114,7 +115,8 @@ def profile(
         unfinished = folder / UNFINISHED
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
-        read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
+        read = contexts
+        contexts = answered(contexts, opened, loss, answer_tokens)
         require_fitting(opened.network, contexts)
         described = described_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
@@ -282,7 +284,8 @@ def write_profile_page(
     findings: Sequence[str] = (),
 ) -> None:
     """Write profile.html, of the first contexts; without `findings` those of `profile`."""
-    accounts, shuffled = result.accounts, result.shuffled
+    accounts = result.accounts
+    shuffled = result.shuffled
     shown = result.contexts[: len(accounts)]
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [

@@ -71,7 +71,8 @@ def ask(
         max_length: The most tokens of question and documents; more are refused.
         html: Write the page, answer.html.
     """
-    model, documents = as_path(model, "model"), as_path(documents, "documents")
+    model = as_path(model, "model")
+    documents = as_path(documents, "documents")
     asked = Question(
         question,
         documents,

@@ -75,11 +75,13 @@ def sweep_storage(
     depth, length, width = (as_int(size, name) for name, size in sizes.items())
     heads = as_int(heads, "heads", least=0)
     listed = isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str)
-    got, expected = described(checkpoints), "a list of whole numbers"
+    got = described(checkpoints)
+    expected = "a list of whole numbers"
     cure = "One loop over all layers is a list of their number."
     require(listed, "checkpoints", got=got, expected=expected, cure=cure)
     loops = [as_int(steps, "checkpoints") for steps in checkpoints]
-    got, expected = f"loops of {math.prod(loops)} steps in all", f"{depth}, one for each layer"
+    got = f"loops of {math.prod(loops)} steps in all"
+    expected = f"{depth}, one for each layer"
     cure = "Take loops whose numbers of steps multiply to the depth, or none."
     fits = not loops or math.prod(loops) == depth
     require(fits, "checkpoints", got=got, expected=expected, cure=cure)

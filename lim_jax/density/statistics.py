@@ -366,7 +366,8 @@ class Influence(eqx.Module):
         """What each example adds to density, total and `indices`, to first order; kept ones."""
         energies = self.example_energies
         assert energies is not None
-        weights, total = self.regions.kept_weights, _or_one(self.total)
+        weights = self.regions.kept_weights
+        total = _or_one(self.total)
         changes = energies - self.energy[None, :]
         totals = (changes @ weights)[:, None]
         own = changes - totals * (self.energy / total)[None, :]
@@ -398,7 +399,8 @@ class Influence(eqx.Module):
         ValueError
             If `other` is no influence, or over other regions.
         """
-        regions, theirs = self.regions, getattr(other, "regions", None)
+        regions = self.regions
+        theirs = getattr(other, "regions", None)
         got = f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence"
         expected = f"influence over {in_a_line(regions)}"
         cure = "Measure both with the same regions, which contexts of two lengths do not have."
@@ -417,14 +419,18 @@ class Influence(eqx.Module):
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
         """The scatters about another mean and its profile, in another unit."""
-        kept, weights = self.regions.kept_weights, self.regions.weights
+        kept = self.regions.kept_weights
+        weights = self.regions.weights
         shift = (self.energy - mean) / unit
-        total, of_total = self.total / unit, jnp.sum(kept * shift)
+        total = self.total / unit
+        of_total = jnp.sum(kept * shift)
         apart = self.energy / _or_one(self.total) - mean / _or_one(kept @ mean)
         ratio = (self.unit / unit) ** 2
-        cross, totals = ratio * self.cross_scatter, ratio * self.total_scatter
+        cross = ratio * self.cross_scatter
+        totals = ratio * self.total_scatter
         squares = totals + self.count * total**2  # of Z_b, not of its deviations
-        across, along = jnp.outer(weights @ cross, weights @ apart), weights @ apart
+        across = jnp.outer(weights @ cross, weights @ apart)
+        along = weights @ apart
         return (
             ratio * self.energy_scatter + self.count * shift**2,
             totals + self.count * of_total**2,
@@ -450,7 +456,8 @@ class Influence(eqx.Module):
             return repr(self)
         with eval_context():  # inside another's trace too
             numbers, alike = self._numbers()
-        count, left_out = int(self.count), self.regions.left_out
+        count = int(self.count)
+        left_out = self.regions.left_out
         examples = "1 example" if count == 1 else f"{count} examples"
         head = (
             f"influence of {examples} on {self.grid.size} positions, "
@@ -519,7 +526,8 @@ def _or_one(total: Scalar) -> Scalar:
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
     """The one next to half the largest entry, held fixed; one where all are zero."""
-    largest, limits = jax.lax.stop_gradient(energy.max()), jnp.finfo(energy.dtype)
+    largest = jax.lax.stop_gradient(energy.max())
+    limits = jnp.finfo(energy.dtype)
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
     return jnp.where(largest > 0, jnp.maximum(power, limits.tiny), 1)
 

@@ -214,7 +214,9 @@ def parts_of_context(
     """
     require_attention(flow)
     x, y = example
-    numbers, states, back = list(range(flow.depth)), [x], []
+    numbers = list(range(flow.depth))
+    states = [x]
+    back = []
     steps = iter(progress([*numbers, *reversed(numbers)]))
     # Each is waited for: else all are begun at once, and progress is told of none that ends.
     for number in islice(steps, flow.depth):
@@ -223,7 +225,8 @@ def parts_of_context(
     loss, sweep = _ended(terminal_loss, states[-1], y, grid, places)
     terminal = sweep.covector
     for number in steps:
-        apart, at = number >= depth, (jnp.asarray(number), states[number])
+        apart = number >= depth
+        at = (jnp.asarray(number), states[number])
         sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
         back.append(of_layer)
     collected = _collected(terminal, sweep, back, depth)
@@ -236,7 +239,8 @@ def _collected(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """What a context's parts have between its states and `met`: of the layers, last first."""
     energies, heads, growths = (jnp.stack(layers[::-1]) for layers in zip(*back, strict=True))
-    hops, few = sweep.hops, sweep.few
+    hops = sweep.hops
+    few = sweep.few
     hops = hops if few is None else jnp.concatenate([few.dense(len(terminal))[None], hops])
     vectors = jnp.stack([terminal, sweep.cone, sweep.local])
     by_depth = jnp.concatenate([energies, squares(terminal)[None]])
@@ -257,7 +261,8 @@ def _ended(
     places: Int[Array, " places"] | None,
 ) -> tuple[Scalar, _Sweep]:
     loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
-    terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
+    terminal = gradient / grid.weights[:, None]
+    still = jnp.zeros_like(gradient)
     hops = jnp.zeros((len(HOPS), *last.shape), terminal.dtype)
     if places is None:
         return loss, _Sweep(terminal, hops.at[0].set(terminal), None, still, still, (still, still))
@@ -272,7 +277,8 @@ def _back(
     flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
 ) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
     """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
-    before, moved = sweep.covector, _taken_apart if apart else _passed
+    before = sweep.covector
+    moved = _taken_apart if apart else _passed
 
     def back(layer: tuple[Any, Scalar]) -> tuple[_Sweep, Float[Array, " heads"]]:
         return moved(flow, sweep, layer, state, grid)
@@ -320,7 +326,8 @@ def parts_of_ids(
 ) -> ContextParts:
     """`parts_of_context` of ids, and what `asked_of_windows` makes for them."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
-    example, terminal = (_embedded(model, ids), asked), jax.tree_util.Partial(loss.terminal, model)
+    example = (_embedded(model, ids), asked)
+    terminal = jax.tree_util.Partial(loss.terminal, model)
     few = FEW * asked.targets.shape[0] <= ids.shape[0]
     places = asked.places if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)

@@ -115,7 +115,9 @@ class Explanation(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings."""
-        regions, energies, rest = self.influence.regions, self.regional, self.without_queries
+        regions = self.influence.regions
+        energies = self.regional
+        rest = self.without_queries
         hops = self.regional_hop_energies.tolist()
         strengths = boundary_strengths(energies, regions)
         by_region = {
@@ -211,9 +213,12 @@ def explain(
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)
     alike = {len(window) for window in windows} == {regions.grid.size + 1}
-    measured, energies, parts = [], [], []
+    measured = []
+    energies = []
+    parts = []
     for at in progress(list(range(len(windows)))):
-        ids, asks = jnp.asarray(windows[at][:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        ids = jnp.asarray(windows[at][:-1])
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         of_context = parts_of_ids(model, ids, asks, depth, loss)
         reduced, energy = _of_context(of_context, *carried_to(regions, len(ids)))
         measured.append(reduced)
@@ -315,7 +320,8 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 @cached_jit
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
-    energies, products = found["energy"], found["products"]
+    energies = found["energy"]
+    products = found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
     means = {name: found[name].mean(axis=0) for name in AVERAGED}
     return means | {
@@ -332,8 +338,10 @@ def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, hops, contrasts and certificates."""
-    found, rest = result.influence, result.without_queries
-    regional, contrast = result.regional, result.terminal_contrast
+    found = result.influence
+    rest = result.without_queries
+    regional = result.regional
+    contrast = result.terminal_contrast
     hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, found.regions)
     rows = {

@@ -51,7 +51,8 @@ class CellGrid(Grid):
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
         """
         require_indices(starts, "starts")
-        got, expected = f"{starts.shape[0]} of them", f"{self.size}, one for each position"
+        got = f"{starts.shape[0]} of them"
+        expected = f"{self.size}, one for each position"
         cure = "Pass for every row where its prefix begins."
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
         late = (starts < 0) | (starts > jnp.arange(self.size))
@@ -84,7 +85,8 @@ class CellGrid(Grid):
     @property
     def past(self) -> Bool[Array, "length length"]:
         """Whether each position is in each row's prefix, from its start to its own."""
-        row, column = jnp.arange(self.size)[:, None], jnp.arange(self.size)[None, :]
+        row = jnp.arange(self.size)[:, None]
+        column = jnp.arange(self.size)[None, :]
         past = column <= row
         return past if self.starts is None else past & (column >= self.starts[:, None])
 

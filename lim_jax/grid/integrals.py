@@ -71,7 +71,8 @@ def inner(
     """
     require_on_grid(left, grid, "left")
     require_on_grid(right, grid, "right")
-    same, got = left.shape == right.shape, f"shape {right.shape}"
+    same = left.shape == right.shape
+    got = f"shape {right.shape}"
     cure = "Pair two fields of the same features."
     require(same, "right", got=got, expected=f"{left.shape}, that of left", cure=cure)
     return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))

@@ -118,7 +118,8 @@ class Grid(eqx.Module):
         log_weights = jnp.maximum(log_weights, REMOVED)
         if parts is not None:
             require_indices(parts, "parts")
-            got, expected = f"{parts.shape[0]} of them", f"{self.size}, one for each position"
+            got = f"{parts.shape[0]} of them"
+            expected = f"{self.size}, one for each position"
             require(parts.shape == (self.size,), "parts", got=got, expected=expected, cure=ONE_EACH)
         return replace(self, log_weights=log_weights, parts=parts)
 

@@ -35,7 +35,8 @@ class PanelGrid(Grid):
         # Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1: not so where
         # breaks were rounded to float32, or with hundreds of nodes on a panel.
         assert np.all(np.diff(self.breaks) > 0), self.breaks
-        nodes, order = self._nodes(), self.order
+        nodes = self._nodes()
+        order = self.order
         prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
         whole = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
         error = max(np.abs(prefix).max(), abs(whole))
@@ -78,7 +79,8 @@ class PanelGrid(Grid):
 
     def _nodes(self) -> np.ndarray:
         reference, _ = _leggauss(self.order)
-        starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
+        starts = np.array(self.breaks[:-1])
+        widths = np.diff(self.breaks)
         return (starts[:, None] + widths[:, None] * (reference + 1) / 2).ravel()
 
     def _weights(self) -> np.ndarray:
@@ -100,7 +102,8 @@ class PanelGrid(Grid):
         # exactly by Gauss quadrature, and (2n+1) times the integral of P_n from -1 to x is
         # P_{n+1}(x) - P_{n-1}(x), or x + 1 for n = 0.
         reference, gauss = _leggauss(self.order)
-        starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
+        starts = np.array(self.breaks[:-1])
+        widths = np.diff(self.breaks)
         x = np.clip(2 * (positions[:, None] - starts) / widths - 1, -1, 1)
         values = np.polynomial.legendre.legvander(x, self.order)
         primitives = np.concatenate([(x + 1)[..., None], values[..., 2:] - values[..., :-2]], -1)

@@ -60,7 +60,8 @@ class Regions(eqx.Module):
     def without(self, positions: Sequence[int]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
-        expected, cure = f"a list of numbers from 0 to {last}", "The last position is L - 1."
+        expected = f"a list of numbers from 0 to {last}"
+        cure = "The last position is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
         require(listed, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
@@ -122,7 +123,8 @@ def boundary_regions(
     """
     require_grid(grid)
     require_name(convention, ("overlap", "points"), "convention", "See boundary_regions.")
-    exact, expected = _exact_fraction(delta), "a number strictly between 0 and 1/2"
+    exact = _exact_fraction(delta)
+    expected = "a number strictly between 0 and 1/2"
     cure = "delta is the width of each boundary region; the paper takes 0.2."
     require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
     return Regions(grid, exact, convention)
@@ -135,17 +137,21 @@ def interval_weights(
 
     Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
     """
-    expected, cure = "pairs (a, b) with 0 <= a <= b <= 1", "Pass for example [(0, 0.2), (0.8, 1)]."
+    expected = "pairs (a, b) with 0 <= a <= b <= 1"
+    cure = "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(
         isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
     )
     require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
-    weights, reached = np.zeros(grid.size), Fraction(0)
+    weights = np.zeros(grid.size)
+    reached = Fraction(0)
     exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(exact):
-        inside, got = 0 <= start <= stop <= 1, f"[{start}, {stop})"
+        inside = 0 <= start <= stop <= 1
+        got = f"[{start}, {stop})"
         require(inside, "intervals", got=got, expected=expected, cure=cure)
-        start, stop = max(start, reached), max(stop, reached)
+        start = max(start, reached)
+        stop = max(stop, reached)
         reached = stop
         weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
     return grid._cast(weights)
@@ -210,7 +216,8 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     cure = "Make them with boundary_regions(grid, delta)."
     known = isinstance(regions, Regions)
     require(known, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
-    got, expected = f"regions of {regions.grid}", f"regions of {grid}"
+    got = f"regions of {regions.grid}"
+    expected = f"regions of {grid}"
     require(
         grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected, cure=cure
     )

@@ -115,14 +115,17 @@ def attention_studies(
         cure="It is that of the left region: try 0.2.",
     )
     require_references(references)
-    got, expected = f"{min(sizes)} tokens at delta = {delta}", "a token in the left region"
+    got = f"{min(sizes)} tokens at delta = {delta}"
+    expected = "a token in the left region"
     cure = "Take more tokens, or a larger delta."
     require(math.floor(delta * min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
     if smooth:
         require_smooth(states)
-    grids, (check, reference) = {size: make_grid(size) for size in sizes}, references
+    grids = {size: make_grid(size) for size in sizes}
+    check, reference = references
     *of_sizes, of_check = _cell_errors(attention, states, [*grids.values(), check], reference)
-    errors, own = dict(zip(grids, of_sizes, strict=True)), float(of_check.max())
+    errors = dict(zip(grids, of_sizes, strict=True))
+    own = float(of_check.max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
     constant = attention_constant(attention, states) if premises else math.nan
@@ -232,7 +235,8 @@ def _attention_constant(
 ) -> Float[Array, ""]:
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
-        query, sources = attention.queries(x, None), attention.sources(x, None)
+        query = attention.queries(x, None)
+        sources = attention.sources(x, None)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return query, key, jnp.einsum("hdv,hlv->hld", attention.output, value)
 

@@ -249,7 +249,8 @@ def largest_control_distances(
     """Each layer's distance from a control (`eq:control-l1-convergence`), never too small."""
     joined = linear_knots(control)
     assert joined is not None
-    knots, values = np.asarray(joined[0]), _flattened(joined[1])
+    knots = np.asarray(joined[0])
+    values = _flattened(joined[1])
     ours = _flattened(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)

@@ -41,7 +41,8 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.positions import Rotary
 
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
-SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
+SIZES = (100, 200, 400, 800, 1600)
+DEPTHS = (32, 64, 128, 256, 512, 1024)
 QUICK = ("depth", "attention", "adjoint-2-layers", "loss", "averaging")
 
 LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
@@ -152,7 +153,8 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError for unknown names, and for refinements that no slope goes through."""
     unknown = [name for name in only if name not in every]
-    cure, expected = "Without names all are measured.", f"some of {', '.join(every)}"
+    cure = "Without names all are measured."
+    expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [as_int(size, "sizes") for size in sizes]
     require(
@@ -344,7 +346,8 @@ def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         study = in_cones.cone_mass_study(layer, smooth_states, sizes, make_grid)
         order, reason = (1, "") if name == "tokens" else (2, MIDPOINT)
         yield Row(f"cone mass, at 1/4 1/2 3/4, {name}", study, order, reason)
-    halves, fewer = [size // 2 for size in sizes], [3 * size // 8 for size in sizes]
+    halves = [size // 2 for size in sizes]
+    fewer = [3 * size // 8 for size in sizes]
     study = in_cones.printed_cone_mass_study(layer, smooth_states, halves)
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
     study = in_cones.left_cone_mass_study(layer, smooth_states, fewer)
@@ -367,7 +370,8 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     biased = {"query_density": right_biased, "lipschitz": True}
-    fields, linear = (smooth_states, smooth_labels, sizes), LinearReadout(_readout_weight(seed))
+    fields = (smooth_states, smooth_labels, sizes)
+    linear = LinearReadout(_readout_weight(seed))
     study = in_position.loss_study(*fields, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
     study = in_position.terminal_adjoint_study(lambda size: linear, linear, *fields, **biased)

@@ -196,8 +196,11 @@ class _Run(NamedTuple):
 def _scheme_studies(
     scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
 ) -> dict[str, Study]:
-    control, grid, horizon = limit.control, limit.grid, limit.horizon
-    runs, size = _runs(scheme, depths, limit), _largest_norm(limit.states, grid) / horizon**2
+    control = limit.control
+    grid = limit.grid
+    horizon = limit.horizon
+    runs = _runs(scheme, depths, limit)
+    size = _largest_norm(limit.states, grid) / horizon**2
     theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
     layers = [run.layers for run in runs.values()]
     proved = proved_constants(layers, control, limit.profile, grid, horizon)
@@ -221,7 +224,8 @@ def _scheme_studies(
             sampled=sampled,
         )
 
-    on, between = "eq:convergent-control-grid-bound", "eq:resnet-ode-convergent-control-bound"
+    on = "eq:convergent-control-grid-bound"
+    between = "eq:resnet-ode-convergent-control-bound"
     return {
         "on layers": study(on, limit.error_on_layers, DepthConstants.on_layers),
         "between layers": study(between, limit.error_between_layers, DepthConstants.between_layers),
@@ -251,7 +255,8 @@ class _Theorem(NamedTuple):
             return None, sampled
         if sampled:
             run = runs[min(runs)]
-            ours, theirs = run.states[:-1], run.flow[:-1]
+            ours = run.states[:-1]
+            theirs = run.flow[:-1]
             fields = (run.layers, control_layers(len(ours)), run.layers)
             places = (ours, theirs, (ours + theirs) / 2)
             measured = map(depth_constants, fields, map(jnp.asarray, places), [self.grid] * 3)
@@ -273,7 +278,9 @@ def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipsc
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
-    control, horizon, profile = limit.control, limit.horizon, limit.profile
+    control = limit.control
+    horizon = limit.horizon
+    profile = limit.profile
     flows = [scheme.recursion(control, depth, horizon, profile) for depth in depths]
     layers = [flow.layers for flow in flows]
     states = _trajectories(flows, jnp.asarray(limit.states[0]), limit.grid)
@@ -281,7 +288,8 @@ def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Ru
     linear = linear_knots(control) is not None
 
     def run(depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]) -> _Run:
-        step, (distance, defects) = horizon / depth, departure
+        step = horizon / depth
+        distance, defects = departure
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
         if linear:
             distance = largest_control_distances(layers, control, horizon).sum()

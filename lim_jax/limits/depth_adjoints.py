@@ -112,7 +112,8 @@ def input_adjoint_depth_studies(
         cure="Pass the horizon of the study.",
     )
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
-    own, studies = _distances(check, expected, grid), {}
+    own = _distances(check, expected, grid)
+    studies = {}
     for label, scheme in schemes.items():
         ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
         distances = [_distances(quantities(*end), expected, grid) for end in ends]

@@ -92,7 +92,8 @@ class Rates(tuple[Row, ...]):
             + ["expected_order", "order", "order_half_width", "reliability_warning"]
         )
         for row in self:
-            study, order = row.study, row.study.order
+            study = row.study
+            order = row.study.order
             bounds = study.bounds or [None] * len(study.errors)
             fitted = [study.reference_error, row.expected, order.value, order.half_width]
             for refined in zip(study.refinements, study.errors, bounds, strict=True):
@@ -189,7 +190,8 @@ def convergence_study(
     fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
-    check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
+    check = _Limit(parts[:-1], fields)
+    limit = _Limit(parts[1:], fields)
     finest = list(runs.values())[-1].grid
     panels = [run.grid for run in known[-2:]]
     smooth = references is None and not isinstance(grids, Grid)
@@ -212,14 +214,16 @@ def convergence_study(
         )
         bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
         cure = "What is exact, or not finite, has no order of convergence: leave it out."
-        what, expected = f"quantities[{name!r}]", "positive finite errors"
+        what = f"quantities[{name!r}]"
+        expected = "positive finite errors"
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
         study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
         of_cubic = _change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
-        of_limit, dtype = own / size if smooth else 0.0, observed[-1][name].dtype
+        of_limit = own / size if smooth else 0.0
+        dtype = observed[-1][name].dtype
         warning = reliability_warning(of_cubic / size, of_limit, dtype)
         return Row(name, study, order, reliability_warning=warning)
 
@@ -234,7 +238,8 @@ def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
     """The largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
-    first, second = _interpolated(twins[0], *grids) if field else twins[0], twins[1]
+    first = _interpolated(twins[0], *grids) if field else twins[0]
+    second = twins[1]
     with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
         return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
@@ -304,7 +309,8 @@ def _as_network(network: Any) -> Network:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(network).parameters.values()
     arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
-    got, expected = f"a function of ({', '.join(arguments)})", f"a flow, or a function {signature}"
+    got = f"a function of ({', '.join(arguments)})"
+    expected = f"a flow, or a function {signature}"
     cure = "A control is refined through ContinuousFlow(control)."
     require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
     return network if len(arguments) == 2 else _Applied(network)
@@ -328,8 +334,10 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     layers = _by_depth(network, depths, scheme or Scheme())
     if isinstance(grids, Grid):
         return {depth: _Run(flow, grids) for depth, flow in layers.items()}
-    by_size, cure = _by_size(grids, network), "Grid k goes with depth k."
-    got, expected = f"{len(layers)} depths and {len(by_size)} grids", "as many of both, or one grid"
+    by_size = _by_size(grids, network)
+    cure = "Grid k goes with depth k."
+    got = f"{len(layers)} depths and {len(by_size)} grids"
+    expected = "as many of both, or one grid"
     require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}
@@ -394,9 +402,11 @@ def _reference_runs(
         require(two, "references", got=got, expected=expected, cure=cure)
         return [_Run(flow, grids) for flow in flows]
     known = _grids(SMOOTH if references is None else references, "references")
-    sizes, two = [grid.size for grid in known], len(known) == 2
+    sizes = [grid.size for grid in known]
+    two = len(known) == 2
     fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
-    got, expected = f"grids of {sizes} positions", "two grids, or three of sizes n, 2n and 4n"
+    got = f"grids of {sizes} positions"
+    expected = "two grids, or three of sizes n, 2n and 4n"
     cure = "The last of two gives the limit, the first its error; three are extrapolated."
     require(fits, "references", got=got, expected=expected, cure=cure)
     unknown = [name for name, quantity in quantities.items() if quantity.order is None]
@@ -420,7 +430,8 @@ def _reference_runs(
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     mapping = isinstance(quantities, Mapping)
     cure = 'Pass for example {"state": lambda x, grid: x}.'
-    got, expected = "none" if mapping else described(quantities), "quantities by name, at least one"
+    got = "none" if mapping else described(quantities)
+    expected = "quantities by name, at least one"
     require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
     measured = {
         name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
@@ -450,7 +461,8 @@ def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> froze
         got = ", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items())
         expected = "floats of one shape on every grid, or a field with a row for each position"
         cure = "Average over positions, or read a field off at some: grid.interpolate."
-        fits, what = floats and (field or len(known) == 1), f"quantities[{name!r}]"
+        fits = floats and (field or len(known) == 1)
+        what = f"quantities[{name!r}]"
         require(fits, what, got=got, expected=expected, cure=cure)
         return len(known) > 1
 

@@ -210,13 +210,15 @@ def terminal_adjoint_study(
     """
     require_references(references)
     _require_query_density(query_density)
-    chi, (check, reference) = query_density, references
+    chi = query_density
+    check, reference = references
     fine = np.linspace(0.0, 1.0, 2001)
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
         p = grid.nodes if p is None else p
-        example, weights = (states(p), labels(p)), chi and chi(p)
+        example = (states(p), labels(p))
+        weights = chi and chi(p)
         return terminal_adjoint(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
@@ -326,7 +328,8 @@ def readout_consistency_study(
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
-    source, claimed = "eq:readout-adjoint-consistency", 1.0 if premises else None
+    source = "eq:readout-adjoint-consistency"
+    claimed = 1.0 if premises else None
     bound = (lambda size: float(norm) * steepest / size) if premises else None
     return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
 

@@ -98,8 +98,9 @@ def refine(
 ) -> Study:
     """Make a study, with the bound evaluated at each refinement if there is one."""
     bounds = None if bound is None else tuple(map(bound, refinements))
-    sizes, errors = tuple(map(float, refinements)), tuple(map(float, errors))
-    return Study(source, claimed, sizes, errors, bounds, reference_error, sampled)
+    sizes = tuple(map(float, refinements))
+    measured = tuple(map(float, errors))
+    return Study(source, claimed, sizes, measured, bounds, reference_error, sampled)
 
 
 def refine_against(
@@ -120,7 +121,8 @@ def richardson(
     """Cancel the leading error of a refinement: :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
-        fine, coarse = values(2 * refinement), values(refinement)
+        fine = values(2 * refinement)
+        coarse = values(refinement)
         return (2**order * fine - coarse) / (2**order - 1)
 
     return extrapolated

@@ -23,7 +23,8 @@ from lim_jax.loss.readouts import Logits
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
 # Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
-LOGITS, FEW_LOGITS = "logits", 2**22
+LOGITS = "logits"
+FEW_LOGITS = 2**22
 
 
 class Slices(NamedTuple):
@@ -413,7 +414,8 @@ def _answers_and_others(
     slices: Slices, targets: Labels, weights: Float[Array, " length"]
 ) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
     """The answers' logits, and the log-sum-exp of the others'; of soft labels that of all."""
-    size, classes = slices.size, slices.classes
+    size = slices.size
+    classes = slices.classes
     _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     if numbered:
@@ -428,11 +430,13 @@ def _answers_and_others(
         new = numbers >= index * size
         if numbered:
             chosen = new & (numbers == targets[:, None])
-            picked, others = jnp.where(chosen, logits, 0), new & ~chosen
+            picked = jnp.where(chosen, logits, 0)
+            others = new & ~chosen
         else:
             labels = jax.lax.dynamic_slice_in_dim(targets, start, size, axis=1)
             # A masked class (logit -inf, label 0) counts for nothing.
-            picked, others = jnp.where(new & (labels != 0), labels * logits, 0), new
+            picked = jnp.where(new & (labels != 0), labels * logits, 0)
+            others = new
         largest = jnp.where(others, logits, -jnp.inf).max(axis=1)
         higher = jax.lax.stop_gradient(jnp.maximum(peak, largest))
         # Where nothing is summed, zero is not the exponential of a difference: it has no slope.

@@ -71,7 +71,8 @@ class LinearReadout(eqx.Module):
         LinearReadout
             The readout, in JAX's default float.
         """
-        width, vocabulary = as_int(width, "width"), as_int(vocabulary, "vocabulary")
+        width = as_int(width, "width")
+        vocabulary = as_int(vocabulary, "vocabulary")
         require_key(key)
         return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
 
@@ -230,11 +231,13 @@ class BandReadout(eqx.Module):
         require_grid(grid)
         widest = grid.widest_cell
         fits = widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1
-        got, expected = f"{self.bandwidth}", f"from {widest:.3g} (the widest cell) to 1"
+        got = f"{self.bandwidth}"
+        expected = f"from {widest:.3g} (the widest cell) to 1"
         cure = "It is half the window in position units: a window of w tokens has b = w/(2L)."
         require(fits, "bandwidth", got=got, expected=expected, cure=cure)
         centre = grid.centres()
-        rows, columns = centre[:, None], centre[None, :]
+        rows = centre[:, None]
+        columns = centre[None, :]
         band = self._density(rows - columns)
         if self.edges == "reflecting":
             band = band + self._density(rows + columns) + self._density(2 - rows - columns)
@@ -246,7 +249,8 @@ class BandReadout(eqx.Module):
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
-    cure, sizes = "Readouts take one example, with a row for each position of the grid.", {}
+    cure = "Readouts take one example, with a row for each position of the grid."
+    sizes = {}
     for weight in weights:
         require_floats(weight, "weight", "width vocabulary")
         sizes = {"width": weight.shape[0]}

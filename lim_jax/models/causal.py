@@ -60,7 +60,8 @@ Profile = Float[Array, " length"]
 
 # Logits are made of so many words at a time, and of fewer where many positions are asked, so that
 # those of a large vocabulary are never all in memory.
-WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
+WORDS_AT_ONCE = 8192
+LOGITS_AT_ONCE = 2**24
 HalfPrecision = Literal["as published", "float16", "bfloat16"]
 KEPT = get_args(HalfPrecision)
 EXAMPLE = "Make it of a window of ids by model.example."
@@ -202,7 +203,8 @@ class CausalLM(eqx.Module):
     longest: tuple[int, str] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        expected, cure = "a positive finite number", "Take a checkpoint's own number."
+        expected = "a positive finite number"
+        cure = "Take a checkpoint's own number."
         for name in ("embedding_scale", "logit_scale"):
             require_positive(getattr(self, name), name, expected=expected, cure=cure)
         require_optional(self.logit_cap, "logit_cap", cure)
@@ -249,11 +251,13 @@ class CausalLM(eqx.Module):
         """
         require_indices(ids, "ids")
         ids = _checked_numbers(ids, "ids", self.vocabulary)
-        length, places = ids.shape[0], slice(ids.shape[0])
+        length = ids.shape[0]
+        places = slice(ids.shape[0])
         most, why = self.limit or (length, "")
         if y is None or y.starts is None:
             self._warn_beyond(length)
-            got, cure = f"{length} of them", "Cut the context."
+            got = f"{length} of them"
+            cure = "Cut the context."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
             places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
@@ -430,7 +434,8 @@ class CausalLM(eqx.Module):
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
             state = state[_checked_numbers(y.places, "places", state.shape[0])]
-        queries, places = y.weights.shape[0], state.shape[0]
+        queries = y.weights.shape[0]
+        places = state.shape[0]
         got = f"{queries} queries of a context of {places} places"
         expected = "a query at every place, or the place of each"
         cure = "Name them: Targets(targets, weights, places)."
@@ -577,7 +582,8 @@ def load_network(
 ) -> CausalLM:
     """Read a network of files that were looked through, as `load` does."""
     holds = kept is None or (kept in KEPT and dtype == "float32")
-    got, expected = f"{kept!r} with dtype {dtype!r}", f"None, or one of {KEPT} with dtype 'float32'"
+    got = f"{kept!r} with dtype {dtype!r}"
+    expected = f"None, or one of {KEPT} with dtype 'float32'"
     cure = "Half precision is widened to float32."
     require(holds, "kept", got=got, expected=expected, cure=cure)
     holds = not on_host or (kept is not None and mesh is None)

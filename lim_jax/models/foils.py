@@ -70,7 +70,8 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     ValueError
         If the foil is the answer.
     """
-    same, cure = np.array_equal(answer, foil), "Pass what the model might have said instead."
+    same = np.array_equal(answer, foil)
+    cure = "Pass what the model might have said instead."
     require(not same, "foil", got="the answer's own ids", expected="others", cure=cure)
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
     parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
@@ -127,9 +128,11 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
 def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
-    got, expected = f"shape {weights.shape}", f"{ids.shape}, one for each id"
+    got = f"shape {weights.shape}"
+    expected = f"{ids.shape}, one for each id"
     require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
-    more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
+    more = ids.shape[0] - 1
+    weights = jnp.asarray(weights, x.dtype)
     length = jnp.asarray(y.length)
     if more:
         # They stand right after the prompt, in place of whatever pads the row.
@@ -137,7 +140,8 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
-    places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
+    places = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
+    total = weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:
         pad = partial(jnp.pad, pad_width=(0, more))

@@ -74,9 +74,11 @@ def answer(
     (5,)
     """
     require_kind(model, CausalLM, "model", "Take it from models.load.")
-    tokens, ends = as_int(tokens, "tokens"), _ends(end)
+    tokens = as_int(tokens, "tokens")
+    ends = _ends(end)
     _require_context(model, ids, tokens)
-    row, stop = np.asarray(ids, np.int32), len(ids) + tokens
+    row = np.asarray(ids, np.int32)
+    stop = len(ids) + tokens
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
         steps = _steps(model, len(row), stop)
         size = padded_size(model, len(row) + steps - 1)
@@ -99,7 +101,8 @@ def _continued(
 ) -> tuple[Int[Array, " more"], Place]:
     """The ids with those put in that follow the first `length`, and how many there are then."""
     logits, kept = prefill_logits(model, ids[:-1], length)
-    grid, stop = token_grid(ids.shape[0] - 1, logits.dtype), length + steps
+    grid = token_grid(ids.shape[0] - 1, logits.dtype)
+    stop = length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
         # The argmax of NaN would be some id, with no sign of the fault.
@@ -146,7 +149,8 @@ def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
 
 
 def _ends(end: Any) -> set[int]:
-    listed, cure = isinstance(end, Iterable), "Take LanguageModel.end_ids."
+    listed = isinstance(end, Iterable)
+    cure = "Take LanguageModel.end_ids."
     require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
     return {as_int(number, "end", least=0, cure=cure) for number in end}
 
@@ -155,11 +159,13 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     require_indices(ids, "ids")
     last = model.vocabulary - 1
     outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
-    got, expected = f"{outside[:3]}", f"numbers from 0 to {last}, the model's vocabulary"
+    got = f"{outside[:3]}"
+    expected = f"numbers from 0 to {last}, the model's vocabulary"
     cure = "Take the model's own tokenizer."
     require(not outside, "ids", got=got, expected=expected, cure=cure)
     stop = len(ids) + tokens
     most, why = model.limit or (stop, "")
-    got, cure = f"a context and an answer of {stop} ids", "Cut it, or ask for fewer tokens."
+    got = f"a context and an answer of {stop} ids"
+    cure = "Cut it, or ask for fewer tokens."
     expected = f"at most {most + 1}: a context has at most {most}, {why}"
     require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)

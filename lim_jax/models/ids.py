@@ -45,14 +45,16 @@ Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array
 # Scores of one context's tokens, or other numbers of it: of a loss of ids, a model, ids, what is
 # asked and the part of each token. One number for each token, or a row of them.
 Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, "_ ..."]]
-SHORTEST, LONG = 16, 1024
+SHORTEST = 16
+LONG = 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
 # what some more tokens do: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
 # batches of 1,024 are 3 % faster still, and hold twice the logits.
 TOKENS_AT_ONCE = 512
-CALL_IN_MEMORY, CALL_WITH_READING = 32, 128
+CALL_IN_MEMORY = 32
+CALL_WITH_READING = 128
 
 
 def influence_of_ids(
@@ -203,7 +205,8 @@ def scores_of_ids(
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
-    expected, cure = "a context and the id after it", "The last id of a window is a target only."
+    expected = "a context and the id after it"
+    cure = "The last id of a window is a target only."
     require(window.shape[0] > 1, name, got="one id", expected=expected, cure=cure)
 
 
@@ -377,7 +380,8 @@ def _padded(
     dtype = model.embedding.dtype
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
-    ids, labels = _filled(row[:-1], size), _filled(np.asarray(parts) + 1, size) - 1
+    ids = _filled(row[:-1], size)
+    labels = _filled(np.asarray(parts) + 1, size) - 1
     if isinstance(asked, Contrast):
         return ids, _padded_contrast(asked, length, size, dtype), scale, labels
     expected = f"weights of shape {(length,)}, one for each place of the context"

@@ -48,7 +48,8 @@ class LanguageModel(NamedTuple):
 
     def __repr__(self) -> str:
         """Say which model it is, and of what size."""
-        network, chats = self.network, "a" if self.chat_template is not None else "no"
+        network = self.network
+        chats = "a" if self.chat_template is not None else "no"
         family = "a network of your own" if self.source is None else self.source.family
         words, width = network.embedding.shape
         return (
@@ -147,7 +148,8 @@ class LanguageModel(NamedTuple):
         """Return the same model with its weights in memory, read from the files looked through."""
         if self.source is None:
             return self
-        dtype, compute = self.network.embedding.dtype.name, self.network.flow.compute
+        dtype = self.network.embedding.dtype.name
+        compute = self.network.flow.compute
         return self._replace(network=load_network(self.source, dtype, compute=compute))
 
 

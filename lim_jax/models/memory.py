@@ -17,9 +17,11 @@ from lim_jax.network.recurrent import RecurrentMixer
 # widened; slices of the head with their logits; numbers of every token in a layer at once, and in
 # recurrent heads (of compiled programs).
 PROCESS = 0.45 * 2**30
-LAYERS_WHOLE, LAYERS_OFFLOADED = 0.8, 2.2
+LAYERS_WHOLE = 0.8
+LAYERS_OFFLOADED = 2.2
 SLICES = 3
-TOKENS, RECURRENT = 6, 24
+TOKENS = 6
+RECURRENT = 24
 # A state is computed from two, or a gradient from a state and a gradient.
 STATES_BY_LAYERS = 3
 
@@ -66,12 +68,16 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     """
     tokens = as_int(tokens, "tokens")
     offloaded = isinstance(model, CausalLM) and model.flow.fetched
-    expected, cure = "a model whose weights are in their files", "Take it from models.open."
+    expected = "a model whose weights are in their files"
+    cure = "Take it from models.open."
     require(offloaded, "model", got=described(model), expected=expected, cure=cure)
-    sizes, width = [_bytes(kind) for kind in model.flow.kinds], model.embedding.shape[1]
-    layer, depths = max(sizes), [layers.depth for layers in kinds_of(model.flow.layers)]
+    sizes = [_bytes(kind) for kind in model.flow.kinds]
+    width = model.embedding.shape[1]
+    layer = max(sizes)
+    depths = [layers.depth for layers in kinds_of(model.flow.layers)]
     all_layers = sum(size * count for size, count in zip(sizes, depths, strict=True))
-    number, depth = model.embedding.dtype.itemsize, model.flow.depth
+    number = model.embedding.dtype.itemsize
+    depth = model.flow.depth
     held = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
     tables = [table for table in (model.embedding, model.head) if table is not None]
     rows = sum(math.prod(table.shape) * number for table in tables)

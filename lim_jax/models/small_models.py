@@ -74,7 +74,8 @@ def gaussian_model(
     (True, (9, 9))
     """
     require_key(key)
-    vocabulary, depth = as_int(vocabulary, "vocabulary"), as_int(depth, "depth")
+    vocabulary = as_int(vocabulary, "vocabulary")
+    depth = as_int(depth, "depth")
     length = as_int(length, "length", least=1 if rotary is None else 0)
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
@@ -199,7 +200,8 @@ def sample_windows(
     """
     require_key(key)
     require_indices(text, "text")
-    length, count = as_int(length, "length"), as_int(count, "count")
+    length = as_int(length, "length")
+    count = as_int(count, "count")
     expected = f"more than the context of {length}"
     cure = "Take a longer text or a shorter context."
     require(text.size > length, "text", got=f"{text.size} ids", expected=expected, cure=cure)

@@ -185,7 +185,8 @@ def _prefix_softmax_jvp(primals, tangents):
     """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), of any weights, which do not move: linear in ds and
     # made of A alone, so it can be transposed and differentiated again.
-    weights, (change, _) = _prefix_softmax(*primals), tangents
+    weights = _prefix_softmax(*primals)
+    change, _ = tangents
     mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
     return weights, weights * (change - mean_change)
 

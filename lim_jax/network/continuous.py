@@ -248,7 +248,8 @@ class ContinuousFlow(eqx.Module):
         as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "None lets the controller choose.")
         holds = not isinstance(self.adjoint, diffrax.ImplicitAdjoint)
-        got, expected = "ImplicitAdjoint", "an adjoint of the solved trajectory"
+        got = "ImplicitAdjoint"
+        expected = "an adjoint of the solved trajectory"
         cure = "It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint."
         require(holds, "adjoint", got=got, expected=expected, cure=cure)
 

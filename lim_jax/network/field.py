@@ -116,12 +116,14 @@ class SumOfFields(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Add the fields, which check their arguments."""
-        total, heads = jnp.zeros_like(x), 0
+        total = jnp.zeros_like(x)
+        heads = 0
         for field in self.sublayers:
             own = grid
             if grid.log_weights is not None and grid.log_weights.ndim == 2:
                 own = replace(grid, log_weights=grid.log_weights[heads:])
-            total, heads = total + field(x, context, own), heads + heads_of(field)
+            total = total + field(x, context, own)
+            heads = heads + heads_of(field)
         return total
 
 

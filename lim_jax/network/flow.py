@@ -301,7 +301,8 @@ class ResidualFlow(eqx.Module):
         if isinstance(self.layers, FetchedLayers | LayersByKind):
             return
         axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
-        got, expected = f"leading axes {sorted(axes)}", "arrays that share one leading layer axis"
+        got = f"leading axes {sorted(axes)}"
+        expected = "arrays that share one leading layer axis"
         cure = "Build the layers under vmap over keys, or stack them with jax.tree.map."
         shared = len(axes) == 1 and not axes & {(), (0,)}
         require(shared, "layers", got=got, expected=f"{expected}, not empty", cure=cure)
@@ -421,7 +422,8 @@ class ResidualFlow(eqx.Module):
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
-        layers, order = self.layers, np.array(self.layers.order)
+        layers = self.layers
+        order = np.array(self.layers.order)
 
         def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
             own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
@@ -454,7 +456,8 @@ class ResidualFlow(eqx.Module):
         )
 
     def _policy(self) -> Callable[..., Any]:
-        policies, both = jax.checkpoint_policies, jax.checkpoint_policies.save_from_both_policies
+        policies = jax.checkpoint_policies
+        both = jax.checkpoint_policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
         if self.remat == "full":
             return outputs
@@ -506,7 +509,8 @@ class ResidualFlow(eqx.Module):
 
 
 def _require_sublayers(field: Any) -> None:
-    got, expected = f"{type(field).__name__} without sublayers", "a field such as TransformerField"
+    got = f"{type(field).__name__} without sublayers"
+    expected = "a field such as TransformerField"
     cure = "Give the field its sublayers, or take the step euler."
     require(hasattr(field, "sublayers"), "field", got=got, expected=expected, cure=cure)
 
@@ -539,7 +543,8 @@ def require_depth_profile(
     # Concrete while tracing too, unless the profile itself closes over something traced.
     with jax.ensure_compile_time_eval():
         values = jax.vmap(profile)(jnp.asarray(times, dtype))
-    expected, cure = "finite values that are not negative", "To reverse a field, negate its output."
+    expected = "finite values that are not negative"
+    cure = "To reverse a field, negate its output."
     if isinstance(values, Tracer):
         fails = ~((values >= 0) & (values < jnp.inf))
         return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
@@ -554,5 +559,6 @@ def require_state(x: State, grid: Grid) -> None:
     """Raise ValueError where states do not fit the grid."""
     cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
     require_on_grid(x, grid, "x", "length width", cure)
-    expected, cure = grid.weights.dtype, f"Make the grid with dtype={x.dtype}, or cast x."
+    expected = grid.weights.dtype
+    cure = f"Make the grid with dtype={x.dtype}, or cast x."
     require(x.dtype == expected, "x", got=x.dtype, expected=f"the grid's {expected}", cure=cure)

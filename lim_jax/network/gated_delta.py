@@ -86,7 +86,8 @@ class KimiDelta(GatedDelta):
 
     def decays(self, normed: State) -> Float[Array, "heads rows size"]:
         """The logarithms of decays of every feature."""
-        numbers, rate = self.rows("rate", normed), jnp.exp(self.log_decay)[:, None, None]
+        numbers = self.rows("rate", normed)
+        rate = jnp.exp(self.log_decay)[:, None, None]
         if self.least_decay is None:
             return -rate * jax.nn.softplus(numbers)
         return self.least_decay * jax.nn.sigmoid(rate * numbers)

@@ -50,7 +50,8 @@ class AttentionMask(eqx.Module):
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
                 as_int(getattr(self, name), name, cure=WHOLE)
-        most_one, got = self.window is None or self.chunk is None, "a window and a chunk"
+        most_one = self.window is None or self.chunk is None
+        got = "a window and a chunk"
         require(most_one, "mask", got=got, expected="one of them at most", cure=WHOLE)
 
     @property

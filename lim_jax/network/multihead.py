@@ -104,7 +104,8 @@ class CausalAttention(eqx.Module):
         require_optional(self.cap, "cap", "None is for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
         groups = self.key.shape[-3]
-        got, expected = f"{heads} heads in {groups} groups", "a number that divides the heads"
+        got = f"{heads} heads in {groups} groups"
+        expected = "a number that divides the heads"
         cure = "Every group of keys and values serves as many heads."
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
         got = f"{self.mask.rotary_dim} features that are rotated"
@@ -114,7 +115,8 @@ class CausalAttention(eqx.Module):
         heads, width, features = self.output.shape[-3:]
         sizes = (heads, features, width) if self.gate is None else self.gate.shape[-3:]
         expected = f"{heads, features, width}: heads, a head's features, the width"
-        cure, fits = "A gate has the output's sizes.", sizes == (heads, features, width)
+        cure = "A gate has the output's sizes."
+        fits = sizes == (heads, features, width)
         require(fits, "gate", got=f"sizes {sizes}", expected=expected, cure=cure)
 
     @classmethod
@@ -170,11 +172,14 @@ class CausalAttention(eqx.Module):
             If a size is no positive whole number, the heads do not divide the width or the groups
             the heads, or more features are rotated than a head has.
         """
-        width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
+        width = as_int(width, "width", least=2)
+        heads = as_int(heads, "heads")
         groups = heads if groups is None else as_int(groups, "groups")
         require_key(key)
-        got, expected = f"{heads} heads at width {width}", "a number that divides the width"
-        cure, fits = "Pass head_size= for any other.", head_size is not None or width % heads == 0
+        got = f"{heads} heads at width {width}"
+        expected = "a number that divides the width"
+        cure = "Pass head_size= for any other."
+        fits = head_size is not None or width % heads == 0
         require(fits, "heads", got=got, expected=expected, cure=cure)
         size = width // heads if head_size is None else as_int(head_size, "head_size")
         keys = jax.random.split(key, 4)
@@ -183,17 +188,20 @@ class CausalAttention(eqx.Module):
             fan_in(k, count, size, width) for k, count in zip(keys[:3], counts, strict=True)
         )
         output = fan_in(keys[3], heads, width, size) / math.sqrt(heads)
-        zeros, of_groups = jnp.zeros((heads, size)), jnp.zeros((groups, size))
+        zeros = jnp.zeros((heads, size))
+        of_groups = jnp.zeros((groups, size))
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
-        norm, mask = LayerNorm.init(width, eta), AttentionMask(window=window, positions=rotary)
+        norm = LayerNorm.init(width, eta)
+        mask = AttentionMask(window=window, positions=rotary)
         return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
         require_pair(x, context, grid, self.output.shape[-2])
         rope = self.rope(grid)
-        query, sources = self.queries(x, rope), self.sources(context, rope)
+        query = self.queries(x, rope)
+        sources = self.sources(context, rope)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return self.attended(query, key, value, self.gates(x), grid)
 

@@ -162,8 +162,10 @@ class GroupedNorm(eqx.Module):
     def __check_init__(self):
         require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
         heads = self.scale.shape[-2]
-        got, expected = f"{self.groups} for {heads} heads", "a number that divides the heads"
-        holds, cure = heads % self.groups == 0, "Take 1, or a group for each head."
+        got = f"{self.groups} for {heads} heads"
+        expected = "a number that divides the heads"
+        holds = heads % self.groups == 0
+        cure = "Take 1, or a group for each head."
         require(holds, "groups", got=got, expected=expected, cure=cure)
 
     def __call__(

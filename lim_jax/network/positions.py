@@ -121,7 +121,8 @@ class Rotary(eqx.Module):
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate each row by its angles."""
-        wide, pairs = promote(vectors), rope.shape[2]
+        wide = promote(vectors)
+        pairs = rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
         moved = (first * cosine - second * sine, second * cosine + first * sine, still)

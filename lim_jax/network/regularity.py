@@ -201,9 +201,11 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     )
     scale = math.sqrt(size)
     score = queries * keys / scale
-    local, past = slope * query * keys / scale, slope * key * queries / scale
+    local = slope * query * keys / scale
+    past = slope * key * queries / scale
     growth = jnp.exp(2 * score)
-    kernel_local, kernel_hardy = 2 * local, _times(2 * past, growth)
+    kernel_local = 2 * local
+    kernel_hardy = _times(2 * past, growth)
     head_local = values * kernel_local
     head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
     head = head_local + HARDY * head_hardy
@@ -213,7 +215,8 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     shared = jnp.linalg.norm(moved[0] * query + moved[1] * key + value)
     by_parameters = _root(own, shared * math.sqrt(attention.query.shape[-1] + 1))
     joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
-    output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
+    output = _operator_norms(joined[..., None, :, :])[0]
+    output_bias = attention.output_bias
     return AttentionRegularity(
         score,
         local,
@@ -231,20 +234,24 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError for subclasses too: they may compute something else."""
-    got, expected = described(value), f"a {kind.__name__}"
+    got = described(value)
+    expected = f"a {kind.__name__}"
     require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
 def _require_plain(attention: CausalAttention) -> None:
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
-    attend, mask = attention.attend, attention.mask
+    attend = attention.attend
+    mask = attention.mask
     holds = attend is causal_attention or type(attend) is RingAttention
-    got, expected = f"heads that attend by {_name(attend)}", "causal_attention or a RingAttention"
+    got = f"heads that attend by {_name(attend)}"
+    expected = "causal_attention or a RingAttention"
     cure = "The proposition's steps are those of a softmax over the prefix."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     holds = type(mask) is AttentionMask and mask.window is None and mask.chunk is None
-    got, expected = f"{mask}", "rows that see their whole prefix"
+    got = f"{mask}"
+    expected = "rows that see their whole prefix"
     cure = "Hardy's inequality is of prefixes that begin at 0."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     assert isinstance(mask, AttentionMask)
@@ -252,7 +259,8 @@ def _require_plain(attention: CausalAttention) -> None:
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
     shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
     got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
-    got, holds = f"{got}normalised or gated", all(getattr(attention, s) is None for s in shapes)
+    got = f"{got}normalised or gated"
+    holds = all(getattr(attention, s) is None for s in shapes)
     cure = "The proposition's steps are those of attention without them."
     require(plain and holds, "attention", got=got, expected="none of these", cure=cure)
 
@@ -268,7 +276,8 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     steps = "The proposition's steps are those of two matrices and an activation."
     _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
-    got, expected = "a norm of its output", "none"
+    got = "a norm of its output"
+    expected = "none"
     cure = "A norm may enlarge small outputs and their changes by far."
     require(network.output_norm is None, "network", got=got, expected=expected, cure=cure)
     token, slope = norm_constants(network.norm)
@@ -302,7 +311,8 @@ def hardy_bound(grid: CellGrid) -> float:
     :math:`p^{-1/2}`, which gives 4 in the continuum, and a few powers of :math:`H^*H`.
     """
     assert type(grid) is CellGrid and grid.starts is None and 0 <= grid.offset < 1
-    weights, share = np.asarray(grid.weights, float), float(1 - grid.offset)
+    weights = np.asarray(grid.weights, float)
+    share = float(1 - grid.offset)
     prefixes = np.cumsum(weights) - (1 - share) * weights
 
     def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
@@ -408,13 +418,15 @@ def trajectory_radius(
     """
     _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")
     require_on_grid(x, grid, "x", "length width")
-    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are not negative"
+    got = type(grid).__name__
+    expected = "a grid of cells, whose prefix weights are not negative"
     cure = "Take token_grid, midpoint_grid or graded_grid."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     times = as_nonnegative(times, "times", "A flow begins at 0.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
-    start, mass = jnp.sqrt(inner(x, x, grid)), jnp.sqrt(grid.weights.sum())
+    start = jnp.sqrt(inner(x, x, grid))
+    mass = jnp.sqrt(grid.weights.sum())
     return start + times * profile_bound * mass * field_regularity(fields).bound
 
 

@@ -58,11 +58,13 @@ class RingAttention(eqx.Module):
     axis: str = eqx.field(static=True)
 
     def __check_init__(self):
-        got, expected = repr(self.axis), f"one of {self.mesh.axis_names}"
+        got = repr(self.axis)
+        expected = f"one of {self.mesh.axis_names}"
         cure = "Name the mesh's axis over which the context is spread."
         require(self.axis in self.mesh.axis_names, "axis", got=got, expected=expected, cure=cure)
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
-        got, expected = f"an axis {self.axis!r} of type {kind.name}", "AxisType.Auto"
+        got = f"an axis {self.axis!r} of type {kind.name}"
+        expected = "AxisType.Auto"
         cure = "jax.make_mesh takes axis_types=(AxisType.Auto, ...)."
         require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
 

@@ -216,7 +216,8 @@ class SideBySide(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        total, scale = jnp.zeros_like(x), self.scale[None, :]
+        total = jnp.zeros_like(x)
+        scale = self.scale[None, :]
         for network in self.networks:
             total += network(x, context, grid)
         return scale * _normed(self.output_norm, total) + (scale - 1) * x

@@ -284,7 +284,9 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
 
 def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
     """By one sweep down the layers, each linearised once for all that is observed above it."""
-    flow, grid, depth = observations.flow, observations.grid, observations.flow.depth
+    flow = observations.flow
+    grid = observations.grid
+    depth = observations.flow.depth
 
     def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
         _, pull = jax.vjp(lambda x: flow.transition(layer, x, grid), state)
@@ -312,7 +314,8 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     layers = observed.shape[:1]
-    got, expected = f"shape {step.shape}", f"a number, or shape {layers}"
+    got = f"shape {step.shape}"
+    expected = f"a number, or shape {layers}"
     require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
     return jnp.broadcast_to(step.astype(observed.dtype), layers)
 

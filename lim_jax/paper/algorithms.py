@@ -63,7 +63,8 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
         return gates + updates, state
 
     gates = jnp.zeros(LENGTH)
-    state, history = optimiser.init(gates), []
+    state = optimiser.init(gates)
+    history = []
     for _ in range(400):
         (_, imbalance), gradient = _slope(objective, gates)
         gates, state = move(gates, state, gradient)

@@ -22,7 +22,9 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.training.discrepancy import influence_discrepancy
 
-LENGTH, WIDTH, DEPTH = 48, 4, 12
+LENGTH = 48
+WIDTH = 4
+DEPTH = 12
 DELTA = 0.2
 GRID = token_grid(LENGTH)
 

@@ -96,7 +96,8 @@ def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
     ends = []
     for index, row in enumerate(rows):
-        study, style = row.study, line_style(index)
+        study = row.study
+        style = line_style(index)
         axes.loglog(study.refinements, study.errors, **style)
         if study.bounds is not None:
             axes.loglog(study.refinements, study.bounds, ":", color=style["color"], linewidth=1)
@@ -132,7 +133,8 @@ def _slope_of(row: Row) -> float:
 def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
     """A triangle of the slope below the lowest of its rows, with what was measured."""
     lowest = min((row.study for row in rows), key=lambda study: study.errors[-2])
-    (start, stop), (high, _) = lowest.refinements[-2:], lowest.errors[-2:]
+    start, stop = lowest.refinements[-2:]
+    high, _ = lowest.errors[-2:]
     top = high / 1.6
     bottom = top * (start / stop) ** order
     axes.plot((start, stop, start, start), (top, bottom, bottom, top), color=GREY, linewidth=0.8)

@@ -183,7 +183,8 @@ def draw_with_errors(
     axes: Axes, x: np.ndarray, value: Any, error: Any, name: str, style: dict[str, Any], log: bool
 ) -> None:
     """Draw a line, and two standard errors to either side where there are such."""
-    value, error = np.asarray(value), np.asarray(error)
+    value = np.asarray(value)
+    error = np.asarray(error)
     if np.isfinite(error).all():
         band = error_band(value, error, log=log)
         axes.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
@@ -201,7 +202,8 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     low, high = np.log(axes.get_ylim())
     lines = max(end.text.count("\n") + 1 for end in ends)
     apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
-    ordered, steps = sorted(ends, key=lambda end: end.y), apart * np.arange(len(ends))
+    ordered = sorted(ends, key=lambda end: end.y)
+    steps = apart * np.arange(len(ends))
     wanted = (np.log([end.y for end in ordered]) - low) / (high - low)
     # Each is pushed above the one before it; and down again where it would leave the axes.
     heights = np.maximum.accumulate(wanted - steps) + steps

@@ -52,7 +52,8 @@ def simulation_observability_profiles(results: Section4) -> Figure:
         The figure, with the densities before and after Algorithm 3.
     """
     figure, axes = new_figure("trace-observability density $L\\,q_i$ (uniform: 1)")
-    before, after = results.trace_densities["before"], results.trace_densities["after"]
+    before = results.trace_densities["before"]
+    after = results.trace_densities["after"]
     _draw_profile(axes, before, "baseline", "Before")
     _draw_profile(axes, after, "algorithm3", "After Algorithm 3")
     return _finished(figure, axes, f"Trace-observability profiles: {SETTING}")
@@ -108,7 +109,8 @@ def simulation_probe_errors(results: Section4) -> Figure:
         "standard deviation": (study.deviation, study.exact_deviation),
     }
     for index, (label, (sampled, exact)) in enumerate(pairs.items()):
-        line, points = line_style(index), line_style(index)
+        line = line_style(index)
+        points = line_style(index)
         line.update(marker="")
         points.update(linestyle="", markersize=6)
         axes.plot(counts, np.asarray(exact), **line, label=f"{label}, exact")

@@ -19,7 +19,8 @@ from lim_jax.prompts.documents import (
 from lim_jax.prompts.templates import rendered
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
-OPENS, CLOSES = "\ue000", "\ue001"
+OPENS = "\ue000"
+CLOSES = "\ue001"
 # Names of functions and of types, which templates compare, and which spell no token of control.
 WORD = re.compile(r"[\w $./:-]*")
 # What a message may have beside what is said.
@@ -146,7 +147,8 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 
     Publishers' files do not always name it among those that end an answer.
     """
-    answer, question = f"{OPENS}0{CLOSES}", {"role": "user", "content": "?"}
+    answer = f"{OPENS}0{CLOSES}"
+    question = {"role": "user", "content": "?"}
     chat = [question, {"role": "assistant", "content": answer}, question]
     (outcome,) = rendered(template, [{"messages": chat, "add_generation_prompt": False}])
     _, found, after = outcome.get("text", "").rpartition(answer)
@@ -224,8 +226,10 @@ def _layout(
     layout = _Layout([], {"messages": laid}, set())
     taken = {document.name for document in documents}
     for number, message in enumerate(messages):
-        role, text = message["role"], content_text(message.get("content"))
-        asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
+        role = message["role"]
+        text = content_text(message.get("content"))
+        asks = before is not None and number == users[-1]
+        name = f"{role} {number + 1}"
         while name in taken:
             name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
@@ -301,7 +305,8 @@ def require_messages(messages: Any) -> None:
     """Raise unless these are messages as `chat_prompt` takes them."""
     require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
     for number, one in enumerate(messages, 1):
-        where, role = f"messages, message {number}", one.get("role")
+        where = f"messages, message {number}"
+        role = one.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
         calls = one.get("tool_calls") is not None
         says = bool((content_text(one.get("content")) or "").strip())

@@ -172,7 +172,8 @@ def context_of(
     require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
-    kind, encoded = loss_kind(asked), _encoded(laid, answer, tokenizer, where)
+    kind = loss_kind(asked)
+    encoded = _encoded(laid, answer, tokenizer, where)
     if kind.needs_foil:
         context = _contrast(encoded, laid, kind, foil, tokenizer, where)
     else:
@@ -253,7 +254,8 @@ def _contrast(
         expected="one prompt",
         cure="Begin both with a space, or both without.",
     )
-    prompt, answer = prompts[0], found.ids[follows[0]]
+    prompt = prompts[0]
+    answer = found.ids[follows[0]]
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
     weights = kind.weights(np.arange(size) == size - 1)
@@ -293,7 +295,8 @@ def _spans(
         token if last >= 0 else ""
         for token, last in zip(found.tokens, found.last.tolist(), strict=True)
     ]
-    text, ends = "".join(shown), np.cumsum([len(token) for token in shown])
+    text = "".join(shown)
+    ends = np.cumsum([len(token) for token in shown])
     made = []
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
@@ -338,7 +341,8 @@ def cut_text(
     >>> cut_text("It is.\n\nNo", (0, 6), [("It", 2), (" is", 5), (".\n\n", 8)])
     ('It', ' is', '.')
     """
-    (reached, end), pieces = part, []
+    reached, end = part
+    pieces = []
     for token, stop in tokens:
         stop = min(max(reached, stop), end) if token else reached
         pieces.append(text[reached:stop])
@@ -357,7 +361,8 @@ class _Control(NamedTuple):
 
 def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
     """The tokens of a text and of what follows it: none of control of what users wrote."""
-    text, marks = laid.text + after, not laid.marked
+    text = laid.text + after
+    marks = not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     if laid.control is None or not added:

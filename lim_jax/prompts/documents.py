@@ -11,7 +11,9 @@ from lim_jax._terminal import in_one_line
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
 # message's part is called by its role and its number.
-QUESTION, ANSWER, REST = "question", "answer", "the rest"
+QUESTION = "question"
+ANSWER = "answer"
+REST = "the rest"
 MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
 MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")

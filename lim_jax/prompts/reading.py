@@ -104,7 +104,8 @@ def read_prompts(
     data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
     """Read contexts of a text or of lines of JSON (`read_lines`); prompts without an answer."""
-    data, tokenizer = Path(data), model.tokenizer
+    data = Path(data)
+    tokenizer = model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
     lines = read_lines(data, model.chat_template, foil)
@@ -155,7 +156,8 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     )
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
-    title, text = _title(Path(path.name)), text_of_file(path, "documents", MOST_LETTERS)
+    title = _title(Path(path.name))
+    text = text_of_file(path, "documents", MOST_LETTERS)
     return _documents([{"title": title, "text": text}], f"{path}")
 
 
@@ -189,7 +191,8 @@ def context_of_line(
     """The context of a line, or its prompt where an answer is asked and it has none."""
     _require_letters(line)
     with _told_of(line.where):
-        laid, context = line.laid, None
+        laid = line.laid
+        context = None
         if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
             context = unanswered(laid, tokenizer, line.foil)
     if context is None:
@@ -334,7 +337,9 @@ def _line(entry: Any, where: str, foil: str) -> Line:
             expected=f"{name} as a text",
             cure=CURE,
         )
-    question, answer, foil = entry.get("question", ""), entry.get("answer"), entry.get("foil", foil)
+    question = entry.get("question", "")
+    answer = entry.get("answer")
+    foil = entry.get("foil", foil)
     asks = "question" not in entry or bool(question.strip())
     require(
         asks,
@@ -344,7 +349,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         cure="Write what is asked.",
     )
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    messages, tools = entry.get("messages", ()), entry.get("tools", [])
+    messages = entry.get("messages", ())
+    tools = entry.get("tools", [])
     if "messages" in entry:
         with _told_of(where):
             require_messages(messages)
@@ -356,9 +362,11 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         cure="Each is a schema of a function.",
     )
     if question:
-        answer, foil = answer and spaced(answer), foil and spaced(foil)
+        answer = answer and spaced(answer)
+        foil = foil and spaced(foil)
     elif messages:
-        answer, foil = answer and answer.strip(), foil.strip()
+        answer = answer and answer.strip()
+        foil = foil.strip()
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),
@@ -426,7 +434,8 @@ def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     for number, entry in enumerate(listed, 1):
         texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
         fits = texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip())
-        place, got = f"{where}, document {number}", _shown(entry)
+        place = f"{where}, document {number}"
+        got = _shown(entry)
         require(fits, place, got=got, expected=expected, cure=cure)
     return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
 

@@ -46,7 +46,8 @@ class ShuffledContexts(NamedTuple):
         )
         rows = []
         for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
-            energy, places = np.asarray(energy, float), places_by_name(context.spans)
+            energy = np.asarray(energy, float)
+            places = places_by_name(context.spans)
             names = [self.names[document] for document in order]
             rows.append([energy[places[name]].sum() / (energy.sum() or 1) for name in names])
         return np.array(rows)
@@ -86,7 +87,8 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     >>> sorted(orders[0].tolist()), sorted(orders[:, 2].tolist())
     ([0, 1, 2, 3], [0, 1, 2, 3])
     """
-    documents, orders = as_int(documents, "documents", least=2), as_int(orders, "orders", least=2)
+    documents = as_int(documents, "documents", least=2)
+    orders = as_int(orders, "orders", least=2)
     numbers = [seed] if isinstance(seed, str) or not isinstance(seed, Sequence) else [*seed]
     for number in numbers or [None]:
         as_int(number, "seed", least=0)
@@ -145,7 +147,8 @@ def shuffled(
         expected=f"{orders.shape[1]}, as in the orders",
         cure="Each line needs as many as the others.",
     )
-    names, contexts = tuple(one.name for one in line.documents), []
+    names = tuple(one.name for one in line.documents)
+    contexts = []
     for order in orders:
         documents = tuple(line.documents[number] for number in order)
         found = context_of_line(line._replace(documents=documents), tokenizer, asked, max_length)

@@ -35,7 +35,8 @@ def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list
         )
         status = done.returncode
     except subprocess.TimeoutExpired:
-        done, status = None, -1
+        done = None
+        status = -1
     require(
         status == 0,
         "chat template",

@@ -13,8 +13,12 @@ alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without
 Specification = dict[str, Any]
 Rows = list[dict[str, Any]]
 
-INK, ACCENT, REGION = "var(--ink)", "var(--accent)", "var(--region)"
-HEIGHT, CELL = 240, 18  # pixels
+INK = "var(--ink)"
+ACCENT = "var(--accent)"
+REGION = "var(--region)"
+# Pixels.
+HEIGHT = 240
+CELL = 18
 DECADES_IF_MORE = 2
 
 
@@ -24,7 +28,8 @@ def profile_chart(influence: Influence) -> Specification:
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])
     scale = alt.Scale(type=kind, domainMin=least, nice=False)
-    x, y = _position("p:Q"), alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
+    x = _position("p:Q")
+    y = alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
     rows = _profile_rows(influence, kept, least)
     profile = alt.Chart(_data(rows))
     band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")

@@ -76,7 +76,8 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     ValueError
         If the influence, the accounts, the texts or the places of spans do not fit one another.
     """
-    page, path = page_of(*contents, **options), as_path(path)
+    page = page_of(*contents, **options)
+    path = as_path(path)
     write_file(path, page.encode())
     return path
 
@@ -163,8 +164,10 @@ def _require_fitting(
         expected="those of one network at one depth",
         cure="Write a page for each.",
     )
-    lengths, needed = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
-    got, expected = f"windows of {lengths} ids", f"of {needed}"
+    lengths = [*map(len, texts)]
+    needed = [len(account.energy) + 1 for account in accounts]
+    got = f"windows of {lengths} ids"
+    expected = f"of {needed}"
     cure = "Give the text of every id of a window: the context's, and the one after it."
     require(lengths == needed, "texts", got=got, expected=expected, cure=cure)
 
@@ -177,7 +180,9 @@ def _facts(
 ) -> dict[str, str]:
     lengths = sorted({len(account.energy) for account in accounts})
     count = int(influence.count) if measured is None else measured
-    depth, shown, delta = accounts[0].depth, len(accounts), float(influence.regions.delta)
+    depth = accounts[0].depth
+    shown = len(accounts)
+    delta = float(influence.regions.delta)
     boundary = percent(delta)
     return {
         **about,
@@ -223,7 +228,8 @@ def _legend(shade: Shading) -> dict[str, Any]:
 def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
     heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
-    of_heads, of_depths = shading(heads), shading(depths)
+    of_heads = shading(heads)
+    of_depths = shading(depths)
     drawn = {
         "heads": head_chart(heads, accounts[0].depth, of_heads),
         "depths": depth_chart(depths, of_depths),
@@ -251,7 +257,8 @@ def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
 
 
 def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, Any]:
-    channels, hops = np.zeros((len(CHANNELS), 3)), np.zeros((len(HOPS), 3))
+    channels = np.zeros((len(CHANNELS), 3))
+    hops = np.zeros((len(HOPS), 3))
     for account in accounts:
         grid = token_grid(len(account.energy))
         regions = boundary_regions(grid, influence.regions.delta, influence.regions.convention)

@@ -145,7 +145,8 @@ def _documents(
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
-        name, part = sentence.within, _Shown(number, _tokens(sentence.texts, sentence.places))
+        name = sentence.within
+        part = _Shown(number, _tokens(sentence.texts, sentence.places))
         document = documents.setdefault(name, _ShownDocument(name, [], []))
         (document.title if sentence.is_title else document.sentences).append(part)
         gave[name] = gave.get(name, 0.0) + float(score)

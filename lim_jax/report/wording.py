@@ -57,7 +57,8 @@ def verdict(influence: Influence) -> str:
     """What the gap says at two standard errors."""
     if bool(influence.degenerate):
         return "No position has any influence."
-    gap, error = float(influence.indices().gap), 2 * float(influence.index_errors().gap)
+    gap = float(influence.indices().gap)
+    error = 2 * float(influence.index_errors().gap)
     require(
         not np.isnan([gap, error]).any(),
         "influence",

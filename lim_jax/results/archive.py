@@ -87,7 +87,8 @@ def save(result: Any, path: AnyPath) -> None:
     ...     float(load(f"{folder}/influence.npz").merge(influence).count)
     2.0
     """
-    path, arrays = checkpoint_file(path, "path"), {}
+    path = checkpoint_file(path, "path")
+    arrays = {}
     write_arrays(path, RESULT, {"result": _written(result, "", arrays)}, arrays)
 
 
@@ -194,7 +195,8 @@ def _read(value: Any, arrays: Arrays) -> Any:
 
 
 def _on_device(array: np.ndarray) -> jax.Array:
-    fits, expected = jax.dtypes.canonicalize_dtype(array.dtype), "a precision that JAX is set to"
+    fits = jax.dtypes.canonicalize_dtype(array.dtype)
+    expected = "a precision that JAX is set to"
     cure = "Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1."
     got = f"numbers of {array.dtype}"
     require(fits == array.dtype, "path", got=got, expected=expected, cure=cure)

@@ -16,8 +16,12 @@ from lim_jax.results.archive import SEQUENCES, kind_of
 from lim_jax.results.comparison import Comparison
 
 Variables = dict[str, tuple[str, Any, str]]
-SHARE, ENERGY, COVECTOR, STATE = "1", "(loss/state)^2", "loss/state", "state"
-LOSS, NONE = "loss", ""
+SHARE = "1"
+ENERGY = "(loss/state)^2"
+COVECTOR = "loss/state"
+STATE = "state"
+LOSS = "loss"
+NONE = ""
 REGIONS = Indices._fields[:3]
 
 
@@ -100,7 +104,8 @@ def _channels(channels: Channels) -> Description:
 
 
 def _explanation(result: Any) -> Description:
-    of_all, regional = _influence(result.influence), result.regional
+    of_all = _influence(result.influence)
+    regional = result.regional
     rest = {} if result.without_queries is None else _influence(result.without_queries).variables
     certificates = _certificates(result.certificates)
     layers = range(result.depth, result.depth + len(result.head_energies))
@@ -142,7 +147,9 @@ def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
 
 def _certificates(certificates: Sequence[Certificate]) -> Description:
     """Certificates; and below them their inequalities and premises, each with its certificate's."""
-    names, roles, sides = [], [], []
+    names = []
+    roles = []
+    sides = []
     for claim in certificates:
         for role, inequalities in (("compared", claim.inequalities), ("measured", claim.measured)):
             names += [claim.name] * len(inequalities)
@@ -206,7 +213,8 @@ def _studies(studies: Sequence[Any]) -> Description:
         values = values or ()
         return [*values, *[np.nan] * (steps - len(values))]
 
-    orders, answers = [study.order for study in studies], {"holds": "yes", "BROKEN": "no"}
+    orders = [study.order for study in studies]
+    answers = {"holds": "yes", "BROKEN": "no"}
     sources = _texts(study.source for study in studies)
     variables = _along(
         "study step",

@@ -150,8 +150,10 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
 
 
 def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
-    array, names = known(values), axes.split()
-    got, expected = f"{array.ndim} axes", f"{len(names)}: {', '.join(names)}"
+    array = known(values)
+    names = axes.split()
+    got = f"{array.ndim} axes"
+    expected = f"{len(names)}: {', '.join(names)}"
     cure = "Name all of an array's axes; of a result that vmap made, take one example's."
     require(array.ndim == len(names), name, got=got, expected=expected, cure=cure)
     return names, array, {"units": units} if units else {}

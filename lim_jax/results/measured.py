@@ -137,7 +137,8 @@ def record_in_words(
 
     def in_errors(name: str) -> float:
         change = shares[name].change
-        value, error = abs(float(change.value)), float(change.error)
+        value = abs(float(change.value))
+        error = float(change.error)
         return value if math.isinf(error) else value / (error or math.inf)
 
     most = max(shares, key=in_errors)

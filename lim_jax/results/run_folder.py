@@ -21,7 +21,9 @@ from lim_jax._terminal import in_lines
 from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
-UNFINISHED, FINISHED, WRITTEN = "unfinished", "finished", "written"
+UNFINISHED = "unfinished"
+FINISHED = "finished"
+WRITTEN = "written"
 READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
 
@@ -35,7 +37,8 @@ def run_folder(
     before any file is written, all is left as it was. A run that is finished with `overwrite` takes
     away what an earlier one wrote to the folder and it has not, and nothing else.
     """
-    out, record = as_path(out, "out"), _record(command, arguments)
+    out = as_path(out, "out")
+    record = _record(command, arguments)
     earlier = _written(_kept_record(out))
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     known = out / RECORD
@@ -191,7 +194,8 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """The innermost entries in which two records differ, each with both values."""
     differences = []
     for name in {**there, **here}:
-        old, new = there.get(name), here.get(name)
+        old = there.get(name)
+        new = here.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             differences += [f"{name}.{inner}" for inner in _differing(old, new)]
         elif old != new:

@@ -90,7 +90,8 @@ def two_way_shares(
     ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
     """
     require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
-    shares, documents = known(shares).astype(float), known(documents)
+    shares = known(shares).astype(float)
+    documents = known(documents)
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
     fits = [_fitted(*context) for context in zip(shares, documents, strict=True)]
@@ -185,7 +186,8 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
 
 def _spelt(shares: Estimate, place: Any) -> str:
     """A share in per cent with its error; "-" where no order has the document there."""
-    value, error = 100 * float(shares.value[place]), 100 * float(shares.error[place])
+    value = 100 * float(shares.value[place])
+    error = 100 * float(shares.error[place])
     if math.isnan(value):
         return "-"
     return f"{value:.1f}{error_words(error) or ' (no error)'}"

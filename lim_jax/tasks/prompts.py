@@ -91,7 +91,8 @@ class Example(NamedTuple):
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
     """A prompt of pieces of text, one after another, each with whether it is a record."""
-    text, spans = "", []
+    text = ""
+    spans = []
     for piece, is_record in pieces:
         spans += [(len(text), len(text) + len(piece))] if is_record else []
         text += piece
@@ -149,7 +150,9 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
     encoding = encode(text) if marks else encode(text, add_special_tokens=False)
-    tokens, reached, offsets = [], 0, encoding.offsets
+    tokens = []
+    reached = 0
+    offsets = encoding.offsets
     following = [*offsets[1:], (0, 0)]
     for name, (start, end), (begins, ends) in zip(encoding.tokens, offsets, following, strict=True):
         if end == start:

@@ -49,7 +49,8 @@ def decodes_greedily(
     length, vocabulary = logits.shape
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
-    expected, cure = f"{length}, one for each row of logits", "Of a window take window[1:]."
+    expected = f"{length}, one for each row of logits"
+    cure = "Of a window take window[1:]."
     require(targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure)
     asked = error_if_not_finite(weights, "weights") != 0
     message = "weights: got none but zero, expected some that ask for an answer. Ask its places."

@@ -135,7 +135,8 @@ class Penalty(eqx.Module):
     def _of_each(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
         """The mean discrepancy of the examples, each a batch of its own with its own target."""
         targets: Any = self.target
-        got, expected = f"densities of {len(targets)} examples", f"of {len(energies)}, the batch's"
+        got = f"densities of {len(targets)} examples"
+        expected = f"of {len(energies)}, the batch's"
         cure = "Pass one row for each example."
         require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
@@ -380,7 +381,8 @@ def raised_multiplier(
     2.0
     """
     multiplier = as_finite_nonnegative(multiplier, "multiplier")
-    value, limit = as_finite(value, "value"), as_finite(limit, "limit")
+    value = as_finite(value, "value")
+    limit = as_finite(limit, "limit")
     return _raised(multiplier, value, limit, _as_stiffness(stiffness))
 
 
@@ -531,7 +533,8 @@ class _Lagrangian(eqx.Module):
     ) -> tuple[Scalar, Statistic]:
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
-        multiplier, stiffness = options["multiplier"], options["stiffness"]
+        multiplier = options["multiplier"]
+        stiffness = options["stiffness"]
         raised = _raised(multiplier, value, options["limit"], stiffness)
         return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness), statistic
 
@@ -544,7 +547,8 @@ def _discrepancy(
     adjoints: Adjoints, grid: Grid, options: dict[str, Any]
 ) -> tuple[Scalar, Statistic]:
     """The discrepancy of the adjoints' density, and the statistic that the density is of."""
-    penalty, weights = options["penalty"], grid.weights
+    penalty = options["penalty"]
+    weights = grid.weights
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)

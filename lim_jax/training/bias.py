@@ -172,7 +172,8 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    pushed, rest = abs(strength) * _size(slope), _size(jax.grad(risk)(params))
+    pushed = abs(strength) * _size(slope)
+    rest = _size(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,

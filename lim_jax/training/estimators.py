@@ -95,7 +95,8 @@ class Estimator:
         """The moving average that the step before left, with a batch's statistic in it."""
         expected = f"{statistic.shape}, that of the estimator's statistic"
         cure = "Pass what the step before returned; at the first, with memory 0, zeros."
-        fits, got = previous.shape in ((), statistic.shape), f"shape {previous.shape}"
+        fits = previous.shape in ((), statistic.shape)
+        got = f"shape {previous.shape}"
         require(fits, "previous", got=got, expected=expected, cure=cure)
         return memory * previous + (1 - memory) * statistic
 

@@ -81,7 +81,8 @@ def resumable(
     (6, [0, 0, 1, 3])
     """
     require_callable(step, "step", "step(state, index)")
-    steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
+    steps = as_int(steps, "steps", cure="Ask for more.")
+    every = as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     about = {}
     if file is not None:
@@ -95,7 +96,8 @@ def resumable(
         require_known((state, run), "checkpoint", "arrays to keep in a file")
         start = digest((digest(state, named=True), run))
         about = {"function": "resumable", "start": start}
-    records, done = None, 0
+    records = None
+    done = 0
     if file is not None and file.exists():
         _, record = eqx.filter_eval_shape(step, state, 0)
         done, state, kept = _load(file, about, state, record, steps)

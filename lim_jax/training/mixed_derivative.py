@@ -238,7 +238,8 @@ def gradients_apart(
 
     total, of_penalty = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
     of_risk = jax.tree.map(lambda leaf: leaf / len(losses), total)
-    values, gradients = RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(of_risk, of_penalty)
+    values = RiskAndPenalty(losses.mean(), penalty)
+    gradients = RiskAndPenalty(of_risk, of_penalty)
     return (values, gradients, aux) if has_aux else (values, gradients)
 
 

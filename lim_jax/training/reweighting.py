@@ -92,7 +92,8 @@ def reweight_positions(
     weights, density, (target, rate) = error_if_not_finite(
         (weights, density, options), "reweighting"
     )
-    smallest, largest = as_finite(smallest, "smallest"), as_finite(largest, "largest")
+    smallest = as_finite(smallest, "smallest")
+    largest = as_finite(largest, "largest")
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
     message = (
         "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
@@ -508,7 +509,8 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     """
     deployed = guarded_density(deployed, grid, "deployed")
     trained = guarded_density(trained, grid, "trained")
-    deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
+    deployed = deployed / integral(deployed, grid)
+    trained = trained / integral(trained, grid)
     message = (
         "trained: expected a positive density wherever `deployed` is positive, got zero. "
         "No weight makes up for positions that are never trained on."

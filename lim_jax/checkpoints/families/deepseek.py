@@ -83,7 +83,8 @@ def youtu(config: Configuration) -> Recipe:
 def minicpm3(config: Configuration) -> Recipe:
     """MiniCPM 3: dense latent attention, whose features are not interleaved; multipliers."""
     config = config.with_defaults(**OF_MINICPM3)
-    width, heads = config.get_int("hidden_size"), config.get_int("num_attention_heads")
+    width = config.get_int("hidden_size")
+    heads = config.get_int("num_attention_heads")
     if config.get("v_head_dim") is None:
         config = config.replaced(v_head_dim=width // heads)
     recipe = latent_like(
@@ -237,7 +238,8 @@ def latent_like(
     config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=rope_interleaved)
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
-    scale, masks = None, sizes.depth * (AttentionMask(),)
+    scale = None
+    masks = sizes.depth * (AttentionMask(),)
     if theta is not None:
         size = sizes.head_dim + config.get_int("qk_nope_head_dim")
         scale = _yarn_scale(size, rope_options(config))
@@ -262,7 +264,8 @@ def beside_shared(
     preference = "gate.e_score_correction_bias" if routing is None else None
     routing = routing or by_sigmoids(config, **sigmoids)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
-    count, hidden = config.get_int(name, count), config.get_int("moe_intermediate_size", hidden)
+    count = config.get_int(name, count)
+    hidden = config.get_int("moe_intermediate_size", hidden)
     config.refuse(num_experts=count, num_local_experts=count)
     expert_sublayers.require_open(routing, count)
     first = config.get_int("first_k_dense_replace", dense, least=0)

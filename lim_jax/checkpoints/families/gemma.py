@@ -137,7 +137,8 @@ def _sizes_of_full_layers(
     config: Configuration, sizes: Sizes, kinds: Sequence[str], same: bool
 ) -> Sizes:
     """Return the sizes of full layers, by options of their own or, in newer files, of each."""
-    by_layer, groups = config.get("per_layer_config"), config.get("num_global_key_value_heads")
+    by_layer = config.get("per_layer_config")
+    groups = config.get("num_global_key_value_heads")
     own = {"head_dim": config.get("global_head_dim", 512)}
     own |= {"num_key_value_heads": groups} if same and groups is not None else {}
     if by_layer is not None:
@@ -157,11 +158,13 @@ def _sizes_of_full_layers(
 def _refuse_layers_of_more_states(config: Configuration) -> None:
     config.ignore("use_double_wide_mlp", "vocab_size_per_layer_input")  # of what is refused here
     cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
-    shared, inputs = config.get("num_kv_shared_layers") or 0, "hidden_size_per_layer_input"
+    shared = config.get("num_kv_shared_layers") or 0
+    inputs = "hidden_size_per_layer_input"
     got = f"num_kv_shared_layers = {described(shared)}"
     require_config(shared == 0, got, "no layers that read keys and values of earlier ones", cure)
     of_layers = config.get(inputs, 256)
-    got, expected = f"{inputs} = {described(of_layers)}", "no embedding of a token for each layer"
+    got = f"{inputs} = {described(of_layers)}"
+    expected = "no embedding of a token for each layer"
     require_config(of_layers in (None, 0), got, expected, cure)
     if config.get("use_bidirectional_attention") != "vision":  # which is not of text
         config.refuse(use_bidirectional_attention=None)
@@ -189,7 +192,9 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
             return SideBySide(
                 (sublayers.gated_mlp(read, at, recipe, norm, None),), output_norm, scale
             )
-        width, eps, after = recipe.sizes.width, recipe.sizes.norm_eps, "post_feedforward_layernorm"
+        width = recipe.sizes.width
+        eps = recipe.sizes.norm_eps
+        after = "post_feedforward_layernorm"
         norms = [sublayers.read_norm(read, at, f"{after}_{k}", recipe) for k in (1, 2)]
         before = recipe.norm(read, f"{at}.pre_feedforward_layernorm_2", width, eps)
         bare = recipe._replace(names=recipe.names._replace(network=""))

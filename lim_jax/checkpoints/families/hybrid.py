@@ -22,7 +22,10 @@ from lim_jax.network.masks import AttentionMask
 from lim_jax.network.norms import Norm, Scaled
 from lim_jax.network.slots import Field
 
-LINEAR, CONV, MLP, MOE = "linear_attention", "conv", "mlp", "moe"
+LINEAR = "linear_attention"
+CONV = "conv"
+MLP = "mlp"
+MOE = "moe"
 OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
 PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
 # Options of training, of kernels and of generation.
@@ -74,7 +77,8 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
     """Return a recipe of layers of several kinds, by the recipe of each."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
     got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
-    holds, cure = len(named) == depth and set(named) <= set(recipes), "Other kinds are not known."
+    holds = len(named) == depth and set(named) <= set(recipes)
+    cure = "Other kinds are not known."
     require_config(holds, got, f"{depth} of {' or '.join(recipes)}", cure)
     layers = tuple(recipes[kind] for kind in named)
     return layers[0]._replace(layers=layers)
@@ -156,7 +160,8 @@ def olmo_hybrid(config: Configuration) -> Recipe:
     """OLMo Hybrid: gated delta rules, and every fourth layer attention as in OLMo 2."""
     of_training = "a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"
     config.ignore(*(f"linear_{name}" for name in of_training))
-    sizes, rope = sizes_of(config, norm_eps=1e-6), rope_options(config)
+    sizes = sizes_of(config, norm_eps=1e-6)
+    rope = rope_options(config)
     rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
     masks = rotary_masks(config, sizes) if rotates else sizes.depth * (AttentionMask(),)
     attention = llama_like(
@@ -196,7 +201,8 @@ def nemotron_h(config: Configuration) -> Recipe:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     pattern = config.get("hybrid_override_pattern")
     if kinds is None:
-        known, expected = isinstance(pattern, str) and set(pattern) <= set(PATTERN), "of M, E, *, -"
+        known = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
+        expected = "of M, E, *, -"
         config.require("hybrid_override_pattern", pattern, known, expected)
         kinds = [PATTERN[letter] for letter in str(pattern)]
     config.refuse(
@@ -275,7 +281,8 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     config.refuse(normalization_function="rmsnorm")
     config.ignore(*UNUSED, "init_method")
     sizes = sizes_of(config)
-    kind, kinds = config.get("position_embedding_type"), (None, "nope", "rope")
+    kind = config.get("position_embedding_type")
+    kinds = (None, "nope", "rope")
     config.require("position_embedding_type", kind, kind in kinds, "nope or rope")
     config.ignore("rope_theta", "rope_scaling", "rope_parameters")  # beside nope
     masks = sizes.depth * (AttentionMask(),) if kind != "rope" else rotary_masks(config, sizes)
@@ -285,7 +292,8 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     if count:
         network = granite_experts(config, sizes, shared)
     else:
-        network, names = sublayers.fused_gated_mlp, names._replace(network="shared_mlp")
+        network = sublayers.fused_gated_mlp
+        names = names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)
     attention = llama_like(
         config, sizes, masks, names=names, network=network, **multipliers(config)
@@ -351,7 +359,8 @@ def falcon_h1(config: Configuration) -> Recipe:
             factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")
         ),
     )
-    before, after = factor("attention_in"), multiplied(factor("attention_out"))
+    before = factor("attention_in")
+    after = multiplied(factor("attention_out"))
 
     def both(read: Reader, at: str, recipe: Recipe, mask: Any) -> SumOfFields:
         attention = sublayers.read_attention(read, at, recipe, mask)

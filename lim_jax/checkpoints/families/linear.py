@@ -90,7 +90,8 @@ def kimi_linear(config: Configuration) -> Recipe:
         )
     )
     recipe = latent_like(config, 1e-5, None, names=Names(network="block_sparse_moe"))
-    depth, full = recipe.sizes.depth, own.get("full_attn_layers")
+    depth = recipe.sizes.depth
+    full = own.get("full_attn_layers")
     usual = [FULL if k and k % 4 == 0 else LINEAR for k in range(depth)]
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
@@ -146,8 +147,10 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         low_rank=False,
         least_decay=float(bound) if config.get("kda_safe_gate", True) else None,
     )
-    period, kinds = config.get_int("layer_group_size", 6), config.get("layer_types")
-    holds, got = kinds is not None or depth % period == 0, f"{depth} layers in groups of {period}"
+    period = config.get_int("layer_group_size", 6)
+    kinds = config.get("layer_types")
+    holds = kinds is not None or depth % period == 0
+    got = f"{depth} layers in groups of {period}"
     cure = "Readers disagree about the layers after the last group: state layer_types."
     require_config(holds, got, "groups of one size", cure)
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}

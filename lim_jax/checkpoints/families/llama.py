@@ -204,14 +204,16 @@ def seed_oss(config: Configuration) -> Recipe:
 def ernie4_5(config: Configuration) -> Recipe:
     """ERNIE 4.5: Llama with interleaved rotary features."""
     biased = config.get_flag("use_bias")
-    biases, sizes = Biases(biased, biased, biased), sizes_of(config, norm_eps=1e-5, head_dim=128)
+    biases = Biases(biased, biased, biased)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     of_layers = rotary_masks(config, sizes, default=500_000.0)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True, tied=True)
 
 
 def hunyuan_v1_dense(config: Configuration) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after the rotation."""
-    sizes, rope = sizes_of(config, norm_eps=1e-5), rope_options(config)
+    sizes = sizes_of(config, norm_eps=1e-5)
+    rope = rope_options(config)
     config.refuse(
         use_qk_norm=True,
         use_rotary_pos_emb=True,
@@ -463,8 +465,10 @@ def iquestcoder(config: Configuration) -> Recipe:
 
 def internlm3(config: Configuration) -> Recipe:
     """InternLM 3: Llama, with other names for its biases."""
-    sizes, biases = sizes_of(config, norm_eps=1e-5, head_dim=128), biases_of(config)
-    qkv, others = config.get("qkv_bias", biases.qkv), config.get("bias", biases.mlp)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    biases = biases_of(config)
+    qkv = config.get("qkv_bias", biases.qkv)
+    others = config.get("bias", biases.mlp)
     Configuration({"bias": others}).refuse(bias=qkv)  # else the output's bias is not known
     return llama_like(config, sizes, biases=Biases(qkv, qkv, qkv))
 
@@ -472,7 +476,8 @@ def internlm3(config: Configuration) -> Recipe:
 def hyperclovax(config: Configuration) -> Recipe:
     """HyperCLOVA X SEED: Granite with further norms after sublayers, and logits multiplied."""
     sizes = sizes_of(config)
-    names, scales = Names(), multipliers(config)
+    names = Names()
+    scales = multipliers(config)
     if config.get("use_post_norm", True):
         names = Names(after_attention="post_norm1", after_network="post_norm2")
     scales["logit_scale"] = 1 / scales["logit_scale"]

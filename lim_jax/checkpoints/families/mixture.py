@@ -49,7 +49,8 @@ OF_TRINITY = Names(
     after_network="post_mlp_layernorm",
 )
 OF_GRANITE = Names(network="", up="input_linear", down="output_linear")
-BLOCK, OF_MIXTRAL = Names(network="block_sparse_moe"), expert_sublayers.ByExpert("w1", "w3", "w2")
+BLOCK = Names(network="block_sparse_moe")
+OF_MIXTRAL = expert_sublayers.ByExpert("w1", "w3", "w2")
 # Options that repeat what others say.
 REPEATED = (
     "num_experts",
@@ -176,7 +177,8 @@ def qwen3_vl_moe_text(config: Configuration) -> Recipe:
 
 def qwen2_moe(config: Configuration) -> Recipe:
     """Qwen 2 with experts, beside a shared one behind a gate."""
-    sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
+    sizes = sizes_of(config)
+    slides = config.get("use_sliding_window", False)
     first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
     hidden = config.get_int("shared_expert_intermediate_size", 5632)
@@ -195,7 +197,8 @@ def qwen2_moe(config: Configuration) -> Recipe:
 def olmoe(config: Configuration) -> Recipe:
     """OLMoE: Llama with norms of all heads together, and experts."""
     config.refuse(clip_qkv=None)
-    sizes, count = sizes_of(config, norm_eps=1e-5), config.get_int("num_experts", 64)
+    sizes = sizes_of(config, norm_eps=1e-5)
+    count = config.get_int("num_experts", 64)
     routing = Routing(_top(config, 8), normalised=config.get_flag("norm_topk_prob"))
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
@@ -205,7 +208,8 @@ def olmoe(config: Configuration) -> Recipe:
 
 def flex_olmo(config: Configuration) -> Recipe:
     """FlexOlmo: OLMo 2 with experts."""
-    sizes, count = sizes_of(config), config.get_int("num_experts", 7)
+    sizes = sizes_of(config)
+    count = config.get_int("num_experts", 7)
     routing = Routing(_top(config, 5), normalised=config.get_flag("norm_topk_prob"))
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
@@ -227,9 +231,11 @@ def cohere2_moe(config: Configuration) -> Recipe:
     norm = sublayers.layer_norm_without_shift
     if config.get("rms_norm_eps") is not None:
         config.ignore("layer_norm_eps")
-        names, norm = SizeNames(), sublayers.rms_norm
+        names = SizeNames()
+        norm = sublayers.rms_norm
     sizes = sizes_of(config, names, norm_eps=1e-5, head_dim=128)
-    depth, first = sizes.depth, config.get_int("first_k_dense_replace", 0, least=0)
+    depth = sizes.depth
+    first = config.get_int("first_k_dense_replace", 0, least=0)
     period, prefix = (
         config.get_int(f"{name}sliding_window_pattern", usual)
         for name, usual in (("", 4), ("prefix_dense_", 1))
@@ -320,7 +326,8 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
     """ERNIE 4.5 with experts beside shared ones, in all layers but some."""
     config.refuse(use_bias=False, moe_norm_min=1e-12)
     config.ignore("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
-    sizes, end = sizes_of(config, norm_eps=1e-5), config.get("moe_layer_end_index")
+    sizes = sizes_of(config, norm_eps=1e-5)
+    end = config.get("moe_layer_end_index")
     start, step = (
         config.get_int(f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
     )
@@ -409,7 +416,8 @@ def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> expert_
 def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
-    usual, rope = full_every(2, sizes.depth), {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
+    usual = full_every(2, sizes.depth)
+    rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
     mixture = expert_sublayers.Mixture(
         config.get_int("num_local_experts", 128),
         sizes.intermediate_size,
@@ -444,14 +452,16 @@ def llama4_text(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
     if config.get("use_qk_norm", True):
         rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
-    scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
+    scale = config.get("attn_scale", 0.1)
+    floor = config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
     seen = masks_of(config, kinds, rotary)
     of_layers = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
-    step, layers = config.get_int("interleave_moe_layer_step", 1), config.get("moe_layers")
+    step = config.get_int("interleave_moe_layer_step", 1)
+    layers = config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     mixture = expert_sublayers.Mixture(
         config.get_int("num_local_experts", 16),
@@ -487,7 +497,8 @@ def minimax_m2(config: Configuration) -> Recipe:
         **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
     )
     config.ignore("shared_moe_mode", "mlp_intermediate_size", "use_mtp")
-    sizes, count = sizes_of(config, head_dim=128), config.get_int("num_local_experts", 256)
+    sizes = sizes_of(config, head_dim=128)
+    count = config.get_int("num_local_experts", 256)
     kind = {"attn_type_list": config.get_alike("attn_type_list", 1)}
     Configuration(kind).refuse(attn_type_list=1)  # others are no softmax attention
     part = config.get_int("rotary_dim", sizes.head_dim) / sizes.head_dim
