@@ -7,7 +7,10 @@ import optax
 from lim_jax.loss import teacher_forcing
 from lim_jax.models import CausalLM, sample_windows
 
-STEPS, BATCH, RATE = 300, 16, 3e-3  # of Adam
+# Of Adam.
+STEPS = 300
+BATCH = 16
+RATE = 3e-3
 
 
 def trained(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> CausalLM:

@@ -36,7 +36,8 @@ PROMPTS = (
 def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
     """What is compared, of the last token's loss."""
     length = ids.shape[0]
-    grid, x = lim.token_grid(length), model.embed(ids)
+    grid = lim.token_grid(length)
+    x = model.embed(ids)
     y = models.Targets(ids[:1], jnp.ones(1), jnp.array([length - 1]))
     energy = jnp.sum(jax.grad(model.loss)(x, y) ** 2, axis=1)
     density = length * energy / energy.sum()

@@ -26,7 +26,8 @@ from lim_jax.models import byte_model, sample_windows, standard_library_text
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "gallery" / "network.npz"
-LENGTH, EXAMPLES = 48, 96
+LENGTH = 48
+EXAMPLES = 96
 PUBLISHED = "SmolLM2-135M-Instruct.Q4_1"
 
 

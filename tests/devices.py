@@ -32,7 +32,10 @@ from lim_jax.training.dynamics import density_dynamics
 from lim_jax.training.estimators import Estimator, balanced_density
 
 jax.config.update("jax_enable_x64", True)
-LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
+LENGTH = 24
+WIDTH = 6
+EXAMPLES = 8
+SMALL_TILE = 8
 GRID = lim.token_grid(LENGTH)
 
 
@@ -111,7 +114,8 @@ def virtual(folder):
     """
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     both = NamedSharding(mesh, PartitionSpec("data", "context"))
-    (model, batch), numbers = network(), {}
+    model, batch = network()
+    numbers = {}
     spread = jax.device_put(batch, both)
     for names, attends in dense_and_tiled():
         for name, job in each(*names).items():
@@ -137,7 +141,8 @@ def mapped(model, batch):
         return jax.vmap(loss, in_axes=(None, 0, 0))(model, x, y).mean()
 
     expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(risk))(model, x, numbers))))
-    whole, shared = PartitionSpec(), PartitionSpec("data")
+    whole = PartitionSpec()
+    shared = PartitionSpec("data")
     for count, check in ((8, False), (2, True)):
         mesh = jax.make_mesh(
             (count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
@@ -172,7 +177,8 @@ def mapped_penalty(model, batch, expected):
         return jax.lax.pmean(jax.tree.map(jnp.add, found.risk, found.penalty), "data")
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    everywhere, rows = PartitionSpec(), PartitionSpec("data")
+    everywhere = PartitionSpec()
+    rows = PartitionSpec("data")
     specs = {"in_specs": (everywhere, rows, rows), "out_specs": everywhere}
     over = partial(jax.shard_map, mesh=mesh, **specs)
     for name, job in (("outside", jax.grad(over(outside))), ("inside", over(inside))):
@@ -194,7 +200,8 @@ def of_attention(attend, grid, run, *names):
 
     Where prefixes are whole there are log weights, which are among the keys' features and move.
     """
-    at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
+    at = heads(0, 2, grid.size)
+    along = heads(1, 2, grid.size)
 
     def head(query, key, value):
         weighted = replace(grid, log_weights=key[:, 0], parts=jnp.arange(grid.size) // 5)
@@ -219,7 +226,8 @@ def ring(folder):
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     attend = RingAttention(mesh, "context")
     tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
-    graded, long = lim.graded_grid(28), "gradient and its jvp"
+    graded = lim.graded_grid(28)
+    long = "gradient and its jvp"
     for grid, *some in ((graded.windowed(9),), (graded, long)):
         found = of_attention(attend, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
         apart = of_attention(dense, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
@@ -270,7 +278,8 @@ def gap_of_rounding(attend):
 def ring_bytes(devices):
     """On one device, for a gradient and its jvp of a long context that so many share."""
     mesh = jax.make_mesh((devices,), ("context",), axis_types=(AxisType.Auto,))
-    grid, spec = lim.token_grid(4096), NamedSharding(mesh, PartitionSpec("context"))
+    grid = lim.token_grid(4096)
+    spec = NamedSharding(mesh, PartitionSpec("context"))
     at = [jax.ShapeDtypeStruct((grid.size, 16), float, sharding=spec)] * 3
 
     def loss(query, key, value):
@@ -288,7 +297,8 @@ def process(index, folder, port):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     (model, batch), expected = saved(folder)
     half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
-    spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )

@@ -63,8 +63,10 @@ def test_every_function_without_jit_gives_what_it_gives_with_it(name):
 @pytest.mark.slow
 def test_networks_run_without_jit():
     """As `jax.disable_jit` is what people debug with: each primitive of ours runs by itself."""
-    field, x = layer_of(random_flow()), random_states(0, 5, 6)
-    model, ids = byte_network(6), jnp.arange(6)
+    field = layer_of(random_flow())
+    x = random_states(0, 5, 6)
+    model = byte_network(6)
+    ids = jnp.arange(6)
     labels = jnp.zeros(5, int), jnp.ones(5) / 5
 
     def values():
@@ -85,7 +87,8 @@ def test_without_jit_a_users_loss_sees_numbers():
     def loss(x, y):
         return x.sum() if x[0, 0] > 0 else -x.sum()
 
-    flow, example = random_flow(), (1 + random_states(0, 5, 6) ** 2, None)
+    flow = random_flow()
+    example = (1 + random_states(0, 5, 6) ** 2, None)
     with pytest.raises(jax.errors.TracerBoolConversionError):
         lim.adjoint_trajectory(flow, loss, example, GRID)
     with jax.disable_jit():
@@ -99,7 +102,8 @@ def test_without_jit_a_users_loss_sees_numbers():
 @pytest.mark.parametrize("jitted", [False, True])
 def test_where_nan_is_looked_for_it_is_found(jitted):
     """JAX repeats the program that has one, operation by operation, and names the first."""
-    field, x = layer_of(random_flow()), random_states(0, 5, 6)
+    field = layer_of(random_flow())
+    x = random_states(0, 5, 6)
     call = jax.jit(field.__call__) if jitted else field
     with jax.debug_nans(True):
         np.testing.assert_allclose(call(x, x, GRID), field(x, x, GRID), rtol=1e-12)

@@ -102,7 +102,8 @@ def cone_masses(attention):
     """Of averaging: the printed estimator and the density, on tokens."""
     found = {}
     for size in SIZES:
-        grid, x = lim.token_grid(size), jnp.ones((size, 1))
+        grid = lim.token_grid(size)
+        x = jnp.ones((size, 1))
         found[size] = [
             lim.adjoint.cone_mass(attention, x, grid, "frobenius", normalisation)
             for normalisation in ("finite", "density")
@@ -126,7 +127,8 @@ def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converge
 
 @pytest.mark.slow
 def test_the_printed_probes_see_the_frobenius_norm_and_the_local_operator():
-    grid, x = lim.token_grid(LENGTH), random_states()
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
     attention = layer_of(random_flow(depth=1)).attention
 
     @jax.jit
@@ -208,12 +210,14 @@ def test_the_input_adjoint_is_of_order_one_half_in_l2():
 
 def test_tokenwise_networks_are_not_frechet_differentiable_on_l2():
     """A bump on one cell has norm L^-1/2, and a remainder that is as large a share at every L."""
-    network, bump = layer_of(random_flow(depth=1)).feed_forward, random_states(2, 6)
+    network = layer_of(random_flow(depth=1)).feed_forward
+    bump = random_states(2, 6)
 
     @jax.jit
     def shares(network):
         def share(grid):
-            x, move = jnp.zeros((grid.size, 6)), jnp.zeros((grid.size, 6)).at[0].set(bump)
+            x = jnp.zeros((grid.size, 6))
+            move = jnp.zeros((grid.size, 6)).at[0].set(bump)
             value, slope = jax.jvp(lambda x: network(x, x, grid), (x,), (move,))
             rest = network(x + move, x + move, grid) - value - slope
             return jnp.sqrt(lim.inner(rest, rest, grid) / lim.inner(move, move, grid))

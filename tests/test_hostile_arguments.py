@@ -99,7 +99,8 @@ def refused(error):
     Arrays of strings and objects are no arrays of JAX: where a compiled function begins, it is
     JAX's own error that says so.
     """
-    text, ours = str(error), r"[\w\]]: (got .+, )?expected "
+    text = str(error)
+    ours = r"[\w\]]: (got .+, )?expected "
     by_jax = isinstance(error, TypeError) and "Error interpreting argument" in text
     return by_jax or isinstance(error, ValueError | RuntimeError) and re.search(ours, text, re.S)
 

@@ -71,7 +71,8 @@ def test_the_table_lists_every_file_once():
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_imports_run_one_way_and_none_stands_inside_a_function(file):
-    tree, at = parsed(file), ORDER.index(module_of(file))
+    tree = parsed(file)
+    at = ORDER.index(module_of(file))
     whole = ROOMS.keys() - {module.partition(".")[0] for module in ORDER[at:]}
     assert package_imports(tree) <= {*ORDER[:at], *whole}
     nodes = list(ast.walk(tree))
@@ -126,7 +127,8 @@ def test_what_is_public_stands_on_a_page_or_computes_an_equation_and_no_more():
     pages = written_pages()
     at_the_front = doors_names(DOORS[0])
     for door in DOORS[1:]:
-        room, names = door.parent.name, doors_names(door)
+        room = door.parent.name
+        names = doors_names(door)
         inside = [file for file in FILES if file.is_relative_to(door.parent)]
         files = {
             ".".join(file.relative_to(door.parent).with_suffix("").parts): functions_and_classes(

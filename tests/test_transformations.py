@@ -22,7 +22,9 @@ from reference.networks import VOCABULARY, random_labels, random_states, randomi
 import lim_jax as lim
 from lim_jax.adjoint.sites import attention_sites
 
-LENGTH, WIDTH, BATCH = 6, 4, 2
+LENGTH = 6
+WIDTH = 4
+BATCH = 2
 GRID = lim.midpoint_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 Y = random_labels(3, BATCH, LENGTH, VOCABULARY)

@@ -42,12 +42,19 @@ from lim_jax.models.ids import padded_size
 from lim_jax.prompts.contexts import Context
 from lim_jax.tasks.prompts import Prompt, encode_text
 
-PAIRS, FACTS, SENTENCES = "keys and values", "documents", "sentences"
-INFLUENCE, RANDOM, LEAVE_ONE_OUT = "influence", "random", "leave-one-out"
-OF_MARGIN, PRODUCT = "influence, margin", "gradient times input"
+PAIRS = "keys and values"
+FACTS = "documents"
+SENTENCES = "sentences"
+INFLUENCE = "influence"
+RANDOM = "random"
+LEAVE_ONE_OUT = "leave-one-out"
+OF_MARGIN = "influence, margin"
+PRODUCT = "gradient times input"
 SIZE = f"{PRODUCT}, size"
 IN_WORDS = (INFLUENCE, OF_MARGIN, PRODUCT, SIZE)
-PATH, ROLLOUT, AT2 = "integrated gradients", "attention rollout", "AT2"
+PATH = "integrated gradients"
+ROLLOUT = "attention rollout"
+AT2 = "AT2"
 # The methods of the package that read the whole text, as they are. Others read texts without parts
 # (`ablations.Ablated`), which the study tokenizes anew as its authors do; the package closes up the
 # tokens that it has, and takes the log odds of each token of the answer.
@@ -341,7 +348,8 @@ def job_of(
         cure="Pass one of these.",
     )
     prompts = [drawn_prompt(setting, number) for number in range(setting.prompts)]
-    ids, ends = ids_of_texts([one.text for one in prompts], tokenizer), _ends(model, tokenizer, end)
+    ids = ids_of_texts([one.text for one in prompts], tokenizer)
+    ends = _ends(model, tokenizer, end)
     size = context_size(model, max(map(len, ids)) + setting.tokens - 1)
     run = {
         "model": digest(model),
@@ -353,7 +361,8 @@ def job_of(
 
 def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
     """Some of the prompts together."""
-    setting, fitted = job.setting, max(job.setting.fitted)
+    setting = job.setting
+    fitted = max(job.setting.fitted)
     contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
     said = answers_of(job, [context.ids for context in contexts])
     of = Ablated(prompts, said, job.tokenizer, job.read)
@@ -408,7 +417,8 @@ def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Expl
 
 def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
     """What the model answers, id by id, without what ends it."""
-    rows, lengths = contexts, [len(ids) for ids in contexts]
+    rows = contexts
+    lengths = [len(ids) for ids in contexts]
     going = [True] * len(rows)
     for _ in range(job.setting.tokens):
         _, likeliest = job.read(rows, [ids[-1:] for ids in rows], name="answers")
@@ -427,7 +437,8 @@ def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.n
 
 def _of_whole_context(job: Job, context: Context) -> dict[str, Parts]:
     """The attributions that read the whole context only, by name."""
-    setting, found = job.setting, {}
+    setting = job.setting
+    found = {}
     for name, method in METHODS.items():
         if name in IN_WORDS:
             found[name] = job.watched("word gradients", 1, method, context)

@@ -300,7 +300,8 @@ def tuned_course(results: Record, title: str) -> Figure:
 
 def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
     """Two standard errors to either side."""
-    value, error = np.asarray(found.value), np.asarray(found.error)
+    value = np.asarray(found.value)
+    error = np.asarray(found.error)
     places = np.arange(1, len(value) + 1)
     axes.errorbar(places, value, yerr=2 * error, capsize=2, label=label, **line_style(index))
 
@@ -321,7 +322,9 @@ def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
     """The mean over seeds, of shape (seeds, records), and its errors."""
-    mean, error, style = values.mean(axis=0), _error_of_mean(values), line_style(index)
+    mean = values.mean(axis=0)
+    error = _error_of_mean(values)
+    style = line_style(index)
     places = np.arange(1, len(mean) + 1)
     axes.plot(places, mean, label=label, **style)
     axes.fill_between(places, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)

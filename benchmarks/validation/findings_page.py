@@ -425,7 +425,8 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
         for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
     ]
-    task, (plain, ours) = setting["task"], recalls.values()
+    task = setting["task"]
+    plain, ours = recalls.values()
     words = (
         f"{RECALLS_NOTE} {task['pairs']} pairs in {task['length']} places, {setting['probes']} "
         f"probes beside {setting['batch']} contexts; a step takes "

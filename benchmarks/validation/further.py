@@ -132,7 +132,8 @@ class _Step(eqx.Module):
     def __call__(
         self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
     ) -> tuple[PyTree, None]:
-        setting, (model, memory, moments) = self.setting, state
+        setting = self.setting
+        model, memory, moments = state
         of_training, of_probes, of_arm = jax.random.split(key, 3)
         batches = Batches(
             draw(setting, setting.gold_law, key=of_training),

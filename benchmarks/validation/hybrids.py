@@ -28,7 +28,9 @@ from lim_jax.results.tables import write_json
 
 TWIN = Setting(KeyValueTask(12, 24, 12), width=64, heads=4, depth=4, steps=800, rate=1e-3)
 SETTINGS = {"attention alone": TWIN, "hybrid": TWIN._replace(attention_every=4)}
-SEEDS, TESTS, FIFTHS = 3, 32, 5
+SEEDS = 3
+TESTS = 32
+FIFTHS = 5
 FILE = Path(__file__).parents[2] / "docs" / "study" / "hybrids.json"
 
 

@@ -39,7 +39,8 @@ from lim_jax.prompts.contexts import Context
 from lim_jax.tasks.prompts import encode_text
 
 sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
-STRENGTHS, FOLDS = np.logspace(-2, 2, 9), 5
+STRENGTHS = np.logspace(-2, 2, 9)
+FOLDS = 5
 SAME = 0.1  # nats of one answer, by two devices, or in TF32
 Attention = Float[np.ndarray, "parts heads"]
 Weights = Float[np.ndarray, " heads"]
@@ -105,10 +106,12 @@ def weights_of_heads(
     # The authors maximise the mean correlation within a prompt by Adam, from equal weights. Logits
     # of variance one stand for it here. As the prompts are few, a penalty keeps the weights small:
     # its strength predicts prompts that are left out, some at a time.
-    rows, effects = [], []
+    rows = []
+    effects = []
     for kind in kinds:
         for attention, one in kind:
-            features, logits = one.kept @ attention, logits_of(one.values)
+            features = one.kept @ attention
+            logits = logits_of(one.values)
             share = 1 / np.sqrt(len(kind) * len(logits))
             rows.append(share * (features - features.mean(axis=0)))
             effects.append(share * (logits - logits.mean()) / (logits.std() or 1))
@@ -141,8 +144,10 @@ def _attention(
 
     def read(x, layer):
         attention = attention_of(layer[0])
-        rope, prefixes = attention.rope(grid), attention.prefixes(grid)
-        query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
+        rope = attention.rope(grid)
+        prefixes = attention.prefixes(grid)
+        query = attention.queries(x, rope)
+        key, _ = attention.sources(x, rope)
         prefix = prefixes.prefix_weights()[y.places]
         of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
         key = by_head(key, query.shape[0])
@@ -201,7 +206,8 @@ class _Stage(NamedTuple):
         self, weights: Weights, read: list[_Read], seconds: dict[str, list[float]]
     ) -> Run:
         """The run with AT2's scores; where it is judged it has drops."""
-        setting, numbers = self.job.setting, range(len(read))
+        setting = self.job.setting
+        numbers = range(len(read))
         scores = [one.attention @ weights for one in read]
         taken = [without_the_first(np.argsort(-row), setting.taken_out) for row in scores]
         groups = {}
@@ -242,7 +248,8 @@ class _Stage(NamedTuple):
         self, taken: dict[int, Bool[np.ndarray, "counts _"]], read: list[_Read]
     ) -> list[tuple[int, list[float]]]:
         job = self.job
-        prompts, said = [job.prompts[n] for n in taken], [read[n].said for n in taken]
+        prompts = [job.prompts[n] for n in taken]
+        said = [read[n].said for n in taken]
         left = Ablated(prompts, said, job.tokenizer, job.read)(list(taken.values()))
         pairs = zip(taken, left, strict=True)
         return [(n, (read[n].log_probability - row).tolist()) for n, row in pairs]

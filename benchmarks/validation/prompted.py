@@ -122,7 +122,8 @@ def ask_prompts(
     Answers
         With a leading axis of prompts, on the host; the n-th asks for record ``n % records``.
     """
-    records, count = setting.records, setting.prompts
+    records = setting.records
+    count = setting.prompts
     require(
         count % records == 0,
         "prompts",

@@ -157,7 +157,8 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     >>> model.vocabulary, model.positions.shape
     (7, (5, 8))
     """
-    task, size = setting.task, setting.width // setting.heads
+    task = setting.task
+    size = setting.width // setting.heads
     model = gaussian_model(
         task.vocabulary,
         task.length,
@@ -187,10 +188,12 @@ def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> 
 
 def _gated_delta(width: int, heads: int, key: Key[Array, ""]) -> GatedDelta:
     """A random layer, whose decays begin as those of published networks do."""
-    keys, size = jax.random.split(key, 12), width // heads
+    keys = jax.random.split(key, 12)
+    size = width // heads
     query, key_, value, gate = (fan_in(k, heads, size, width) for k in keys[:4])
     taps = (fan_in(k, heads, size, TAPS) for k in keys[4:7])
-    low, high = math.log(0.001), math.log(0.1)
+    low = math.log(0.001)
+    high = math.log(0.1)
     rates = jnp.exp(jax.random.uniform(keys[7], (heads,), minval=low, maxval=high))
     return GatedDelta(
         LayerNorm.init(width),
@@ -289,11 +292,13 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         there (`every_place`), else its scores are NaN.
     """
     ids, y = asked(examples)
-    gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
+    gold = jnp.asarray(examples.gold[:, 0])
+    records = examples.records.shape[1] // 2
 
     def judged(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]
-        answer, one = y.targets, y.weights
+        answer = y.targets
+        one = y.weights
         right = logits.argmax(axis=1)[0] == answer[0]
         scores = (
             -margin_loss(logits, answer, one),

@@ -157,7 +157,8 @@ def _of_model(
         arguments = {"model": model, "faithfulness": True, "quick": quick}
         run = partial(judge_attributions, model, quick=quick)
     else:
-        count, records = 500 if prompts is None else prompts, records or (10, 20)
+        count = 500 if prompts is None else prompts
+        records = records or (10, 20)
         arguments = {"model": model, "prompts": count, "records": records}
         run = partial(_ask, model, count, records)
     if finished_before(out, "study", arguments, overwrite=overwrite):
@@ -173,7 +174,8 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
         f"{count} records": PromptSetting(records=count, prompts=prompts) for count in records
     }
     asked = LanguageModel.from_pretrained(model)
-    found, names = {}, []
+    found = {}
+    names = []
     for name, setting in settings.items():
         answers = ask_prompts(
             asked.network,
@@ -196,7 +198,8 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
 
 def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
     """The figures of a study's results, by the names of their files."""
-    arms, gains = results["arms"], compare_arms(results)
+    arms = results["arms"]
+    gains = compare_arms(results)
     name = next(iter(results["settings"]))
     figures = {
         "accuracy_by_place": accuracy_by_place(arms, name),

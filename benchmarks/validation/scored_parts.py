@@ -40,7 +40,8 @@ class MethodOfLoss(NamedTuple):
 
     def __call__(self, model: CausalLM, context: Context) -> Parts:
         """Return the scores of a context's parts."""
-        score, parts = method_named(self.method).scores, parts_of_prompt(context)
+        score = method_named(self.method).scores
+        parts = parts_of_prompt(context)
         return score(model, context, [whole_answer(context)], parts, self.loss, Run()).by_part[0]
 
 

@@ -46,7 +46,8 @@ from lim_jax.cost.job import job_cost
 from lim_jax.tasks.prompts import Example
 
 KINDS = ("settings", "predictions", "arms", "variants", "shifts", "recalls")
-BEFORE, BALANCED = "before", "Algorithm 1, probes"
+BEFORE = "before"
+BALANCED = "Algorithm 1, probes"
 SHIFTED = (PLAIN, BALANCED, SELECTIVE)
 FROM_FIRST = 12  # stages of training from the first step
 LONGER = 5  # how many times the other arms' steps the plain one goes on for
@@ -113,7 +114,8 @@ class Preset(NamedTuple):
 
 def presets() -> dict[str, Preset]:
     """What ``python -m benchmarks.validation`` runs: `quick` in two minutes, `full` in some 80."""
-    base, small = Setting(), Setting(KeyValueTask(8, 16, 8), steps=500)
+    base = Setting()
+    small = Setting(KeyValueTask(8, 16, 8), steps=500)
     others = {
         "8 records, depth 2": small,
         "24 records, depth 2": base._replace(task=KeyValueTask(24)),
@@ -148,8 +150,10 @@ def presets() -> dict[str, Preset]:
 
 
 def _ablations(shorter: str, longer: str, deeper: str) -> dict[str, Variant]:
-    own, true = partial(Variant, SELECTIVE), partial(Variant, SELECTIVE_TRUE)
-    told, balanced = partial(Variant, ANSWERS), partial(Variant, BALANCED)
+    own = partial(Variant, SELECTIVE)
+    true = partial(Variant, SELECTIVE_TRUE)
+    told = partial(Variant, ANSWERS)
+    balanced = partial(Variant, BALANCED)
     fewer_or_more = {
         f"{whose} answers, {count} probes": make({"probes": count})
         for whose, make in (("own", own), ("true", true))
@@ -234,7 +238,8 @@ class _Study(NamedTuple):
 
     def groups(self) -> dict[str, Callable[[], Any]]:
         """Groups of runs by name."""
-        preset, base = self.preset, self.base
+        preset = self.preset
+        base = self.base
         runs: dict[str, Callable[[], Any]] = {
             f"settings: {name}": partial(self.of_setting, name) for name in preset.settings
         }
@@ -277,7 +282,8 @@ class _Study(NamedTuple):
         return max(1, self.preset.test // 8)
 
     def networks(self, name: str, trained: bool = True) -> Retrievers:
-        setting, file = self.preset.settings[name], _file(self.folder, name)
+        setting = self.preset.settings[name]
+        file = _file(self.folder, name)
         if not trained:
             return train_retrievers(setting._replace(steps=0), self.keys)[0]
         if name not in self.kept:
@@ -285,7 +291,8 @@ class _Study(NamedTuple):
         return self.kept[name]
 
     def of_setting(self, name: str) -> dict[str, Any]:
-        setting, explained = self.preset.settings[name], self.preset.explained
+        setting = self.preset.settings[name]
+        explained = self.preset.explained
         return _setting_record(
             setting,
             self.networks(name),
@@ -295,7 +302,8 @@ class _Study(NamedTuple):
         )
 
     def of_predictions(self, name: str) -> list[dict[str, Any]]:
-        setting, key = self.preset.settings[name], jax.random.key(self.seed)
+        setting = self.preset.settings[name]
+        key = jax.random.key(self.seed)
         examples = examples_of_every_place(setting, self.attributed, key=key)
         judged = of_seeds(record_scores)(self.networks(name), examples)
         return [one.record() for one in predict(judged)]
@@ -310,11 +318,13 @@ class _Study(NamedTuple):
         explained: int = 0,
         trained: bool = True,
     ) -> dict[str, Any]:
-        models, file = self.networks(name, trained), _file(self.folder, label)
+        models = self.networks(name, trained)
+        file = _file(self.folder, label)
         return self.run(name).record(models, arm, stages, explained, file)
 
     def of_shift(self, name: str) -> dict[str, Any]:
-        preset, models = self.preset, self.networks(self.preset.shifted)
+        preset = self.preset
+        models = self.networks(self.preset.shifted)
         setting = preset.settings[preset.shifted]
         if name != BEFORE:
             file = _file(self.folder, f"shifted {name}")

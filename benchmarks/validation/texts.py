@@ -125,7 +125,8 @@ def text_batch(
 def _padded(example: Example, records: int, size: int, queries: int, dtype: DTypeLike) -> TextBatch:
     window, weights, of_place, gold = (np.asarray(part) for part in example)
     places = np.flatnonzero(weights)
-    more, more_words = size - len(weights), queries - len(places)
+    more = size - len(weights)
+    more_words = queries - len(places)
     weights = np.full(len(places), 1 / len(places), dtype)
     asked = (window[1:][places], weights, places)
     targets, weights, places = (np.pad(part, (0, more_words)) for part in asked)

@@ -69,7 +69,8 @@ def linearised(field, x, covector, grid, norms):
 
 def density_weights(grid):
     """Of the integral from p_j to 1 over the Jacobian's blocks squared."""
-    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
+    weights = np.asarray(grid.weights)
+    prefix = prefix_weights(grid)
     seen = prefix > 0
     return np.where(seen, weights[:, None] / weights / np.where(seen, prefix, 1), 0)
 
@@ -85,7 +86,8 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     if name in ("everything", "sinks"):
         grid = grid.weighted(random_states(7, LENGTH), jnp.arange(LENGTH) // 3)
     field = layer_of(architecture_flow(name, depth=1))
-    x, covector = random_states(2, LENGTH, WIDTH), np.asarray(random_states(5, LENGTH, WIDTH))
+    x = random_states(2, LENGTH, WIDTH)
+    covector = np.asarray(random_states(5, LENGTH, WIDTH))
     of = linearised(field, x, covector, grid, NORMS[name])
     found, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)

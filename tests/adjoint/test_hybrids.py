@@ -22,7 +22,8 @@ from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
 from lim_jax.network.recurrent import RecurrentMixer
 
 LENGTH = 5
-FLOW, GRID = hybrid_flow(), lim.token_grid(LENGTH)
+FLOW = hybrid_flow()
+GRID = lim.token_grid(LENGTH)
 X, Y = random_states(4, 2, LENGTH, WIDTH)
 
 
@@ -102,7 +103,8 @@ def test_layers_of_several_kinds_are_a_loop_over_them():
 
 @pytest.mark.slow
 def test_hops_and_heads_sum_to_the_channels():
-    parts, cone = found(), found()["channels"].cone_by_depth
+    parts = found()
+    cone = found()["channels"].cone_by_depth
     np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)
     np.testing.assert_allclose(parts["heads"].sum(axis=1), cone, atol=1e-12)
     assert parts["heads"].shape[:2] == (3, 6)  # two heads of attention, and four of Mamba-2

@@ -21,7 +21,8 @@ from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
 
-QUESTION, DOCUMENTS = "Who?", ["Up.", "Dn 2."]
+QUESTION = "Who?"
+DOCUMENTS = ["Up.", "Dn 2."]
 PROMPT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 NAMES = ["document 1", "document 2", "question", ""]
 PLACES = dict(zip(NAMES, (range(3), range(5, 10), range(22, 26)), strict=False))
@@ -56,10 +57,12 @@ def test_rows_are_sums_over_the_tokens_of_each_part(signed):
     """Of two documents and the question; what is in none of them is the rest."""
     found = {part.name: part for part in signed.parts}
     assert sorted(found) == sorted(NAMES)
-    length, inside = len(PROMPT) + 2, set().union(*PLACES.values())
+    length = len(PROMPT) + 2
+    inside = set().union(*PLACES.values())
     rest = [place for place in range(length) if place not in inside]
     for name, places in {**PLACES, "": rest}.items():
-        part, places = found[name], list(places)
+        part = found[name]
+        places = list(places)
         np.testing.assert_allclose(part.score, signed.tokens[places].sum(), rtol=1e-12)
         assert (part.tokens, part.of_tokens) == (len(places), len(places) / length)
     kinds = {name: found[name].kind for name in NAMES}
@@ -109,8 +112,10 @@ def test_integrated_gradients_begin_where_documents_are_average_words(ask, netwo
     """With an embedding that is multiplied, as Gemma's: so is the average word."""
     scaled = replace(network, embedding_scale=scale)
     answered = ask("integrated-gradients", network=scaled)
-    context, words = answered.context, np.asarray(network.embedding)
-    ids, inside = context.window[:-1], np.zeros(context.length, bool)
+    context = answered.context
+    words = np.asarray(network.embedding)
+    ids = context.window[:-1]
+    inside = np.zeros(context.length, bool)
     inside[[*PLACES["document 1"], *PLACES["document 2"]]] = True
     step = np.where(inside[:, None], scale * (words[ids] - words.mean(axis=0)), 0)
     x = scale * words[ids] + np.asarray(network.positions)[: len(ids)]
@@ -173,7 +178,8 @@ def test_a_finding_says_what_scores_add_up_to(ask):
 
 def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
     """Not its letters, of which one may be of several tokens."""
-    model, documents = LanguageModel(network), ["Né.", "Up. On."]
+    model = LanguageModel(network)
+    documents = ["Né.", "Up. On."]
     answered = lim.ask(model, QUESTION, documents, answer="It", method="mask-gradient")
     write_answer(answered, tmp_path)
     with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
@@ -217,7 +223,8 @@ def test_an_answer_of_the_models_own_that_did_not_end_is_cut(ask):
 
 
 def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
-    alone, kept = ask("rollout"), ask("rollout", checkpoint=tmp_path / "kept")
+    alone = ask("rollout")
+    kept = ask("rollout", checkpoint=tmp_path / "kept")
     assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
     np.testing.assert_array_equal(kept.tokens, alone.tokens)
 
@@ -256,7 +263,8 @@ def test_a_question_foretells_what_scoring_takes(network):
 def test_an_answer_follows_a_space_but_in_a_chat():
     model = LanguageModel(byte_network(8), chat_template=ChatTemplate("", {}))
     asked = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
-    chat, plain = asked(), asked(chat=False)
+    chat = asked()
+    plain = asked(chat=False)
     assert [message["content"] for message in chat.messages] == [QUESTION]
     assert (chat.answer, chat.foil, chat.question) == ("It", "No", "")
     assert (plain.answer, plain.foil, plain.question) == (" It", " No", QUESTION)

@@ -118,7 +118,8 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     """Each row's scores sum to what the document gave its part, by the whole network's losses."""
     monkeypatch.setattr(mask_path, "NODES", 1)
     monkeypatch.setattr(mask_path, "SHOWN", 0.0)
-    taken, measured = [], mask_path.mask_gradients
+    taken = []
+    measured = mask_path.mask_gradients
 
     def counted(model, context, answer, loss, rule, run):
         taken.append((rule.shape[1], len(answer)))
@@ -168,12 +169,14 @@ def test_a_note_counts_the_parts_that_do_not_add_up():
 
 def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
-    sums, given = np.array([-0.897, -0.84, 0.004, 0.008]), np.array([-0.809, -0.809, 0.0, 0.002])
+    sums = np.array([-0.897, -0.84, 0.004, 0.008])
+    given = np.array([-0.809, -0.809, 0.0, 0.002])
     assert mask_path.unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
-    answer, rng = PARTS[:2], np.random.default_rng(0)
+    answer = PARTS[:2]
+    rng = np.random.default_rng(0)
     by_token = rng.normal(size=(2, CONTEXT.length))
     scores = scores_by_token(answer, context_segments(CONTEXT, "sentences"), by_token)
     write_table(tmp_path / "matrix.csv", FILES["matrix.csv"], files._matrix(scores))
@@ -204,7 +207,8 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     layers = FetchedLayers(jnp.zeros(1), LayerSource(read, model.flow.depth))
     away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
     reads.clear()
-    gradients, rule = mask_gradients.mask_gradients, np.array([[np.log(0.2)], [1.0]])
+    gradients = mask_gradients.mask_gradients
+    rule = np.array([[np.log(0.2)], [1.0]])
     for _ in range(2):
         found = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
         jax.effects_barrier()

@@ -27,7 +27,8 @@ PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
 CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="margin")
 LENGTH = CONTEXT.length
-HEADS, DEPTH = 2, 2
+HEADS = 2
+DEPTH = 2
 NUMBERS = np.full(LENGTH, -1)
 NUMBERS[1:3], NUMBERS[5:10] = 0, 1  # the first token belongs to no part
 INSIDE = NUMBERS >= 0

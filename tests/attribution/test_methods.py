@@ -98,7 +98,8 @@ def scored(model, context, method, loss=LOSS):
 )
 def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, method):
     for context in CONTEXTS:
-        found, expected = scored(model, context, method), by_formula(model, context, method)
+        found = scored(model, context, method)
+        expected = by_formula(model, context, method)
         assert found.tokens is not None
         np.testing.assert_allclose(found.tokens, expected, rtol=1e-9, atol=1e-13)
         by_name = found.by_name()
@@ -181,7 +182,8 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
 
 def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
     """Minus losses that are sums over kept parts: all terms but for the small ones' shrinkage."""
-    terms, seen = np.array([[2.0, 0.0, -1.0, 0.003], [0.0, 0.0, 0.0, 3.0]]), []
+    terms = np.array([[2.0, 0.0, -1.0, 0.003], [0.0, 0.0, 0.0, 3.0]])
+    seen = []
 
     def losses(model, context, answer, parts, kept, loss, run):
         seen.append(kept)
@@ -200,10 +202,12 @@ def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
 
 
 def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
-    method, run = "gradient-times-input", Run(tmp_path)
+    method = "gradient-times-input"
+    run = Run(tmp_path)
     score = partial(scoring.score_contexts, model, loss="margin", run=run)
     first = score(CONTEXTS[:1], method=method)
-    calls, scores = [], models.ids._scores
+    calls = []
+    scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: calls.append(of) or scores(*of))
     found = score(CONTEXTS, method=method)
     assert len(calls) == 1
@@ -223,7 +227,7 @@ def test_a_method_is_one_entry(model, monkeypatch):
 
     entry = Method("its position", "the position", positions, METHODS["rollout"].cost)
     monkeypatch.setitem(METHODS, "position", entry)
-    (first, _) = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
+    first, _ = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
     rest = sum(range(CONTEXTS[0].length)) - (3 + 22 + 30)
     assert list(first.by_name().items()) == list(zip(NAMES, (3, 22, 30, rest), strict=True))
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
@@ -257,7 +261,8 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
 
 def test_methods_say_what_they_score():
     """The whole answer alone, or its parts too; tokens, or parts that are left out; and signs."""
-    every, whole = ("answer", "sentence", "token"), ("answer",)
+    every = ("answer", "sentence", "token")
+    whole = ("answer",)
     of_method = {
         name: ({*method.answer_parts}, method.document_parts, method.signed)
         for name, method in METHODS.items()
@@ -305,9 +310,11 @@ def test_integrated_gradients_need_the_average_word(model):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_on_from_what_it_kept(model, method, tmp_path, monkeypatch):
     """Once more it gives the same, and reads nothing."""
-    context, parts = CONTEXTS[0], context_segments(CONTEXTS[0])[:1]
+    context = CONTEXTS[0]
+    parts = context_segments(CONTEXTS[0])[:1]
     kept = partial(METHODS[method].scores, model, context, [whole_answer(context)], parts, LOSS)
-    alone, first = kept(Run()), kept(Run(tmp_path))
+    alone = kept(Run())
+    first = kept(Run(tmp_path))
     monkeypatch.setattr(models.ids, "_scores", lambda *_: pytest.fail("read again"))
     again = kept(Run(tmp_path))
     for found in (first, again):

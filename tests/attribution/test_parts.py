@@ -82,7 +82,8 @@ def test_a_record_of_one_context_has_no_error_and_is_not_mixed_with_its_absence(
 
 
 def test_one_text_in_several_contexts_is_counted_once():
-    contexts, energies = [TWO, TWO], [np.ones(4)] * 2
+    contexts = [TWO, TWO]
+    energies = [np.ones(4)] * 2
     records = averaged_records(record_shares(contexts, energies), contexts, energies)
     assert [record.texts for record in records] == [1, 1, 1]
 

@@ -292,7 +292,8 @@ def test_scores_of_parts_are_kept_context_by_context(tmp_path):
     ]
     contexts = [context_of(one, "x", asked="margin") for one in laid]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
-    first, again = ask().scores, ask().scores
+    first = ask().scores
+    again = ask().scores
     assert [list(scores.by_name()) for scores in first] == [
         [("a", "part"), ("b", "part"), ("", "rest")],
         [("c", "part"), ("", "rest")],
@@ -301,7 +302,8 @@ def test_scores_of_parts_are_kept_context_by_context(tmp_path):
 
 
 def test_contexts_fit_up_to_the_networks_length_and_its_last_word():
-    words, places = NETWORK.embedding, NETWORK.positions
+    words = NETWORK.embedding
+    places = NETWORK.positions
     assert places is not None
     fitting = replace(NETWORK, embedding=words[:6], head=words[:6])
     require_fitting(fitting, CONTEXTS)

@@ -57,7 +57,8 @@ def test_a_revision_follows_the_name(snapshot):
 
 def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
     """It is there, if under another revision than was asked: nothing need be downloaded."""
-    repository, commits = snapshot.parents[1], ["a" * 40, "b" * 40, "c" * 40]
+    repository = snapshot.parents[1]
+    commits = ["a" * 40, "b" * 40, "c" * 40]
     shutil.rmtree(snapshot.parent)
     for commit in commits:
         (snapshot.parent / commit).mkdir(parents=True)

@@ -52,7 +52,8 @@ LEAST = {
     "qwen3_vl_moe_text": SIZES | {"moe_intermediate_size": 9},
 }  # fmt: skip
 MINIMAX = "minimax", "minimax_m1", "minimax_text_01"
-SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
+SILU = jax.nn.silu
+WIDE = 4096  # the publishers' usual window
 
 
 def refuse_unknown(config):
@@ -848,7 +849,8 @@ IDLE = {
 @pytest.mark.parametrize("family", sorted(SAID | IDLE))
 def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
-    found, expected = recipe_of(config), recipe_of(least(family))
+    found = recipe_of(config)
+    expected = recipe_of(least(family))
     refuse_unknown(config)
     closures = family in {*MIXTURES, *LATENTS, "falcon_h1"} or bool(found.layers)
     made_anew: dict[str, Any] = (
@@ -887,8 +889,10 @@ SAME = [
 
 @pytest.mark.parametrize("family, options", SAME)
 def test_options_of_other_families_may_say_what_a_network_does_anyway(family, options):
-    config, plain = least(family, **options), least(family)
-    found, expected = recipe_of(config), recipe_of(plain)
+    config = least(family, **options)
+    plain = least(family)
+    found = recipe_of(config)
+    expected = recipe_of(plain)
     refuse_unknown(config)
     assert found._replace(network=None, names=None) == expected._replace(network=None, names=None)
 
@@ -901,7 +905,8 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
     unread = {name: value for name, value in said.items() if name not in config.asked}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
-    found, expected = recipe_of(stated), recipe_of(config)
+    found = recipe_of(stated)
+    expected = recipe_of(config)
     assert unread and found.sizes == expected.sizes and found.masks == expected.masks
 
 
@@ -936,7 +941,8 @@ def test_ministral_3_grows_queries_from_its_length_of_training_on():
 
 
 def test_sections_of_rotary_positions_play_no_part_in_text():
-    plain, sections = rotary_frequencies(16), {"mrope_section": [4, 2, 2]}
+    plain = rotary_frequencies(16)
+    sections = {"mrope_section": [4, 2, 2]}
     for rope in ({"type": "mrope"}, {"rope_type": "default", "mrope_interleaved": True}):
         config = least("qwen2_vl_text", rope_theta=1e4, rope_scaling=rope | sections)
         assert recipe_of(config).masks[0].positions == Rotary(plain)

@@ -34,7 +34,9 @@ def write(folder, arrays, stated, config=None):
 
 def eight_bits(byte):
     """One of a sign, four of an exponent from -7 (or -6 without a leading one), three of digits."""
-    sign, power, digits = -1 if byte & 128 else 1, byte >> 3 & 15, byte & 7
+    sign = -1 if byte & 128 else 1
+    power = byte >> 3 & 15
+    digits = byte & 7
     whole = digits / 8 * 2.0**-6 if power == 0 else (1 + digits / 8) * 2.0 ** (power - 7)
     return sign * whole
 
@@ -210,7 +212,8 @@ def words(numbers, bits):
 
 def integers(bits, group, rows=16, columns=48, seed=0):
     """Whole numbers, a zero and a scale for each group of a row, and what they stand for."""
-    generator, most = np.random.default_rng(seed), 2**bits
+    generator = np.random.default_rng(seed)
+    most = 2**bits
     numbers = generator.integers(0, most, (rows, columns))
     zeros = generator.integers(1, most, (rows, columns // group))
     scales = generator.uniform(0.5, 2, zeros.shape).astype(np.float16)
@@ -225,7 +228,8 @@ def of_integers(numbers, zeros, scales, group_of):
     return found
 
 
-IN_ORDER, MIXED_UP = np.arange(48) // 16, np.arange(48) % 3
+IN_ORDER = np.arange(48) // 16
+MIXED_UP = np.arange(48) % 3
 INTEGERS = {bits: integers(bits, 16) for bits in (4, 8)}
 ONE_GROUP = integers(8, 48)
 HALVED = np.full((16, 1), 128)  # zeros that are half of what eight bits may be
@@ -233,7 +237,8 @@ AWQS = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs stand in a word, the l
 
 
 def as_compressed(case, group_of, **weights):
-    (numbers, zeros, scales), bits = case, weights["num_bits"]
+    numbers, zeros, scales = case
+    bits = weights["num_bits"]
     stated = packed(type="int", **weights) | {"format": "pack-quantized"}
     arrays = {
         "w.weight_packed": words(numbers, bits),
@@ -287,7 +292,8 @@ def as_bits(numbers):
 
 
 PAIRS, OF_GROUPS = groups(7, 48)
-FACTOR, NUMBERS_8 = np.array(0.3, np.float32), matrix(7, 48)[0]
+FACTOR = np.array(0.3, np.float32)
+NUMBERS_8 = matrix(7, 48)[0]
 EVERYWHERE = np.full((3, 24), 1.0)
 HALVES = np.array(0.25, ml_dtypes.bfloat16)
 ROWS = np.linspace(0.5, 2, 7, dtype=np.float32)[:, None]
@@ -384,7 +390,8 @@ def test_mlx_says_it_under_a_name_of_its_own(tmp_path):
 
 def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
     """Of MLX, where the embedding is quantised too."""
-    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    config = CONFIGS["qwen3"] | {"intermediate_size": 16}
+    stored = {}
     arrays: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
         array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
@@ -434,7 +441,8 @@ def test_published_schemes_are_read_or_refused_by_name():
             found = quantisation_of(stated)
             assert found is not None
             schemes.add((found.schemes, found.block))
-    one, blocks = (None, None), (128, 128)  # where FP8 is mixed in, the two layers kept have it
+    one = (None, None)
+    blocks = (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
 
 
@@ -451,7 +459,8 @@ def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(t
 
 def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tmp_path):
     """The network of tokens has four bits, attention one scale for each matrix, the rest all."""
-    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    config = CONFIGS["qwen3"] | {"intermediate_size": 16}
+    stored = {}
     arrays: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
         array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
@@ -553,7 +562,8 @@ def eight(numbers, scales, **more):
 
 NUMBERS, BY_BLOCK = matrix()
 BLOCKS, POWERS = experts(3, 5, 64)
-NO_NUMBER, NO_POWER = NUMBERS.copy(), POWERS.copy()
+NO_NUMBER = NUMBERS.copy()
+NO_POWER = POWERS.copy()
 NO_NUMBER[6, 4] = NO_POWER[2, 4, 1] = 255
 NO_NUMBER[6, 4] = 127
 BROKEN = {

@@ -73,7 +73,8 @@ def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
     made = of_gguf(write(tmp_path / "model.gguf", cut))
     expected = read_tokenizer(published(tmp_path / "folder", cut), {})
     for text in TEXTS:
-        ours, theirs = made.encode(text), expected.encode(text)
+        ours = made.encode(text)
+        theirs = expected.encode(text)
         assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
         assert made.decode(ours.ids, skip_special_tokens=False) == text
         assert ours.ids == theirs.ids
@@ -86,7 +87,8 @@ PIECES = json.loads((Path(__file__).parent / "pieces.json").read_text())
 @pytest.mark.parametrize("cut", PIECES["pieces"])
 def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
     """Numbers, contractions, scripts, emoji, lines; what is cut comes back."""
-    text, made = PIECES["text"], of_gguf(write(tmp_path / "model.gguf", cut))
+    text = PIECES["text"]
+    made = of_gguf(write(tmp_path / "model.gguf", cut))
     found = [text[slice(*at)] for _, at in made.pre_tokenizer.pre_tokenize_str(text)]
     assert found == PIECES["pieces"][cut].split("│")
     assert made.decode(made.encode(text, add_special_tokens=False).ids) == text
@@ -94,7 +96,8 @@ def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
 
 def test_words_that_need_no_pairs_marks_and_words_of_their_own(tmp_path):
     """A word of the vocabulary stays whole in Llama 3's; what is defined is found in any text."""
-    words, more = [*WORDS, "xyz", "é", "a  b"], {"bos_token_id": 0, "eos_token_id": 0}
+    words = [*WORDS, "xyz", "é", "a  b"]
+    more = {"bos_token_id": 0, "eos_token_id": 0}
 
     def tokens(text, cut, **options):
         options = {"words": words, **more, **options}
@@ -132,7 +135,8 @@ def pieces_by_score(text, words, scores, ordered):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_sentencepieces_pairs_are_joined_by_their_scores(tmp_path, architecture):
     """Gemma's by their order; a prefix of Llama's texts; bytes of what is unknown."""
-    generator, ordered = np.random.default_rng(0), architecture == "gemma3"
+    generator = np.random.default_rng(0)
+    ordered = architecture == "gemma3"
     letters = ["▁", *"abc"]
     longer = {"".join(generator.choice(letters, size)) for size in range(2, 6) for _ in range(25)}
     words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *sorted(longer), "  "]

@@ -92,7 +92,8 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
         density = of_one.mean(axis=0) / of_one.mean()
         np.testing.assert_allclose(column(rows, name), density, rtol=1e-4)
     document = json.loads((out / "compare.json").read_text())
-    whole, rest = document["influence"], document["influence_without_queries"]
+    whole = document["influence"]
+    rest = document["influence_without_queries"]
     assert document["pairs"] == 3 and (document["first"], document["second"]) == ("A", "B")
     np.testing.assert_array_equal(whole["difference"]["density"], column(rows, "difference"))
     np.testing.assert_array_equal(whole["difference"]["density_error"], column(rows, "error"))
@@ -259,7 +260,8 @@ def answers(folder, **changed):
 
 def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     assert main(answers(tmp_path)) == 0
-    printed, out = capsys.readouterr().out.splitlines(), tmp_path / "out"
+    printed = capsys.readouterr().out.splitlines()
+    out = tmp_path / "out"
     expected = [
         "== C minus B: “B?” and “C?” ==",
         "B: “of B”",

@@ -25,7 +25,8 @@ from lim_jax.cli import compiled
 from lim_jax.cli.commands import main
 from lim_jax.cli.compiled import keep_programs
 
-FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+ENABLED = "JAX_ENABLE_COMPILATION_CACHE"
 COMPILES = """
 import os, sys
 from lim_jax.cli.compiled import keep_programs
@@ -157,7 +158,8 @@ def kept(tmp_path):
 @pytest.fixture
 def anew(kept, monkeypatch):
     """Call a function as a process of its own would, and count what it compiles."""
-    compiled, compile_program = [], compiler.backend_compile_and_load
+    compiled = []
+    compile_program = compiler.backend_compile_and_load
 
     def counted(*arguments):
         compiled.append(arguments)
@@ -190,7 +192,8 @@ def test_a_program_with_a_check_is_compiled_once(anew):
 def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, monkeypatch):
     """`explain` neither, by hand: it takes longer to trace."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
-    model, documents = tmp_path / "weights", tmp_path / "documents"
+    model = tmp_path / "weights"
+    documents = tmp_path / "documents"
     for folder in (model, documents):
         folder.mkdir()
     write_with_letters(model, CONFIGS["llama"])

@@ -74,7 +74,10 @@ class Explained(NamedTuple):
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory):
     """All figures are made, and one drawn to pixels, which takes long."""
-    draw, mass, paged, averaged = Figure.savefig, runs.average_cone_mass, [], []
+    draw = Figure.savefig
+    mass = runs.average_cone_mass
+    paged = []
+    averaged = []
 
     def save(figure, path, **options):
         if path.name == "cone_mass.png":
@@ -366,7 +369,8 @@ def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, 
 def test_where_a_line_has_no_answer_the_models_own_is_explained(
     monkeypatch, folder, tmp_path, capsys
 ):
-    data, held = tmp_path / "data.jsonl", []
+    data = tmp_path / "data.jsonl"
+    held = []
     data.write_text(json.dumps({"prompt": spelt([3, 1, 4, 1, 5])}) + "\n")
 
     def explain(model, windows, *rest, **options):
@@ -394,7 +398,8 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
 
 def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     """What raises keeps nothing; what is kept is not computed again."""
-    unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
+    unfinished = tmp_path / "unfinished"
+    energies = np.random.default_rng(0).random((3, 6))
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
     file = unfinished / runs.EXPLANATION
@@ -423,7 +428,8 @@ def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monk
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(runs, "average_cone_mass", mass)
     monkeypatch.setattr(runs, "_once", lambda path, _, find: kept.append(path.name) or find())
-    network, windows = byte_network(10), jnp.zeros((6, 11), int)
+    network = byte_network(10)
+    windows = jnp.zeros((6, 11), int)
     asked = time_budget.NetworkAndLoss(network, jnp.ones((6, 10)) / 10)
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     rest = regions, jax.random.key(1), 0
@@ -455,7 +461,8 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     monkeypatch.setattr(time_budget, "_product_rate", lambda width, compute: rates[compute])
     leaves = jax.tree.leaves(network.flow.layers)
     weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
-    depth, width = network.flow.depth, network.embedding.shape[1]
+    depth = network.flow.depth
+    width = network.embedding.shape[1]
     one = (2 * weights * (10 + 32) + 2 * depth * width * 10**2) / 0.65e6
     for lengths, shown, answered, passes in (
         ([10], 0, 0, 4.5),
@@ -477,10 +484,14 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
 def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     """By hand, of Mamba-2 beside attention in one layer, and of two short convolutions."""
     monkeypatch.setattr(RecurrentMixer, "chunk", 2)
-    flow, tokens = hybrid_flow(), 6
+    flow = hybrid_flow()
+    tokens = 6
     network = models.CausalLM(jnp.zeros((3, WIDTH)), None, flow, eqx.nn.Identity())
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if hasattr(leaf, "size"))
-    size, features, groups, heads = 3, 2, 2, 4
+    size = 3
+    features = 2
+    groups = 2
+    heads = 4
     of_head = 2**3 + 2**2 * features + 2 * 2 * size * features  # decays, in the chunk, the state
     chunk = 2 * (groups * 2**2 * size + heads * of_head)
     expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
@@ -525,7 +536,8 @@ def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch.setattr(time_budget, "perf_counter", partial(next, count(0, 0.5)))
     windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    asked, named = asked_of_ten(windows), [number % 2 == 0 for number in range(100)]
+    asked = asked_of_ten(windows)
+    named = [number % 2 == 0 for number in range(100)]
     found = time_budget.choose_contexts(asked, windows, regions, chosen, named)
     assert found.contexts == expected and found.certificate_seconds > 0
     heads = min(16, (expected + 1) // 2)
@@ -553,7 +565,8 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
 def test_the_dear_numbers_are_foretold_by_their_operations():
     """Twice the tokens: eight times the pairs of the joint cone, at the same rate of a gradient."""
     windows = np.zeros((4, 11), int)
-    network, gradient = asked_of_ten(windows).network, 1e-3
+    network = asked_of_ten(windows).network
+    gradient = 1e-3
     flow = network.flow
 
     def more(length, contexts):

@@ -70,7 +70,8 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     Those of folders inside too, and under their names; hidden files and folders are no part of it.
     """
     monkeypatch.setattr(runs, "READ_WHOLE", 0 if large else 10)
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     (data / "inside").mkdir(parents=True)
     (data / ".git").mkdir()
     for name in ("a", "inside/b"):
@@ -103,7 +104,8 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
 
 def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     """Unless it is another, a file is gone, or it is to be overwritten: then all is run."""
-    out, done = tmp_path / "out", partial(finished_before, tmp_path / "out", "rates")
+    out = tmp_path / "out"
+    done = partial(finished_before, tmp_path / "out", "rates")
 
     def printed(**changed):
         with run_folder(out, "rates", {**ARGUMENTS, **changed}) as place:
@@ -168,7 +170,8 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
 
 def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_path):
     """Once it is finished: one that fails takes nothing away."""
-    out, outside = tmp_path / "out", tmp_path / "outside"
+    out = tmp_path / "out"
+    outside = tmp_path / "outside"
 
     def names():
         return {path.name for path in out.iterdir()} - {"run.json"}

@@ -155,8 +155,10 @@ def require_records(found, over_all):
         for name in ("share", "tokens", "of_tokens"):
             mean = np.mean([float(row[name]) for row in each])
             assert float(one[name]) == pytest.approx(mean, rel=1e-5)
-        share, error = float(one["share"]), float(one["error"] or "inf")
-        rest, several = one["kind"] == "rest", int(one["texts"]) > 1
+        share = float(one["share"])
+        error = float(one["error"] or "inf")
+        rest = one["kind"] == "rest"
+        several = int(one["texts"]) > 1
         texts = f" ({one['texts']} different texts)" * several
         words = "the rest, in no part" if rest else f"“{one['name']}”{texts}"
         if over_all:
@@ -226,7 +228,8 @@ def test_columns_and_records_of_orders_are_as_the_tables_say(shuffled):
 
 @pytest.mark.slow
 def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
-    terms, values = shuffled.texts("dt"), shuffled.texts("dd")
+    terms = shuffled.texts("dt")
+    values = shuffled.texts("dd")
     assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
     assert [one.split(":")[0] for one in shuffled.texts("summary")[:4]] == [
         *(f"“b0” (id line 0), order {order}" for order in range(3)),
@@ -237,7 +240,8 @@ def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
 @pytest.mark.slow
 def test_a_page_of_orders_says_the_terminals_sentences(shuffled):
     """Which says that the documents are others."""
-    document, said = shuffled.json("shuffle.json"), shuffled.texts("p", "finding")
+    document = shuffled.json("shuffle.json")
+    said = shuffled.texts("p", "finding")
     begins = shuffled.printed.index(said[0])
     assert shuffled.printed[begins : begins + len(said)] == said
     finding = document["finding"].splitlines()
@@ -258,7 +262,8 @@ def test_a_page_of_orders_has_the_files_table_by_place(shuffled):
 
 @pytest.mark.slow
 def test_orders_are_found_again_in_tokens_contexts_and_ids(shuffled):
-    orders, contexts = shuffled.table("orders.csv"), shuffled.table("contexts.csv")
+    orders = shuffled.table("orders.csv")
+    contexts = shuffled.table("contexts.csv")
     of_tokens = {row["context"] for row in shuffled.table("tokens.csv")}
     assert {row["context"] for row in orders} == of_tokens
     assert [(row["context"], row["id"]) for row in contexts] == [("0", "line 0"), ("3", "line 1")]

@@ -106,7 +106,8 @@ def euclidean_energies(folder, loss):
 def profiled(request, folder, tmp_path_factory):
     """The command's files and words for one loss, and energies of its contexts' tokens."""
     loss = request.param
-    data, out = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("out") / "out"
+    data = write_data(tmp_path_factory.mktemp("data"))
+    out = tmp_path_factory.mktemp("out") / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
     signed = ["--signed"] if loss == "answer" else []
     printed = io.StringIO()
@@ -194,7 +195,8 @@ def test_every_context_has_a_row_for_each_of_its_records(profiled):
     found = {(int(row["context"]), row["name"]): row for row in rows}
     assert set(found) == {(i, name) for name, (_, contexts) in RECORDS.items() for i in contexts}
     for (number, name), row in found.items():
-        (start, end), square = RECORDS[name][0], profiled.squares[number]
+        start, end = RECORDS[name][0]
+        square = profiled.squares[number]
         assert float(row["share"]) == pytest.approx(share_of(square, start, end), rel=1e-4)
         assert float(row["of_tokens"]) == pytest.approx((end - start) / len(square))
         assert int(row["tokens"]) == end - start
@@ -218,7 +220,8 @@ def test_energies_and_shares_are_kept_for_each_context(profiled):
 
 @pytest.mark.slow
 def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
-    rows, kept = table(profiled.out / "contexts.csv"), results.load(profiled.out / "contexts.npz")
+    rows = table(profiled.out / "contexts.csv")
+    kept = results.load(profiled.out / "contexts.npz")
     assert [row["id"] for row in rows] == list(kept.names)
     for row, square in zip(rows, profiled.squares, strict=True):
         length = len(square)
@@ -265,7 +268,8 @@ def totals(squares):
 @pytest.fixture(scope="module")
 def signed_cells(folder):
     """Minus central differences in log weights of each context, on the grid of most contexts."""
-    model, carried = models.load(folder, dtype="float64"), []
+    model = models.load(folder, dtype="float64")
+    carried = []
 
     @jax.jit
     @partial(jax.vmap, in_axes=(0, None, None))
@@ -275,7 +279,8 @@ def signed_cells(folder):
 
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         length = len(prompt) + 1
-        ids, asked = padded(prompt, answer), np.array([length - 2, length - 1])
+        ids = padded(prompt, answer)
+        asked = np.array([length - 2, length - 1])
         steps = 1e-4 * np.concatenate([np.eye(len(ids) - 1), -np.eye(len(ids) - 1)])
         up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, -1)
         slopes = ((down - up) / 2e-4)[:length]
@@ -324,7 +329,8 @@ def margin_of(ids):
 def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     folder, data, tmp_path, monkeypatch, capsys
 ):
-    without, calls = leave_one_out.losses_without, []
+    without = leave_one_out.losses_without
+    calls = []
 
     def stopping(*arguments, **options):
         if len(calls) == 2:
@@ -337,7 +343,8 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
     arguments += ["--method", "leave-one-out", "--out", str(out)]
-    programs, scores = [], models.ids._scores
+    programs = []
+    scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: programs.append(of) or scores(*of))
     assert main(arguments) == 130
     first = len(programs)
@@ -348,7 +355,8 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     gains = {"first": [], "second": []}
     of_context = []
     for number, pair in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
-        ids, spans = np.concatenate(pair), SPANS[: 1 + number % 3]
+        ids = np.concatenate(pair)
+        spans = SPANS[: 1 + number % 3]
         whole = margin_of(ids)
         for start, end, name in spans:
             gains[name].append(margin_of(np.delete(ids, range(start, end))) - whole)
@@ -472,7 +480,9 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
         path.touch()
 
     monkeypatch.setattr(Figure, "savefig", drawn)
-    measure, measured, allowed = models.ids._energy, [], 9
+    measure = models.ids._energy
+    measured = []
+    allowed = 9
 
     def stopping(*arguments):
         if len(measured) == allowed:
@@ -482,7 +492,8 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
 
     monkeypatch.setattr(models.ids, "_energy", stopping)
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--out"]
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
     assert main([*arguments, str(whole)]) == 0
     expected, measured[:] = measured.copy(), []
     assert len(expected) == 4
@@ -506,7 +517,9 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
 @pytest.mark.slow
 def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkeypatch):
     """With the density of all, and of each shown its own energies, which are measured once."""
-    written, measured, measure = {}, [], models.energies_of_ids
+    written = {}
+    measured = []
+    measure = models.energies_of_ids
 
     def counting(network, windows, **options):
         measured.extend(windows)
@@ -528,7 +541,8 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
     assert [one.name for one in options["records"]] == ["first", "second", ""]
-    every, kept = euclidean_energies(folder, "margin_loss"), results.load(out / "contexts.npz")
+    every = euclidean_energies(folder, "margin_loss")
+    kept = results.load(out / "contexts.npz")
     for energies, square in zip(kept.energies, every, strict=True):
         np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
     for number, expected in enumerate(every[:2]):
@@ -541,7 +555,8 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
 @pytest.mark.slow
 def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     """And of other contexts they are refused, not taken."""
-    windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]
+    windows = [np.array([7, 8, 9, 5])]
+    weights = [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
     found = measuring.accounts_of_contexts(*of, checkpoint=tmp_path)
     monkeypatch.setattr(explanations, "account_of_context", None)

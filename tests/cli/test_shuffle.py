@@ -71,18 +71,19 @@ class Shuffled(NamedTuple):
 @pytest.fixture(scope="module")
 def shuffled(folder, tmp_path_factory):
     """The command with three orders of two lines; shares are of where texts stand in the tokens."""
-    data, out = (
-        written(tmp_path_factory.mktemp("data") / "data.jsonl"),
-        tmp_path_factory.mktemp("o"),
-    )
+    data = written(tmp_path_factory.mktemp("data") / "data.jsonl")
+    out = tmp_path_factory.mktemp("o")
     arguments = ["profile", str(folder), "--data", str(data), "--out", str(out), "--overwrite"]
-    printed, drawn = io.StringIO(), {}
+    printed = io.StringIO()
+    drawn = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(
             Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes[0])
         )
         assert main([*arguments, "--loss", "margin", "--shuffle", "3"]) == 0
-    tokens, energies, texts = table(out / "tokens.csv"), [], []
+    tokens = table(out / "tokens.csv")
+    energies = []
+    texts = []
     shares = np.full((2, 3, 3), np.nan)
     for context in range(6):
         rows = [row for row in tokens if int(row["context"]) == context]
@@ -116,7 +117,9 @@ def test_every_document_stands_at_every_place_once_with_its_share(shuffled):
     rows = table(shuffled.out / "orders.csv")
     assert len(rows) == 18
     for row in rows:
-        context, line, place = int(row["context"]), int(row["line"]), int(row["place"])
+        context = int(row["context"])
+        line = int(row["line"])
+        place = int(row["place"])
         assert context == 3 * line + int(row["order"])
         spans = spans_of(shuffled.texts[context], line)
         assert sorted(spans.values()).index(spans[row["document"]]) == place - 1
@@ -211,10 +214,8 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
             np.arange(1.0, len(window), dtype=np.float32) for window in windows
         ],
     )
-    data, out = (
-        written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]]),
-        tmp_path / "out",
-    )
+    data = written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]])
+    out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--shuffle"]
     assert main([*arguments, "2", "--out", str(out)]) == 0
     document = json.loads((out / "shuffle.json").read_text())

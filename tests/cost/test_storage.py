@@ -12,7 +12,8 @@ from reference.networks import random_flow
 import lim_jax as lim
 from lim_jax.cost import job_cost, sweep_storage
 
-WIDTH, HEADS = 5, 2
+WIDTH = 5
+HEADS = 2
 
 
 def layer(x, weights):
@@ -93,11 +94,13 @@ def test_checkpoints_run_as_many_layers_again_as_they_say(loops):
 @pytest.mark.parametrize("loops", [(7,), (3, 5), (5, 3), (2, 2, 2, 2, 2), (4, 1, 2)])
 def test_storage_is_that_of_the_sweep_step_by_step(loops):
     """The way back walked in Python: the most inputs alive at once, and all layers run."""
-    peak, run = 0, 0
+    peak = 0
+    run = 0
 
     def back(loops, alive):
         nonlocal peak, run
-        peak, run = max(peak, alive), run + math.prod(loops)  # ahead, keeping each step's input
+        peak = max(peak, alive)
+        run = run + math.prod(loops)  # ahead, keeping each step's input
         for step in reversed(range(loops[0] if loops else 0)):
             back(loops[1:], alive + step + 1)
 
@@ -112,7 +115,8 @@ def test_storage_is_that_of_the_sweep_step_by_step(loops):
 @pytest.mark.slow
 def test_a_residual_flow_keeps_one_state_for_each_layer():
     """`network.ResidualFlow` is one loop: six numbers for each of 16 tokens and 8 more layers."""
-    grid, x = lim.token_grid(16), jax.ShapeDtypeStruct((16, 6), float)
+    grid = lim.token_grid(16)
+    x = jax.ShapeDtypeStruct((16, 6), float)
 
     def temporary(depth):
         flow = random_flow(depth=depth)

@@ -17,7 +17,10 @@ from lim_jax.explanations.account import asked_of_windows, parts_of_ids
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
-LENGTH, LAYERS, DEPTH, COUNT = 5, 3, 1, 2
+LENGTH = 5
+LAYERS = 3
+DEPTH = 1
+COUNT = 2
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.3)
 WINDOWS = jax.device_put(np.random.default_rng(3).integers(0, 256, (COUNT, LENGTH + 1)))
 KEY = jax.random.key(1)
@@ -32,9 +35,11 @@ def model():
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
     asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
-    loss, parts = models.CausalLM.loss, []
+    loss = models.CausalLM.loss
+    parts = []
     for at in range(COUNT):
-        ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        ids = WINDOWS[at, :-1]
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
     return explanation._stack(parts)
 
@@ -42,7 +47,8 @@ def found():
 @cache
 def dense():
     """States, covectors and the blocks of the attention of layer DEPTH, of every context."""
-    network, grid = model(), REGIONS.grid
+    network = model()
+    grid = REGIONS.grid
 
     def one(window):
         example = network.example(window, teacher_forcing(LENGTH))

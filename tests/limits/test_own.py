@@ -25,7 +25,8 @@ from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
 from lim_jax.network.tokenwise import GatedFeedForward
 
-SIZES, DEPTHS = (12, 24, 48, 96), (10, 20, 40, 80)
+SIZES = (12, 24, 48, 96)
+DEPTHS = (10, 20, 40, 80)
 
 
 def squares(p):
@@ -73,9 +74,11 @@ def test_errors_are_those_against_the_closed_form(name, order):
             "integral": Quantity(whole, order),
         },
     )
-    factor, expected = (1 + 1.5 / 9) ** 3, []
+    factor = (1 + 1.5 / 9) ** 3
+    expected = []
     for grid in known:
-        weights, p = np.asarray(grid.weights), np.asarray(grid.nodes)
+        weights = np.asarray(grid.weights)
+        p = np.asarray(grid.nodes)
         ours = layered(grid, 3)
         gap = ours - factor * p**2
         integral = abs(weights @ ours - factor / 3)
@@ -143,7 +146,8 @@ def test_a_depth_flow_is_solved_as_well_on_every_grid():
 
     A study of the solutions on four grids and two references would be six times as dear.
     """
-    flow, grid = lim.ContinuousFlow(LayerwiseControl(averaging([1.5]))), lim.token_grid(12)
+    flow = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
+    grid = lim.token_grid(12)
     runs: Any = own._runs(flow, grids(lim.token_grid), None, None)
     references: Any = own._reference_runs(flow, runs, None, {})
     check, limit = references
@@ -163,7 +167,8 @@ def integrals(grid):
 
 def integral_study(references, order):
     quantity = Quantity(whole, order)
-    flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.token_grid)
+    flow = lim.ResidualFlow(averaging([1.5] * 3))
+    known = grids(lim.token_grid)
     (row,) = lim.limits.convergence_study(
         flow, squares, known, {"integral": quantity}, references=references
     )
@@ -196,7 +201,8 @@ def test_three_grids_are_extrapolated_and_say_by_how_much_they_may_err():
 @pytest.mark.slow
 def test_extrapolation_cancels_the_order_that_is_expected():
     """On midpoints, of order 2: (4 Q_2n - Q_n)/3 of a field, read off between its nodes."""
-    flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.midpoint_grid)
+    flow = lim.ResidualFlow(averaging([1.5] * 3))
+    known = grids(lim.midpoint_grid)
     references = grids(lim.midpoint_grid, (96, 192, 384))
     quantity = Quantity(state, 2, norm=mean_square)
     (row,) = lim.limits.convergence_study(

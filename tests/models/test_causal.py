@@ -116,11 +116,10 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
     """Values, and gradients in states and parameters; two examples, each with its own places."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     rng = np.random.default_rng(3)
-    places, weights = np.array([[5, 2], [6, 0]]), np.array([[0.3, 0.7], [0.9, 0.1]])
-    targets, states = (
-        rng.integers(WORDS, size=(2, 7)),
-        rng.standard_normal((2, 7, publishers.WIDTH)),
-    )
+    places = np.array([[5, 2], [6, 0]])
+    weights = np.array([[0.3, 0.7], [0.9, 0.1]])
+    targets = rng.integers(WORDS, size=(2, 7))
+    states = rng.standard_normal((2, 7, publishers.WIDTH))
     everywhere = np.zeros((2, 7))
     np.put_along_axis(everywhere, places, weights, axis=1)
     dense = Targets(*map(jax.device_put, (targets, everywhere)))
@@ -428,7 +427,8 @@ def test_packed_contexts_have_the_logits_and_losses_of_contexts_alone(tmp_path, 
 def test_a_packed_context_longer_than_the_limit_is_refused(model, learned):
     if not learned:
         model = replace(model, positions=None, longest=(8, "its own limit"))
-    ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, 0, *[4] * 8])
+    ids = jnp.zeros(12, int)
+    starts = jnp.asarray([0, 0, 0, 0, *[4] * 8])
     y = models.Targets(ids, teacher_forcing(12), starts=starts)
     embed = eqx.filter_jit(lambda model, y: model.embed(ids, y))
     jax.block_until_ready(embed(model, y))

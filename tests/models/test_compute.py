@@ -16,7 +16,8 @@ from lim_jax.grid import token_grid
 from lim_jax.models.generation import decode_logits, prefill_logits
 
 WINDOW = jnp.array([3, 1, 4, 1, 5, 9, 2, 6])
-LENGTH, KNOWN = 7, 5
+LENGTH = 7
+KNOWN = 5
 GRID = token_grid(LENGTH, "float32")
 
 
@@ -75,7 +76,8 @@ def decoded(folder, compute):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [in_a_ring, walked, decoded])
 def test_products_are_of_bfloat16(job, exact, folder, monkeypatch):
-    programs, compiled = [], compiler.compile_or_get_cached
+    programs = []
+    compiled = compiler.compile_or_get_cached
 
     def listed(backend, module, *others, **named):
         programs.append(str(module))

@@ -102,7 +102,8 @@ def squares_by_two_passes(model, prompt, answer, foil):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)  # whose places are learned
 def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
-    model, case = longer(model), CASES[1]
+    model = longer(model)
+    case = CASES[1]
     window = jax.device_put(np.append(case[0], 0))
     (energy,) = models.energies_of_ids(model, [window], ask=[asked(case)], loss=contrast_loss)
     expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2

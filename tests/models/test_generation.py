@@ -24,7 +24,8 @@ from lim_jax.network.kv_cache import has_kv_cache
 
 RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
-IDS, KNOWN = np.array(RECORD["ids"]), 7  # logits are recorded after the seventh and the last
+IDS = np.array(RECORD["ids"])
+KNOWN = 7  # logits are recorded after the seventh and the last
 # Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;
 # chunks and tempered queries; norms after turns.
 NETWORKS = (
@@ -58,7 +59,8 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
     model = model_of(name, tmp_path, dtype="float64")
     assert has_kv_cache(model.flow)
     found = np.asarray(logits_by_kept(model, IDS))
-    network, (_, first, last) = RECORD["networks"][name], RECORD["places"]
+    network = RECORD["networks"][name]
+    _, first, last = RECORD["places"]
     assert (first, last) == (KNOWN - 1, len(IDS) - 1)
     asked = found[[0, -1]][:, RECORD["words"]]
     expected = np.array(network["logits"])[1:]

@@ -20,7 +20,8 @@ from lim_jax.loss import teacher_forcing
 from lim_jax.models.ids import padded_length
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
-LENGTHS, PLACES = (5, 7, 20), 22  # padded to 16, 16, 24 or all places
+LENGTHS = (5, 7, 20)
+PLACES = 22  # padded to 16, 16, 24 or all places
 
 
 def window_of(length, seed=0):
@@ -49,10 +50,12 @@ def model(tmp_path_factory):
 
 def carried_by_loops(mass, edges):
     """Each token's mass shared out over cells, by how much of its own cell they cover."""
-    length, found = len(mass), np.zeros(len(edges) - 1)
+    length = len(mass)
+    found = np.zeros(len(edges) - 1)
     for cell in range(len(found)):
         for place in range(length):
-            end, start = (place + 1) / length, place / length
+            end = (place + 1) / length
+            start = place / length
             shared = min(edges[cell + 1], end) - max(edges[cell], start)
             found[cell] += length * max(shared, 0) * mass[place]
     return found
@@ -132,7 +135,9 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss
 @pytest.mark.slow
 def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
     """Anywhere in a context; with other arguments what is kept is refused."""
-    checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
+    checkpoint = tmp_path / "new" / "energies"
+    measure = models.ids._energy
+    measured = []
     windows = [*WINDOWS, window_of(9)]
     whole = models.energies_of_ids(model, windows, ask=rising)
     go_on = partial(models.energies_of_ids, ask=rising, checkpoint=checkpoint)
@@ -200,7 +205,8 @@ def mixed():
 @pytest.fixture
 def calls(monkeypatch):
     """The ids of every call, of 48 at once: three contexts of 16, or two of 24."""
-    measure, found = models.ids._energy, []
+    measure = models.ids._energy
+    found = []
 
     def seen(*arguments):
         found.append(np.asarray(arguments[2]))
@@ -240,7 +246,9 @@ def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     model, mixed, calls, tmp_path, monkeypatch
 ):
     """In its midst: of a batch the contexts that are kept are not written again."""
-    whole, store, written = models.energies_of_ids(model, **mixed), models.ids.once, []
+    whole = models.energies_of_ids(model, **mixed)
+    store = models.ids.once
+    written = []
 
     def stopping(path, run, measure):
         if len(written) == 2 and not path.exists():
@@ -277,7 +285,8 @@ def test_queries_are_filled_up_but_where_each_context_has_one(model, monkeypatch
 
     monkeypatch.setattr(models.ids, "_energy", energy)
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
-    at_the_end, everywhere = (np.arange(5) == 4) / 1.0, np.full(5, 0.2)
+    at_the_end = (np.arange(5) == 4) / 1.0
+    everywhere = np.full(5, 0.2)
     for last in (at_the_end, everywhere):
         asked = [at_the_end, at_the_end, last]
         models.energies_of_ids(model, 3 * [np.arange(6)], ask=asked)
@@ -350,7 +359,8 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
     model = models.load(write(tmp_path, config), dtype="float64")
     assert model.trained == 12 and not model.same_rope(7, 12) and model.same_rope(4, 6)
-    (window,), weights = (window_of(7),), rising(7)
+    (window,) = (window_of(7),)
+    weights = rising(7)
 
     def gradient(model, window):
         x, y = model.example(window, weights)
@@ -408,8 +418,10 @@ def test_padding_is_cut_off_left_and_right(kind):
 
 def test_packed_rows_are_cut_into_their_contexts():
     """Three in one row with padding between and after them, one in the other."""
-    rows, segments = np.zeros((2, 40), int), np.zeros((2, 40), np.uint8)
-    places, windows = ((0, 0, 4), (0, 8, 2), (0, 16, 7), (1, 3, 1)), [*WINDOWS, window_of(33)]
+    rows = np.zeros((2, 40), int)
+    segments = np.zeros((2, 40), np.uint8)
+    places = ((0, 0, 4), (0, 8, 2), (0, 16, 7), (1, 3, 1))
+    windows = [*WINDOWS, window_of(33)]
     for (row, start, number), window in zip(places, windows, strict=True):
         rows[row, start : start + len(window)] = window
         segments[row, start : start + len(window)] = number
@@ -418,7 +430,8 @@ def test_packed_rows_are_cut_into_their_contexts():
     whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
     assert [len(row) for row in whole] == [6, 2, 4]
     # A mask leaves out what segments count: the first id of one context, the last of another.
-    ids, numbers = np.arange(12).reshape(2, 6), np.array([[1] * 6, [1] * 2 + [2] * 4])
+    ids = np.arange(12).reshape(2, 6)
+    numbers = np.array([[1] * 6, [1] * 2 + [2] * 4])
     mask = np.array([[0] + [1] * 5, [1] * 5 + [0]])
     masked = models.contexts(ids, mask=mask, segments=numbers)
     assert [row.tolist() for row in masked] == [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
@@ -427,7 +440,8 @@ def test_packed_rows_are_cut_into_their_contexts():
 def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
     """End to end, with padding of another id on either side."""
     alone = [models.influence_of_ids(model, [window], REGIONS) for window in WINDOWS[:2]]
-    ids, mask = np.full((2, 9), 10), np.zeros((2, 9), int)
+    ids = np.full((2, 9), 10)
+    mask = np.zeros((2, 9), int)
     ids[0, 3:], mask[0, 3:] = WINDOWS[0], 1
     ids[1, :8], mask[1, :8] = WINDOWS[1], 1
     padded = models.influence_of_ids(model, models.contexts(ids, mask=mask), REGIONS)

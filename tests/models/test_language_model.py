@@ -21,7 +21,8 @@ from lim_jax.models import LanguageModel, language_model
 from lim_jax.weights import FetchedLayers, HalfLayers
 
 IDS = np.array([3, 1, 4, 1, 5])
-ENDS, MARKS = {"eos_token_id": [4, 9]}, {"eos_token": "e"}
+ENDS = {"eos_token_id": [4, 9]}
+MARKS = {"eos_token": "e"}
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_each_part_is_that_of_the_files(kind, folder, monkeypatch):
         "file": lambda: in_one_file(folder),
     }
     path = files[kind]()
-    opened, expected = LanguageModel.open(path), models.load(path)
+    opened = LanguageModel.open(path)
+    expected = models.load(path)
     assert isinstance(opened.network.flow.layers, FetchedLayers)
     for model in (opened.loaded(), LanguageModel.from_pretrained(path)):
         assert eqx.tree_equal(model.network, expected)

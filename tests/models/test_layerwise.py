@@ -18,7 +18,8 @@ from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.models import CausalLM, layerwise
 from lim_jax.models.causal import LossOfLogits
 
-LENGTH, CONTEXTS = 5, 2
+LENGTH = 5
+CONTEXTS = 2
 LOSS = CausalLM.margin_loss
 RUN = {"function": "a test"}
 
@@ -51,14 +52,16 @@ def model(request, tmp_path_factory):
 def batch_of(model):
     """Two contexts, asked at some places with unequal weights."""
     ids = np.random.default_rng(0).integers(0, model.vocabulary, (CONTEXTS, LENGTH))
-    weights, places = jnp.array([[0.25, 0.75], [0.5, 0.5]]), jnp.array([[1, 4], [0, 3]])
+    weights = jnp.array([[0.25, 0.75], [0.5, 0.5]])
+    places = jnp.array([[1, 4], [0, 3]])
     y = models.Targets(jax.device_put(ids[:, :2]), weights, places)
     return jax.device_put(ids), y
 
 
 @pytest.mark.slow
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
-    batch, last = batch_of(model), 2 * model.flow.depth + 1
+    batch = batch_of(model)
+    last = 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
     expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
     walked = partial(layerwise.energies_by_layers, LOSS, model, *batch, run=RUN)
@@ -76,7 +79,8 @@ def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp
 
 def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path):
     opened = models.open(write(tmp_path, CONFIGS["llama"]), dtype="float64")
-    depth, fetched = opened.flow.depth, []
+    depth = opened.flow.depth
+    fetched = []
     source = opened.flow.layers.source
     fetch = source.fetch
     source.fetch = lambda index: fetched.append(int(index)) or fetch(index)

@@ -107,7 +107,8 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
     The graded grid's own cells are halves, as the midpoints' are.
     """
     small_tiles(monkeypatch)
-    graded, parts = lim.graded_grid(10), np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
+    graded = lim.graded_grid(10)
+    parts = np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
     others = ((parts[:, None] != parts) | (parts < 0)).astype(float)
 
     def shaped(attend):
@@ -136,7 +137,8 @@ def test_long_grids_are_blocked_by_themselves():
     grid = lim.token_grid(2 * tiles.TILE + 5)
     at = arrays(0, grid.size)
     traced = jax.jit(tiled(grid)).trace(*at)
-    found, expected = traced.lower().compile()(*at), jax.jit(dense(grid))(*at)
+    found = traced.lower().compile()(*at)
+    expected = jax.jit(dense(grid))(*at)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
     assert f"{grid.size},{grid.size}" not in str(traced.jaxpr)
 
@@ -213,7 +215,9 @@ PRICES = {
 @pytest.mark.parametrize("mode", PRICES)
 def test_tiles_are_remade_and_not_kept(mode):
     """Eight rows of tiles: operations of those on and below the diagonal, and temporary memory."""
-    grid, size, features = lim.token_grid(8 * tiles.TILE), 8, 16
+    grid = lim.token_grid(8 * tiles.TILE)
+    size = 8
+    features = 16
 
     def job(at, direction):
         def slope(at):
@@ -233,7 +237,8 @@ def test_tiles_are_remade_and_not_kept(mode):
     shapes = jax.eval_shape(lambda: arrays(0, grid.size, size, features))
     traced = jax.jit(job).trace(shapes, shapes)
     products, most = PRICES[mode]
-    pairs, found = 36 * tiles.TILE**2, operations(traced.jaxpr)
+    pairs = 36 * tiles.TILE**2
+    found = operations(traced.jaxpr)
     if mode.endswith("of grad"):
         assert found < 2 * pairs * products(size, features)
     else:

@@ -121,7 +121,8 @@ def test_layerwise_controls_jump_at_the_layers_ends():
 
 
 def test_interpolated_controls_by_their_knots_and_between():
-    knots, times = Constant(random_states(0, 5, 2)), jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75])
+    knots = Constant(random_states(0, 5, 2))
+    times = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75])
 
     @jax.jit
     def weights(knots):
@@ -193,7 +194,8 @@ def test_the_depth_flow_is_resolved_on_two_grids():
 
 @pytest.mark.slow
 def test_a_solver_that_fails_says_so():
-    x, flow = random_states(2, 12, 3), euler_flow(lambda time: halving, 0.25, max_steps=2)
+    x = random_states(2, 12, 3)
+    flow = euler_flow(lambda time: halving, 0.25, max_steps=2)
     solution = flow.solve(x, GRID)
     assert not bool(diffrax.is_successful(solution.result))
     for call in (
@@ -286,7 +288,8 @@ def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
             first_step=0.125,
         )
     )
-    x, tolerance = random_states(0, 3, 2), 1e-3 if backwards else 1e-10
+    x = random_states(0, 3, 2)
+    tolerance = 1e-3 if backwards else 1e-10
     transformed = {nesting: transform(loss) for nesting, transform in (FIRST | SECOND).items()}
     works = jax.jit(lambda x: {nesting: transformed[nesting](x) for nesting in WORKS[name]})(x)
     for nesting, found in works.items():
@@ -307,7 +310,8 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
 
 
 def test_a_continuous_flow_keeps_its_precision():
-    layer, x = averaging(), random_states(2, 12, 3)
+    layer = averaging()
+    x = random_states(2, 12, 3)
 
     @jax.jit
     def end(layer, start):
@@ -326,7 +330,8 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve():
     Along one direction forward through the solve: its reverse compiles in three times the time.
     """
     # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
-    grid, layers = gauss_grid(12), random_flow(depth=3).layers
+    grid = gauss_grid(12)
+    layers = random_flow(depth=3).layers
     flow = ContinuousFlow(
         linear_control(layers, horizon=1.5),
         horizon=1.5,
@@ -343,7 +348,8 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve():
 
     @jax.jit
     def both(x, move):
-        y, times = random_labels(), jnp.array([0.0, 0.7, 1.5])
+        y = random_labels()
+        times = jnp.array([0.0, 0.7, 1.5])
         adjoint = continuous_adjoint(flow, terminal_loss, (x, y), grid, times)
         return adjoint, jax.jvp(lambda x: terminal_loss(forward(x, grid), y), (x,), (move,))
 
@@ -363,7 +369,9 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
     field = lambda x, context, grid: x**2 / 2  # noqa: E731
     flow = euler_flow(lambda time: field, 0.05, profile=rising_profile)
-    x, times, grid = jnp.asarray(np.ones((12, 1))), jnp.array([0.0, 1.0]), lim.graded_grid(12)
+    x = jnp.asarray(np.ones((12, 1)))
+    times = jnp.array([0.0, 1.0])
+    grid = lim.graded_grid(12)
     found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
     states = [1.0]
     for k in range(20):
@@ -384,7 +392,8 @@ def test_an_adjoint_that_is_not_solved_says_so():
         solver=diffrax.Heun(),
         max_steps=16,
     )
-    x, times = jnp.asarray(np.zeros((12, 1))), jnp.array([0.0])
+    x = jnp.asarray(np.zeros((12, 1)))
+    times = jnp.array([0.0])
     assert not np.any(jax.jit(flow)(x, GRID))
     with pytest.raises(
         RuntimeError,

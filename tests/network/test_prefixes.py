@@ -32,7 +32,8 @@ def small_tiles(patch, tile=4):
 
 def by_rows(query, key, grid, starts):
     """`eq:causal-attention-weights` over each row's own prefix, one softmax after another."""
-    weights, share = np.asarray(grid.weights), float(1 - grid.offset)
+    weights = np.asarray(grid.weights)
+    share = float(1 - grid.offset)
     result = np.zeros((len(query), len(query)))
     for i, first in enumerate(starts):
         mass = weights[first : i + 1].copy()
@@ -44,7 +45,9 @@ def by_rows(query, key, grid, starts):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_rows_attend_from_where_they_start(name):
-    grid, (query, key, _), starts = GRIDS[name](11), arrays(0, 11), PACKED[0]
+    grid = GRIDS[name](11)
+    query, key, _ = arrays(0, 11)
+    starts = PACKED[0]
 
     @jax.jit
     def measured(query, key, starts):
@@ -98,7 +101,8 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
         ]
         + [PACKED]
     )
-    found, expected = jax.jit(of(causal_attention))(*points), eqx.filter_jit(of(dense))(*points)
+    found = jax.jit(of(causal_attention))(*points)
+    expected = eqx.filter_jit(of(dense))(*points)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
@@ -137,7 +141,8 @@ def test_tiles_that_no_row_sees_are_not_read(monkeypatch):
 
 def test_windows_and_starts_go_together():
     """The later of two starts counts, whichever came first."""
-    grid, starts = lim.token_grid(11), jnp.asarray(PACKED[0])
+    grid = lim.token_grid(11)
+    starts = jnp.asarray(PACKED[0])
     expected = np.maximum(np.arange(11) - 2, PACKED[0])
     np.testing.assert_array_equal(grid.windowed(3).starting(starts).starts, expected)
     np.testing.assert_array_equal(grid.starting(starts).windowed(3).starts, expected)
@@ -183,7 +188,8 @@ def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
 
 def test_padding_on_the_left_is_not_seen(ledger):
     """Whatever stands there, and where its queries have no weight, it has no influence."""
-    x, asked = np.array(random_states(1, 11, WIDTH)), np.asarray(random_states(4, 11))
+    x = np.array(random_states(1, 11, WIDTH))
+    asked = np.asarray(random_states(4, 11))
     mask = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
     x[:6] *= 100
     vectors, _ = map(np.asarray, ledger(x, asked * mask, segment_starts(jnp.asarray(mask))))
@@ -195,7 +201,8 @@ def test_padding_on_the_left_is_not_seen(ledger):
 @pytest.mark.slow
 def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
     """Its integrand is zero there, and no positive bound holds of all pairs."""
-    flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)
+    flow = architecture_flow("everything", depth=1)
+    grid = lim.token_grid(9)
     x = random_states(1, 9, WIDTH)
 
     def measured(x):
@@ -219,7 +226,8 @@ def test_segments_are_runs():
 
 
 def test_what_is_no_prefix_is_refused():
-    grid, numbers = lim.token_grid(3), jnp.arange(3)
+    grid = lim.token_grid(3)
+    numbers = jnp.arange(3)
     with pytest.raises(ValueError, match="starts: got 4 of them, expected 3, one for each"):
         grid.starting(jnp.zeros(4, int))
     for wrong in (numbers + 1, numbers - 1):

@@ -40,11 +40,13 @@ def test_influence_is_that_of_the_kronecker_matrices():
     energy = (adjoint.reshape(48, 4) ** 2).sum(axis=1)
     result = gate_influence(jnp.asarray(gates))
     np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
-    row, density = table_row(result), 48 * energy / energy.sum()
+    row = table_row(result)
+    density = 48 * energy / energy.sum()
     np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), density.var()), rtol=1e-12)
     # 9.6 tokens are a fifth: six tenths of the tenth from the left and from the right.
     share = np.clip(9.6 - np.arange(48), 0, 1) / 9.6
-    left, right = share @ density, share[::-1] @ density
+    left = share @ density
+    right = share[::-1] @ density
     middle = (48 - 9.6 * (left + right)) / 28.8
     gap = min(left, right) - middle
     expected = left, middle, right, gap, gap / (gap + middle), gap / (gap + 2 * middle)
@@ -59,7 +61,9 @@ def test_influence_is_that_of_the_kronecker_matrices():
 def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates():
     # `eq:simulation-observability-gramian`.
     gates = np.cos(np.arange(48.0))
-    step, power, expected = cesaro_matrices(), np.eye(192), np.zeros((48, 4, 4))
+    step = cesaro_matrices()
+    power = np.eye(192)
+    expected = np.zeros((48, 4, 4))
     for _ in range(12):
         last = power[-4:].reshape(4, 48, 4)
         expected += np.einsum("oia,oib->iab", last, last) / 12
@@ -136,7 +140,8 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
     gramians = np.asarray(gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
-    found, stream = probe_study(), np.random.default_rng(20260717)
+    found = probe_study()
+    stream = np.random.default_rng(20260717)
     np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
     for index, count in enumerate((1, 3)):
         probes = stream.standard_normal((20, count, 4))
@@ -148,7 +153,8 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
 
 def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     """`sec:simulations`: the stages by hand, and how each optimiser was asked."""
-    by_hand, asked = section4_by_hand(), []
+    by_hand = section4_by_hand()
+    asked = []
 
     def optimised(objective, rate):
         name = objective.__name__.removesuffix("_objective")
@@ -166,7 +172,8 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
         monkeypatch.setattr(paper.outcomes, stage, result)
     found = paper.section4()
     assert asked == [("algorithm1", 0.04), ("algorithm3", 0.03)]
-    zeros, ones = np.zeros(48), np.ones(48)
+    zeros = np.zeros(48)
+    ones = np.ones(48)
     first, second, third = (np.asarray(run.gates) for run in by_hand.runs.values())
     rows = {
         "baseline": (zeros, ones),

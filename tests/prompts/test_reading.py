@@ -379,7 +379,8 @@ PDF = [
 
 def write_pdf(path, page):
     """Of one page, in its own language."""
-    text, starts = "%PDF-1.4\n", []
+    text = "%PDF-1.4\n"
+    starts = []
     for number, body in enumerate(PDF, 1):
         starts.append(len(text))
         body = body.format(size=len(page), page=page) if "stream" in body else body

@@ -25,7 +25,9 @@ from lim_jax import (
 from lim_jax.loss.readouts import hat
 from lim_jax.network.flow import unit_profile
 
-WIDTH, VOCABULARY, EXAMPLES = 2, 4, 2
+WIDTH = 2
+VOCABULARY = 4
+EXAMPLES = 2
 TOKENS = lim.token_grid(LENGTH)
 REGIONS = lim.boundary_regions(TOKENS, 0.3)
 FLOW = random_flow(width=WIDTH, heads=1)
@@ -37,8 +39,10 @@ def positive(seed, *shape):
     return jax.device_put(np.exp(np.asarray(random_states(seed, *shape))))
 
 
-STATES, LABELS = random_states(0, LENGTH, WIDTH), random_labels(1, LENGTH, VOCABULARY)
-LOGITS, PROFILE = random_states(2, LENGTH, VOCABULARY), positive(3, LENGTH)
+STATES = random_states(0, LENGTH, WIDTH)
+LABELS = random_labels(1, LENGTH, VOCABULARY)
+LOGITS = random_states(2, LENGTH, VOCABULARY)
+PROFILE = positive(3, LENGTH)
 VECTORS = random_states(4, EXAMPLES, LENGTH, WIDTH)
 ASKED = jax.device_put(np.asarray(PROFILE) / np.asarray(PROFILE).sum())
 ENERGIES = positive(9, EXAMPLES, LENGTH)

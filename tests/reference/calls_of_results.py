@@ -36,7 +36,8 @@ from lim_jax.loss.losses import Slices
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.tasks.prompts import Prompt
 
-LENGTH, WIDTH = 3, 2
+LENGTH = 3
+WIDTH = 2
 KEY = jax.random.key(0)
 TOKENS = lim.token_grid(LENGTH)
 REGIONS = lim.boundary_regions(TOKENS, 0.3)
@@ -60,8 +61,10 @@ def weighted_squares(weights):
 
 FLOW = random_flow(width=WIDTH, heads=1)
 FIELD = layer_of(FLOW)
-ONE, VECTORS = numbers(), numbers(2, LENGTH, WIDTH)
-PROFILE, STATES = numbers(LENGTH), numbers(LENGTH, WIDTH)
+ONE = numbers()
+VECTORS = numbers(2, LENGTH, WIDTH)
+PROFILE = numbers(LENGTH)
+STATES = numbers(LENGTH, WIDTH)
 SLICES = Slices(
     lambda start: jax.lax.dynamic_slice_in_dim(jax.device_put(STATES), start, 1, axis=1),
     1,

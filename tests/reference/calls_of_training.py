@@ -33,7 +33,10 @@ from lim_jax import (
 from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.sites import AttentionSites
 
-WIDTH, WORDS, EXAMPLES, RECORDS = 2, 8, 2, 4
+WIDTH = 2
+WORDS = 8
+EXAMPLES = 2
+RECORDS = 4
 KEY = jax.random.key(0)
 TOKENS = lim.token_grid(LENGTH)
 REGIONS = lim.boundary_regions(TOKENS, 0.3)
@@ -48,11 +51,15 @@ def whole(*shape):
 
 
 FLOW = random_flow(width=WIDTH, heads=1)
-FIELD, DEPTH = layer_of(FLOW), FLOW.depth
-STATES, VECTORS, PROFILE = numbers(LENGTH, WIDTH), numbers(EXAMPLES, LENGTH, WIDTH), numbers(LENGTH)
+FIELD = layer_of(FLOW)
+DEPTH = FLOW.depth
+STATES = numbers(LENGTH, WIDTH)
+VECTORS = numbers(EXAMPLES, LENGTH, WIDTH)
+PROFILE = numbers(LENGTH)
 ALONG_DEPTH = numbers(DEPTH + 1, LENGTH, WIDTH)
 MET = numbers(DEPTH, LENGTH, WIDTH)
-GRAMIANS, SAMPLES = numbers(LENGTH, WIDTH, WIDTH), numbers(EXAMPLES, LENGTH)
+GRAMIANS = numbers(LENGTH, WIDTH, WIDTH)
+SAMPLES = numbers(EXAMPLES, LENGTH)
 SITES = AttentionSites(FLOW.layers.attention, numbers(DEPTH), numbers(DEPTH), MET, MET)
 FACTORS = adjoint.KernelFactors(
     FIELD.attention,

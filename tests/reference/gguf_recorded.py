@@ -14,7 +14,8 @@ from reference.as_users import ROOT
 from reference.llama_cpp import neighbours
 
 RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())["networks"]
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 ETA = 2.0**-10
 WINDOWS = {
     "attention.sliding_window": 4,
@@ -203,7 +204,9 @@ def stated(case):
 def converted(architecture, config, arrays, absorbed):
     """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
     kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    table, found, stacks = gguf.get_tensor_name_map(kind, 8), {}, {}
+    table = gguf.get_tensor_name_map(kind, 8)
+    found = {}
+    stacks = {}
 
     def put(name, array):
         name = name.replace("correction_bias", "correction.bias")
@@ -230,8 +233,10 @@ def converted(architecture, config, arrays, absorbed):
             ]
             put(name, np.concatenate([head for part in rows for head in part]))
         elif "kv_b_proj" in name and absorbed:
-            keys, values = [], []
-            still, size = config["qk_nope_head_dim"], config["v_head_dim"]
+            keys = []
+            values = []
+            still = config["qk_nope_head_dim"]
+            size = config["v_head_dim"]
             for h in range(heads):
                 own = array[h * (still + size) :][: still + size]
                 keys.append(own[:still].T)
@@ -259,7 +264,9 @@ def converted(architecture, config, arrays, absorbed):
 
 
 def write(file, case):
-    architecture, (config, arrays), options = CASES[case][1], published(case), stated(case)
+    architecture = CASES[case][1]
+    config, arrays = published(case)
+    options = stated(case)
     writer = gguf.GGUFWriter(file, architecture)
     for name, value in options.items():
         kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}

@@ -32,7 +32,8 @@ def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **o
         "key_bias": new(groups, size), "value_bias": new(heads, features),
         "gate_bias": new(heads, features), "output_bias": new(width),
     }  # fmt: skip
-    vectors, of_heads = (groups, size), (heads, features)
+    vectors = (groups, size)
+    of_heads = (heads, features)
     matrices = {
         "norm": RMSNorm(new(width, mean=1), 0.1), "query": new(*vectors, width),
         "key": new(*vectors, width), "value": new(*of_heads, width), "rate": new(heads, width),
@@ -55,7 +56,8 @@ def gated_delta(seed=0):
 def mamba2(seed=1):
     """Four heads in two groups, all biases, a norm of a group after the gates, limited rates."""
     new = arrays(seed)
-    norm, limits = GroupedNorm(new(4, 2, mean=1), 2, 0.1), (0.3, 0.9)
+    norm = GroupedNorm(new(4, 2, mean=1), 2, 0.1)
+    limits = (0.3, 0.9)
     return _mixer(
         Mamba2,
         new,

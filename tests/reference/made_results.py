@@ -23,7 +23,10 @@ from lim_jax.results.measured import (
 )
 from lim_jax.training import TrainingPath
 
-LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5
+LENGTH = 7
+LAYERS = 4
+WIDTH = 2
+EXAMPLES = 5
 GRID = lim.graded_grid(LENGTH)
 REGIONS = lim.boundary_regions(GRID, "1/3").without([0, 2])
 

@@ -9,7 +9,10 @@ from benchmarks.validation.remedies import ANSWERS, PLAIN, SELECTIVE
 from benchmarks.validation.retrieval import RecallTask
 from benchmarks.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
 
-SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
+SEEDS = 3
+RECORDS = 8
+STAGES = 2
+EVERY = 25
 
 
 def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, explained=True):
@@ -149,7 +152,8 @@ def made_faithfulness():
     found = {}
     for shift, kind in enumerate(("keys and values, 10 records", "sentences")):
         taken = [1, 3, 5][: 3 - shift]
-        measures, leads = {}, {}
+        measures = {}
+        leads = {}
         for row, name in enumerate(costs):
             drops = {f"top-{count} drop": 1 + shift + count + 0.1 * row for count in taken}
             values = drops | {"datamodeling score": 0.5 - 0.02 * row}

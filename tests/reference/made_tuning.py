@@ -6,7 +6,8 @@ from benchmarks.validation.remedies import PLAIN
 from benchmarks.validation.texts import PromptSetting
 from benchmarks.validation.tuned import ALONE, SELECTIVE, Tuning
 
-SEEDS, EVERY = 3, 4
+SEEDS = 3
+EVERY = 4
 TUNING = Tuning(PromptSetting(8, 16), PromptSetting(9, 9), seeds=SEEDS, stages=2, every=EVERY)
 SECONDS = {PLAIN: 2.0, SELECTIVE: 3.0, ALONE: 5.0}  # of a step
 

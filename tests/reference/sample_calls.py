@@ -64,12 +64,16 @@ def is_numeric(value: Any) -> bool:
 
 def bad_values(right: Any) -> dict[str, Any]:
     """Return what can mean nothing in place of a value, by its type; kinds name the values."""
-    none, whole, real, array = {"none": None}, {"int": 3}, {"float": 0.5}, {"array": ARRAY}
+    none = {"none": None}
+    whole = {"int": 3}
+    real = {"float": 0.5}
+    array = {"array": ARRAY}
     if is_numeric(right):
         numbers = np.asarray(right)
         if np.issubdtype(numbers.dtype, np.floating):
             return none | whole | real | JUNK | bad_arrays(numbers) | bad_rows(numbers)
-        floats, listed = {"floats": numbers + 0.0}, {"as a list": numbers.tolist()}
+        floats = {"floats": numbers + 0.0}
+        listed = {"as a list": numbers.tolist()}
         return none | whole | real | array | JUNK | floats | listed | {"none of them": numbers[:0]}
     if isinstance(right, int):
         return none | real | {"array": np.ones(2, int), "negative": -1, "boolean": True} | JUNK

@@ -32,7 +32,8 @@ SCRIPTS = {
 }
 DOCUMENTS = [Document(title, text) for title, text in SCRIPTS.values()]
 TEXTS = [f"{title}\n{text}".removeprefix("\n") for title, text in SCRIPTS.values()]
-QUESTION, ANSWER = "متى يفتح السوق؟", "يوم الجمعة. 市場です。👨‍👩‍👧 हाँ।"
+QUESTION = "متى يفتح السوق؟"
+ANSWER = "يوم الجمعة. 市場です。👨‍👩‍👧 हाँ।"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 

@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed"),
 ]
-WIDTH, HEIGHT = 1100, 520  # so low that a card must find its place
+WIDTH = 1100
+HEIGHT = 520  # so low that a card must find its place
 LABELS = "[...document.querySelectorAll('#{} .role-axis-label text')].map(one => one.textContent)"
 CHARTS = ("profile-0", "profile-1", "channels", "hops", "heads", "depths")
 
@@ -52,7 +53,8 @@ def records(tab):
 def test_pointing_at_a_token_tells_of_it(opened):
     for at in (1, 8):
         opened.point_at(".token", at)
-        record, card = records(opened)[0][at], told(opened)
+        record = records(opened)[0][at]
+        card = told(opened)
         for field in ("token", "place", "position", "density", "mean", "part", "asks"):
             assert record[field] in card
         widths = opened.value("[...card.querySelectorAll('.bar')].map(bar => bar.style.width)")

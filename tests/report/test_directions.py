@@ -177,7 +177,8 @@ def test_escape_keeps_the_focus_and_paper_what_was_chosen(tab, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_comparison_is_of_the_other_pages_colours_and_font(tab, scheme, tmp_path):
-    path, other = tmp_path / "compare.html", tmp_path / "answer.html"
+    path = tmp_path / "compare.html"
+    other = tmp_path / "answer.html"
     comparison(path)
     other.write_text(answer(), encoding="utf-8")
     style = "(s => [s.color, s.backgroundColor, s.fontFamily, s.fontSize])"

@@ -111,8 +111,10 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
 
 
 def test_a_cards_numbers_are_those_of_the_result(read):
-    fields, influence = read.json("fields"), pages.influence()
-    mean, error = np.asarray(influence.density), np.asarray(influence.density_error)
+    fields = read.json("fields")
+    influence = pages.influence()
+    mean = np.asarray(influence.density)
+    error = np.asarray(influence.density_error)
     energies = pages.energies()
     np.testing.assert_allclose(mean, energies.mean(axis=0) / energies.mean())
     # The middles of a context of three lie in every third cell of nine.
@@ -148,7 +150,8 @@ def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
     order = np.argsort(densities)
     assert (np.diff(found[order]) >= 0).all() and found[order[-1]] == 9 and found[order[0]] == 0
     edges = [one["text"] for one in read.all("span", "edge")][:11]
-    least, greatest = densities[densities > 0].min(), densities.max()
+    least = densities[densities > 0].min()
+    greatest = densities.max()
     assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
     steps = np.log(densities[densities > 0] / least) / np.log(greatest / least)
     np.testing.assert_array_equal(found[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
@@ -170,11 +173,13 @@ def rows(read, chart, column):
 
 def test_charts_hold_the_profile_with_its_errors_and_regions(read):
     for name, left_out in (("profile-0", []), ("profile-1", [8])):
-        found, profile = pages.influence(left_out), rows(read, name, "error")
+        found = pages.influence(left_out)
+        profile = rows(read, name, "error")
         averages = rows(read, name, "average")
         kept = slice(0, 9 - len(left_out))
         columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
-        density, error = np.asarray(found.density)[kept], np.asarray(found.density_error)[kept]
+        density = np.asarray(found.density)[kept]
+        error = np.asarray(found.density_error)[kept]
         for key, values in {
             "p": np.arange(1, 10)[kept] / 9,
             "m": density,
@@ -269,7 +274,8 @@ def test_it_begins_with_what_was_found_with_errors(read):
         "tokens, “last” 25 %."
     )
     rest = pages.influence([8])
-    lim, error = float(rest.indices().lim), float(rest.index_errors().lim)
+    lim = float(rest.indices().lim)
+    error = float(rest.index_errors().lim)
     assert 0.001 < error < 0.0095  # of which one digit is shown
     assert second.startswith(
         f"Before the tokens that the loss asks for, a token in the middle 50 % of the context has "
@@ -288,7 +294,8 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
     for at, (places, block) in enumerate(zip(held, blocks, strict=True)):
-        held, own = shares[places].sum(), shares[places]
+        held = shares[places].sum()
+        own = shares[places]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
         width = read.all("span", "fill")[at]["style"]
@@ -328,7 +335,8 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
 def test_one_context_says_once_that_it_has_no_error(tmp_path):
     regions = pages.influence().regions
     one = lim.Influence.from_energies(jax.device_put(pages.energies()[:1]), regions)
-    account, text = pages.accounts()[:1], pages.TEXTS[:1]
+    account = pages.accounts()[:1]
+    text = pages.TEXTS[:1]
     page = lim.report.write_page(tmp_path / "page.html", one, account, text, title="one")
     written = page.read_text(encoding="utf-8")
     assert written.count("One context has no error") == 1 and "two standard errors" not in written
@@ -374,7 +382,8 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
     assert len(records) == 6
     position = page.json("fields").index("density")
     x, y = model.example(*jax.device_put((windows[0], np.full(6, 1 / 6))))
-    flow, grid = model.flow, lim.token_grid(6)
+    flow = model.flow
+    grid = lim.token_grid(6)
 
     @jax.jit
     def gradient(state):
@@ -396,7 +405,9 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
     """Vega takes 0.9 of them, and a token some 150 bytes."""
     drawn = np.random.default_rng(0)
-    length, layers, heads = 512, 32, 32
+    length = 512
+    layers = 32
+    heads = 32
     energies = drawn.uniform(0.1, 1, (layers + 8, length))
     parts: Any = (
         np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],

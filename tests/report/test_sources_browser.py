@@ -24,7 +24,8 @@ class Tab:
 
     def __init__(self, tab, page):
         self.tab, self.value, self.scores = tab, tab.value, made_scores("token")
-        data, rows = page.json("data"), len(self.scores.answer)
+        data = page.json("data")
+        rows = len(self.scores.answer)
         steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(rows, -1)
         self.by_token = steps * np.transpose([data["scales"]])
         self.sentences = [one["inner"] for one in page.all("span", "part")]

@@ -65,7 +65,8 @@ PENALTIES = {
 def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     # `eq:influence-regularization-bias-expansion`,
     # `eq:influence-regularization-parameter-shift-bound`, `eq:algorithm3-objective-bias-expansion`.
-    penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
+    penalty = PENALTIES[name]
+    strengths = (0.02, 0.01, 0.005, 0.0025)
 
     @jax.jit
     def measured(beta):
@@ -92,7 +93,8 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
     # `eq:influence-regularization-bias-expansion`.
     shift = lim.training.parameter_shift
     penalty = lambda p: jnp.sum((p - 1) ** 2)  # noqa: E731
-    bowl, start = lambda p: 2 * jnp.sum(p**2), jnp.zeros(2)  # noqa: E731
+    bowl = lambda p: 2 * jnp.sum(p**2)  # noqa: E731
+    start = jnp.zeros(2)
     np.testing.assert_allclose(shift(bowl, penalty, start, 0.1), [0.05, 0.05])
     balanced = start + 0.1 * 2 / (4 + 0.1 * 2)
     for point in (balanced, start + 0.3):
@@ -106,7 +108,8 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
 
 def test_a_shift_is_as_exact_as_is_asked_for():
     """What is left of H s + beta g, relative to beta g."""
-    curvatures, strength = np.geomspace(1, 1000, 20), 0.1
+    curvatures = np.geomspace(1, 1000, 20)
+    strength = 0.1
 
     def left(**options):
         shift = lim.training.parameter_shift(
@@ -164,7 +167,8 @@ def test_the_response_is_the_slope_of_lim():
         energy = (mixing @ weights) ** 2
         return energy / lim.integral(energy, GRID)
 
-    weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
+    weights = jnp.array([1.5, 0.5, 1.2, 0.8])
+    change = jnp.array([0.1, -0.2, 0.05, 0.05])
 
     def index(weights):
         return lim.indices(lim.regional_averages(stage(weights), regions)).lim
@@ -213,7 +217,8 @@ def test_alignment_agrees_with_what_section_4s_run_does():
 def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
     # `eq:positional-importance-weight`.
     errors = jnp.array([1.0, 2.0, 3.0, 4.0])
-    trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
+    trained = jnp.array([2.0, 1.0, 0.5, 0.5])
+    deployed = jnp.array([0.0, 1.0, 1.0, 2.0])
     weights = lim.training.importance_weights(deployed, trained, GRID)
     np.testing.assert_allclose(
         lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)

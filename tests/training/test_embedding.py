@@ -17,7 +17,9 @@ from lim_jax import training
 from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.density.adjoints import losses_and_adjoints
 
-LENGTH, WIDTH, WORDS = 5, 4, 7
+LENGTH = 5
+WIDTH = 4
+WORDS = 7
 GRID = lim.graded_grid(LENGTH)
 IDS = jax.device_put(np.array([[3, 1, 3, 3, 0], [2, 3, 1, 6, 6]]))  # their gradients add up
 LABELS = random_labels(3, 2, LENGTH, VOCABULARY)

@@ -26,7 +26,10 @@ from lim_jax.training.balancing import (
 )
 from lim_jax.training.estimators import balanced_density, crossed_density
 
-LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
+LENGTH = 7
+WIDTH = 3
+CLASSES = 4
+BATCH = 5
 GRID = lim.graded_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 LABELS = 1.3 * random_labels(3, BATCH, LENGTH, CLASSES)
@@ -115,7 +118,8 @@ def dot(left, right):
 )
 def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator, loss):
     """Value; gradient against the gradient's gradient, differences, and forward mode."""
-    (estimate, statistic, density), loss = ESTIMATORS[estimator], LOSSES[loss]
+    estimate, statistic, density = ESTIMATORS[estimator]
+    loss = LOSSES[loss]
 
     def plain(energies, shares):
         return density(statistic(energies, shares), shares)

@@ -53,7 +53,8 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     @eqx.filter_vmap
     def by_hop(model):
         def of_one(ids, y):
-            example, margin = (model.embed(ids), y), partial(CausalLM.margin_loss.terminal, model)
+            example = (model.embed(ids), y)
+            margin = partial(CausalLM.margin_loss.terminal, model)
             return attention_hops(model.flow, margin, example, grid, 2)[0]
 
         return jax.vmap(of_one)(ids, y)

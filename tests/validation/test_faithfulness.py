@@ -35,7 +35,10 @@ from lim_jax.attribution.methods.integrated_gradients import STEPS
 from lim_jax.grid import token_grid
 from lim_jax.models import Targets
 
-RECORDS, PLACES, TOKENS, SCALE = 5, 336, 3, 1.5
+RECORDS = 5
+PLACES = 336
+TOKENS = 3
+SCALE = 1.5
 SETTING = FaithfulnessSetting(
     (PAIRS, FACTS),
     6,
@@ -80,7 +83,8 @@ def found(model, checkpoint):
 
 def prompt_of(number):
     """What the n-th prompt must be: of kind n % 2, and a place is gold for two seeds in turn."""
-    seed, place = number // 2, 7 * (number // 4) % RECORDS
+    seed = number // 2
+    place = 7 * (number // 4) % RECORDS
     if number % 2:
         return question_prompt(draw_facts(RECORDS, seed), place)
     pairs = draw_key_values(RECORDS, seed, key_length=2, value_length=2)
@@ -119,7 +123,8 @@ def log_probability(model, ids, said):
 
 @pytest.mark.slow
 def test_drops_are_those_of_texts_that_are_read_again(model, found):
-    prompt, one = prompt_of(5), found[5]
+    prompt = prompt_of(5)
+    one = found[5]
     said = said_after(model, ids_of(prompt.text))
     assert one.tokens == len(said) and one.length == len(prompt.text)
     assert one.right == (prompt.answer.strip() in bytes(said.tolist()).decode("latin1"))
@@ -210,7 +215,8 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
         return x, start, along, jax.grad(model.margin_loss)(x, y)
 
     x, start, along, margin = jax.tree.map(np.asarray, measured(model, ids))
-    gradients, path = (along[0], margin), along[1:]
+    gradients = (along[0], margin)
+    path = along[1:]
     scores = dict(zip(NAMES, found[5].scores, strict=True))
     energies = [by_record((one**2).sum(axis=1), places) for one in gradients]
     product = by_record((x * gradients[0]).sum(axis=1), places)
@@ -227,7 +233,8 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     rollout = np.eye(len(x))
     for weights in attention:
         rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
-    asked, weights = np.asarray(y.places), np.asarray(y.weights)
+    asked = np.asarray(y.places)
+    weights = np.asarray(y.weights)
     np.testing.assert_allclose(
         scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
     )
@@ -240,7 +247,8 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
 ):
     """Central differences in a part's log weight, of the answer's sums over its tokens."""
     ids, places, y = unpadded
-    step, root = 1e-4, np.sqrt(1 / 3)
+    step = 1e-4
+    root = np.sqrt(1 / 3)
     lowest = np.log(1e-3)
     nodes = lowest * (1 + root) / 2, lowest * (1 - root) / 2
 
@@ -270,7 +278,8 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
                 np.testing.assert_allclose(
                     scores[f"mask-{name}{middle}{ending}"], expected[row], rtol=1e-5, atol=1e-8
                 )
-    given, other = scores["mask-gradient at 0.2"], scores["mask-gradient at 0.2, own"]
+    given = scores["mask-gradient at 0.2"]
+    other = scores["mask-gradient at 0.2, own"]
     assert np.abs(given - other).max() > 1e-3 * np.abs(given).max()
 
 
@@ -320,7 +329,8 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
 @pytest.mark.slow
 def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learnt, monkeypatch):
     run, _, folder = learnt
-    read, whole = [], learnt_heads.Ablated
+    read = []
+    whole = learnt_heads.Ablated
 
     def counting(prompts, *rest):
         read.append(len(prompts))
@@ -351,7 +361,8 @@ def heads_example(attention, weights, shift=0.0):
 
 
 def test_what_heads_count_is_found_where_answers_hang_on_attention_alone():
-    rng, true = np.random.default_rng(0), np.array([1.0, -0.5, 0.0, 2.0, 0.7])
+    rng = np.random.default_rng(0)
+    true = np.array([1.0, -0.5, 0.0, 2.0, 0.7])
 
     def example():
         attention = rng.dirichlet(np.ones(4), size=5).T
@@ -368,7 +379,8 @@ def test_what_heads_count_is_found_where_answers_hang_on_attention_alone():
 def test_kinds_of_prompts_and_prompts_weigh_the_same_whatever_their_numbers():
     """Three of one kind, and one of another, whose logits fall thrice as fast: they balance."""
     attention = np.array([[0.1], [0.2], [0.3], [0.4]])
-    ups, down = 3 * [heads_example(attention, [1.0])], heads_example(attention, [-3.0])
+    ups = 3 * [heads_example(attention, [1.0])]
+    down = heads_example(attention, [-3.0])
     np.testing.assert_allclose(weights_of_heads([ups, [down]])[0], 0, atol=1e-12)
     assert weights_of_heads([ups])[0] > 1
 
@@ -404,7 +416,8 @@ def test_an_answer_ends_before_what_ends_it(model, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(faithfulness, "Ablated", recorded)
-    first, other = int(said[0]), next(int(one) for one in said if one != said[0])
+    first = int(said[0])
+    other = next(int(one) for one in said if one != said[0])
     for end in ((), (other,), (first,)):
         with pytest.raises(KeyboardInterrupt):
             explain_prompts(model, None, SETTING, end=end)
@@ -430,7 +443,8 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     lines = checkpoint.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
     checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
-    asked, whole = [], faithfulness._explained
+    asked = []
+    whole = faithfulness._explained
 
     def counting(job, prompts, numbers):
         asked.append(numbers)
@@ -488,10 +502,13 @@ def test_every_place_is_gold_in_both_halves(settings):
 
 def made_run(setting, seed):
     """Attributions whose scores are the truth with noise: of the ninth variant the least."""
-    rng, names, found = np.random.default_rng(seed), [*attributions(setting), AT2], []
+    rng = np.random.default_rng(seed)
+    names = [*attributions(setting), AT2]
+    found = []
     best = names.index("mask-gradient at 0.2, margin")
     for number in range(setting.prompts):
-        truth, kept = rng.standard_normal(RECORDS), rng.uniform(size=(7, RECORDS)) < 0.5
+        truth = rng.standard_normal(RECORDS)
+        kept = rng.uniform(size=(7, RECORDS)) < 0.5
         noise = np.where(np.arange(len(names)) == best, 0.01, 3.0)
         scores = truth + noise[:, None] * rng.standard_normal((len(names), RECORDS))
         drops = rng.standard_normal((len(names), len(setting.taken_out)))

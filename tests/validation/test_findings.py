@@ -36,12 +36,14 @@ def test_the_first_line_counts_what_is_above_zero_with_its_interval():
 
 def test_arms_stand_with_their_gains_costs_and_channels():
     results = made_results()
-    page, gain = findings_page(results, ["some.png"]), compare_arms(results)["Algorithm 1"]
+    page = findings_page(results, ["some.png"])
+    gain = compare_arms(results)["Algorithm 1"]
     table, channels, certificates = rows(page, "Algorithm 1")
     arm = results["arms"]["Algorithm 1"]
     accuracy = np.array(arm["accuracy"])[-1]
     assert table[1:3] == [f"{accuracy.mean():.3f}", f"{accuracy[:, 2:6].mean():.3f}"]
-    low, high = gain.middle.low, gain.middle.high
+    low = gain.middle.low
+    high = gain.middle.high
     assert table[3] == f"+0.250 ({low:+.3f} to {high:+.3f})"
     at_operations = gain.middle_at_equal_operations
     assert at_operations is not None

@@ -31,7 +31,9 @@ from benchmarks.validation.retrievers import (
 from lim_jax.grid import token_grid
 from lim_jax.models import CausalLM
 
-RECORDS, STEPS, SEEDS = 3, 2, 2
+RECORDS = 3
+STEPS = 2
+SEEDS = 2
 SETTING = Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
 
 
@@ -48,7 +50,8 @@ def both_losses(model, points, y):
     return jax.vmap(jax.vmap(of_point, (0, None)))(points, y)
 
 
-STEP, SIZES = 1e-4, np.array([1.0, -1.0, 2.0, -2.0])
+STEP = 1e-4
+SIZES = np.array([1.0, -1.0, 2.0, -2.0])
 
 
 def around(x):
@@ -65,13 +68,16 @@ def gradient(values, shape):
 
 def looked_at(models, ids, y):
     """Of every seed and example: states, both losses and what differences of them say."""
-    embedding, positions = np.asarray(models.embedding), np.asarray(models.positions)
+    embedding = np.asarray(models.embedding)
+    positions = np.asarray(models.positions)
     x = np.take(embedding, ids, axis=1) + positions[:, None]
     baseline = np.broadcast_to((embedding.mean(axis=1)[:, None] + positions)[:, None], x.shape)
-    step, record = x - baseline, np.repeat(np.arange(RECORDS), 2)
+    step = x - baseline
+    record = np.repeat(np.arange(RECORDS), 2)
 
     def points(seed, example):
-        here, none = x[seed, example], baseline[seed, example]
+        here = x[seed, example]
+        none = baseline[seed, example]
         halves = [around(none + s * (here - none)) for s in (0.25, 0.75)]
         without = [np.where((np.append(record, -1) == r)[:, None], none, here) for r in (0, 1, 2)]
         return np.concatenate([around(here), *halves, without, [here]])
@@ -86,7 +92,8 @@ def looked_at(models, ids, y):
             y,
         )
     )
-    size, shape = 4 * x[0, 0].size, x.shape
+    size = 4 * x[0, 0].size
+    shape = x.shape
     slopes = [gradient(values[:, :, :size, loss], shape) for loss in (0, 1)]
     halves = [gradient(values[:, :, k * size : (k + 1) * size, 1], shape) for k in (1, 2)]
     return {

@@ -44,7 +44,8 @@ def greedy(model):
     """A prompt's example with the answer that the model gives, decoded byte by byte."""
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
     example = drawn(1)
-    window, asked = example.window.copy(), np.flatnonzero(example.weights)
+    window = example.window.copy()
+    asked = np.flatnonzero(example.weights)
     for place in asked:  # what comes after it is not seen
         window[place + 1] = np.argmax(logits(model, jax.device_put(window[:-1]))[place])
     return example._replace(window=window), asked
@@ -107,7 +108,9 @@ def test_energies_in_single_precision_are_near_double(model):
 def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     model, tmp_path, monkeypatch
 ):
-    whole, checkpoint, asked = ask_prompts(model, None, SETTING), tmp_path / "asked", []
+    whole = ask_prompts(model, None, SETTING)
+    checkpoint = tmp_path / "asked"
+    asked = []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -164,7 +167,8 @@ def by_prompt(found):
     """Every attribution of every prompt and record, normalised or not, by name."""
     result = {}
     for row, loss in enumerate(("cross-entropy", "margin")):
-        energies, products = found.energies[:, row], np.abs(found.gradient_times_input[:, row])
+        energies = found.energies[:, row]
+        products = np.abs(found.gradient_times_input[:, row])
         result[f"influence, {loss}"] = energies
         result[f"normalised influence, {loss}"] = energies / energies.sum(axis=1)[:, None] * 4
         result[f"gradient times input, {loss}"] = products / products.sum(axis=1)[:, None] * 4
@@ -172,14 +176,16 @@ def by_prompt(found):
 
 
 def test_profiles_and_scores_are_means_over_prompts(made, study):
-    found, gold = study, np.arange(240) % 4
+    found = study
+    gold = np.arange(240) % 4
     scores = dict(zip(SCORES, (made.right, made.margin, -made.cross_entropy), strict=True))
     for name, values in scores.items():
         expected = [values[gold == place].mean() for place in range(4)]
         np.testing.assert_allclose(found.scores[name].value, expected, rtol=1e-12)
         errors = [stats.sem(values[gold == place].astype(float)) for place in range(4)]
         np.testing.assert_allclose(found.scores[name].error, errors, rtol=1e-12)
-    ours, parts = {}, by_prompt(made)
+    ours = {}
+    parts = by_prompt(made)
     assert set(parts) == set(PROMPTED)
     for name, values in parts.items():
         mean = values.mean()

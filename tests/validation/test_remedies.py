@@ -15,9 +15,13 @@ from benchmarks.validation.laws import edge_law, middle_law
 from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
 from benchmarks.validation.retrievers import Setting, asked, draw, new_retriever
 
-RECORDS, LENGTH, BATCH = 4, 9, 5
+RECORDS = 4
+LENGTH = 9
+BATCH = 5
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=BATCH)
-GOLD, EVEN, EPSILON = np.array([0, 3, 1, 0, 2]), np.ones(BATCH), 1e-8
+GOLD = np.array([0, 3, 1, 0, 2])
+EVEN = np.ones(BATCH)
+EPSILON = 1e-8
 
 
 def examples(seed, gold=GOLD):
@@ -145,7 +149,8 @@ def network():
 
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
-WEIGHTS, MULTIPLIER = np.array([0.5, 2.0, 1.0, 0.5]), 0.3
+WEIGHTS = np.array([0.5, 2.0, 1.0, 0.5])
+MULTIPLIER = 0.3
 
 
 @cache
@@ -239,9 +244,11 @@ def selective_slope(model, examples):
 @pytest.mark.slow
 def test_influence_is_drawn_to_each_probes_gold_record():
     """Of the network's own answers, which are others than the true ones; below it is of these."""
-    some, model = first(batches().probes, 4), network()
+    some = first(batches().probes, 4)
+    model = network()
     logits = jax.jit(lambda some: answer_losses(model, embedded(model, some), some)[2])
-    window, own = np.array(some.window), np.argmax(logits(some), axis=1)
+    window = np.array(some.window)
+    own = np.argmax(logits(some), axis=1)
     assert (window[:, -1] != own).any()
     window[:, -1] = own
     some = some._replace(window=jax.device_put(window))

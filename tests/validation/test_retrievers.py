@@ -68,7 +68,8 @@ def test_what_is_asked_is_the_answer_at_the_last_place(judged):
 
 def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
     examples, logits, _, _, scores = judged
-    answers, last = examples.window[:, -1], logits[:, -1]
+    answers = examples.window[:, -1]
+    last = logits[:, -1]
     rows = np.arange(7)
     others = np.where(np.arange(9) == answers[:, None], -np.inf, last)
     each = {
@@ -77,7 +78,8 @@ def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
         "cross_entropy": logsumexp(last, axis=1) - last[rows, answers],
     }
     for name, values in each.items():
-        found, gold = getattr(scores, name), examples.gold[:, 0]
+        found = getattr(scores, name)
+        gold = examples.gold[:, 0]
         assert found.shape == (3,) and np.isnan(found[1])
         for place in (0, 2):
             assert found[place] == pytest.approx(values[gold == place].mean(), rel=1e-12)
@@ -153,7 +155,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(checkpoint):
-    resumable, kept = retrievers.resumable, checkpoint.with_name("whole")
+    resumable = retrievers.resumable
+    kept = checkpoint.with_name("whole")
 
     def copying(steps):
         for index in steps:
@@ -184,6 +187,7 @@ def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole
     models, losses = whole
     test = examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
     scores = eqx.filter_jit(retrievers.of_seeds(scores_by_place))(models, test)
-    losses, accuracy = np.asarray(losses), np.asarray(scores.accuracy)
+    losses = np.asarray(losses)
+    accuracy = np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()
     assert accuracy[:, [0, 3]].min() > 0.7 and accuracy[:, 1:3].max() < 0.6

@@ -44,7 +44,8 @@ def test_every_stage_of_every_arm_has_its_row():
     assert by_place[0][-1] == "8" and by_place[1][-1] == "9"
     last = np.mean(results["arms"][ALONE]["short"]["accuracy"][-1], axis=0)
     assert rows(page, ALONE)[2][1:] == [f"{value:.2f}" for value in last]
-    command, figure = page.split("\n\n")[2], page.splitlines()[-1]
+    command = page.split("\n\n")[2]
+    figure = page.splitlines()[-1]
     assert figure == "![some.png](some.png)" and "validation --model MODEL --train`" in command
 
 

@@ -25,7 +25,8 @@ from lim_jax.cost import job_cost
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
-    arm, plain = made_arm(2, seconds=0.03, after=0.25), made_arm(1, after=0.05)
+    arm = made_arm(2, seconds=0.03, after=0.25)
+    plain = made_arm(1, after=0.05)
     found = gain(arm, plain)
     ours, theirs = (np.array(record["accuracy"])[-1] for record in (arm, plain))
     np.testing.assert_allclose(found.accuracy.value, (ours - theirs).mean())
@@ -43,7 +44,8 @@ def test_a_gain_is_that_of_the_last_step_seed_by_seed():
 def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
     """Of a step that costs more, between the plain arm's evaluations."""
     field = {"seconds": "middle_at_equal_time", "operations": "middle_at_equal_operations"}[cost]
-    plain, longer = made_arm(1), made_arm(4, stages=7)
+    plain = made_arm(1)
+    longer = made_arm(4, stages=7)
 
     def at_equal(costs, after=0.0):
         return gain(made_arm(2, after=after, **{cost: costs * unit}), plain, longer)
@@ -186,7 +188,8 @@ def varied(monkeypatch):
         arrays = eqx.filter(model, eqx.is_array)
         return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), of_probes
 
-    options, arm = {"every": 2, "probes": 1}, Arm(gradient, np.array(2.0), every=2)
+    options = {"every": 2, "probes": 1}
+    arm = Arm(gradient, np.array(2.0), every=2)
     monkeypatch.setitem(remedies.ARMS, PLAIN, lambda setting: Arm(gradient, np.array(0.0)))
     monkeypatch.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
     monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
