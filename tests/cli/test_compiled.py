@@ -20,7 +20,7 @@ from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import __main__
 from lim_jax._checks import error_if
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.cli import compiled
 from lim_jax.cli.commands import main
 from lim_jax.cli.compiled import keep_programs
@@ -180,7 +180,7 @@ def test_a_program_with_a_check_is_compiled_once(anew):
     """Checks of a command's programs are values (`conftest.py`), and JAX keeps such a program."""
 
     def double():
-        return filter_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(()))
+        return cached_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(()))
 
     for compiles in (True, False):
         doubled, programs = anew(double)

@@ -181,7 +181,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
         f"**Datamodeling scores of keys and values, 10 records: {of} passes; of sentences: {of} "
         "passes.**"
     )
-    assert "over random ablations" in how and "take 2 steps" in methods
+    assert "over random ablations" in how and "take 8 steps" in methods
     choice = parts[parts.index("## The choice of a variant") + 1]
     assert "mask-gradient: mask-gradient at 0.2; mask-path on 4: mask-path on 4, own." in choice
     assert choice.endswith("path on 4, own.")
