@@ -9,7 +9,6 @@ as far as memory is decided (`temporary_bytes`) and the README's example in floa
 end to end in a process of its own; section 4 in float64 does in `.ci/run`.
 """
 
-import atexit
 import ctypes
 import gc
 import os
@@ -21,8 +20,6 @@ from pathlib import Path
 from reference.quickly import compile_quickly
 
 compile_quickly()  # before jax reads XLA_FLAGS; workers inherit it
-# Where in the source an instruction comes from takes a sixth of the time, and nobody reads it.
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Threads of BLAS wait for each other by spinning: ten times the work on matrices as small as these.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The command line keeps compiled programs in the user's folder: run in a test it must not.
@@ -31,28 +28,10 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "0")
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-import reference.tracing  # noqa: E402, F401
-from reference import checked_types  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-checked_types.install()
-
-# The dearest files, first: no worker is left alone with one at the end. Before them the weights
-# that take most memory, which a worker has then to itself.
-DEAREST = (
-    "test_real_weights", "test_rates", "test_transformations", "test_objectives",
-    "test_continuous", "test_reproduction", "test_gramian", "test_devices", "test_readme",
-    "test_deficits", "test_notebooks", "test_cli", "test_blocked", "test_docs",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items):
-    """Put the dearest files first; the others stay in their order."""
-    place = {name: index for index, name in enumerate(DEAREST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(DEAREST)))
-
 
 GIB = 2**30
 # What a worker may hold after a test; the dearest adds a half. To forget takes a second or two, and
@@ -92,21 +71,10 @@ def spent() -> tuple[float, float]:
     return peak, sum(os.times()[:4]) / 60
 
 
-def pytest_collection_finish():
-    """What was imported stays: it need not be looked through again."""
-    gc.freeze()
-
-
 def pytest_sessionfinish(session):
-    """A worker says what it took, and ends without taking its memory apart.
-
-    pytest collects garbage five times at the end, for errors that were left in it: once is enough.
-    """
-    gc.collect()
-    gc.freeze()
+    """Let a worker say what it took."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["spent"] = spent()
-        atexit.register(os._exit, 0)  # the last to be registered is the first to run
 
 
 def pytest_testnodedown(node):

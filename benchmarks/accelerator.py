@@ -43,7 +43,9 @@ Precision = Literal["float32", "bfloat16 products", "bfloat16"]
 # Relative to the largest number of each array. bfloat16 has three digits, which a difference of
 # gradients, and the square of one, has to a half.
 BOUNDS: dict[Precision, float] = {"float32": 2e-3, "bfloat16 products": 0.25, "bfloat16": 0.25}
-TOKENS, CONTEXTS = 512, 2  # of the profile
+# Of the profile.
+TOKENS = 512
+CONTEXTS = 2
 # Of the profile: the name of a row, its precision, and how `sizes` holds the weights.
 PROFILES: tuple[tuple[str, Precision, str], ...] = (
     ("profile", "float32", "load"),

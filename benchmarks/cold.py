@@ -64,7 +64,8 @@ def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, st
         "JAX_ENABLE_COMPILATION_CACHE": "1" if cache else "0",
     }
     with tempfile.TemporaryDirectory() as folder:
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,
@@ -73,7 +74,8 @@ def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, st
             capture_output=True,
             text=True,
         )
-        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu, wall, done.stdout
 
@@ -101,7 +103,8 @@ def print_commands(model: str | None) -> None:
                 line = str(PHASES), "--cache", cache, name, *arguments
                 cpu, wall, printed = spent(line, cache)
                 phases = json.loads(printed.splitlines()[-1])
-                compiled, _ = phases.pop("compiled"), phases.pop("status")
+                compiled = phases.pop("compiled")
+                _ = phases.pop("status")
                 parts = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in phases.items())
                 print(f"{name + ', ' + run:30s} {cpu:6.2f} s {wall:6.2f} s   {compiled} compiled")
                 print(f"{'':30s} {parts}", flush=True)

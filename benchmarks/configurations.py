@@ -30,21 +30,28 @@ LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
 }  # fmt: skip
 YARN = {
-    "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
     "original_max_position_embeddings": 8,
-}  # fmt: skip
+}
 GROWING = YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 4}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1000.0, "alpha": 50.0, "factor": 1.0}
 LONG = {
-    "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0, 1.5, 2.0],
-    "long_factor": [1.0, 3.0, 5.0], "original_max_position_embeddings": 8,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 5.0],
+    "original_max_position_embeddings": 8,
+}
 LONG_OF_TWO = LONG | {"short_factor": [1.0, 1.5], "long_factor": [1.0, 3.0]}
 GRANITES = {
-    "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.3,
     "attention_multiplier": 0.2,
-}  # fmt: skip
+}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
@@ -58,9 +65,11 @@ GATED_DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
 SHARED_EXPERT = {
-    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 9,
     "shared_expert_intermediate_size": 7,
-}  # fmt: skip
+}
 MAMBA2 = {
     "max_position_embeddings": 96,
     "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_head": 8,
@@ -84,12 +93,16 @@ CONVOLVED = {"max_position_embeddings": 96, "layer_types": ["conv", "full_attent
 EXPERTS_OF_LFM = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 9}
 DENSE_LATENT = {name: LATENT[name] for name in LATENT if "rank" in name or "head" in name}
 DELTA_OF_KIMI = DENSE_LATENT | {
-    "num_experts": 8, "num_experts_per_token": 3, "moe_intermediate_size": 9,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 9,
     "max_position_embeddings": 96,
-}  # fmt: skip
+}
 LIGHTNING = EXPERTS | {
-    "max_position_embeddings": 96, "block_size": 32, "layer_types": GATED_DELTA["layer_types"],
-}  # fmt: skip
+    "max_position_embeddings": 96,
+    "block_size": 32,
+    "layer_types": GATED_DELTA["layer_types"],
+}
 NORMED_PATH = {
     "full_attn_alpha_factor": 1.7, "full_attn_beta_factor": 0.8, "linear_attn_alpha_factor": 2.3,
     "linear_attn_beta_factor": 0.6, "mlp_alpha_factor": 1.4, "mlp_beta_factor": 1.2,
@@ -102,12 +115,20 @@ SIGMOIDS = {
 GROUPED_EXPERTS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0}
 
 OF_GEMMA4 = {
-    "head_dim": 6, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 4,
+    "head_dim": 6,
+    "global_head_dim": 8,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 4,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-}  # fmt: skip
-OF_DEEPSEEK = LATENT | GROUPED_EXPERTS | {
-    "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+}
+OF_DEEPSEEK = (
+    LATENT
+    | GROUPED_EXPERTS
+    | {
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        "rms_norm_eps": 1e-6,
+    }
+)
 
 
 # Of what reads images, by the names of its families.

@@ -71,7 +71,8 @@ def route_row(size: tuple[int, ...], repeats: int) -> dict:
         for mode in ("forward", "reverse")
     }
     found = seconds(jobs, see, x, repeats=repeats)
-    chosen, faster = cheapest_mode(layer_products(see, x)), min(found, key=found.__getitem__)
+    chosen = cheapest_mode(layer_products(see, x))
+    faster = min(found, key=found.__getitem__)
     return {"size": size, "seconds": found, "chosen": chosen, "right": chosen == faster}
 
 

@@ -14,17 +14,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from byte_training import trained
 
 import lim_jax as lim
 from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
-from lim_jax.loss import teacher_forcing
-from lim_jax.models.small_models import byte_model, sample_windows, standard_library_text
+from lim_jax.models.small_models import byte_model, standard_library_text
 from lim_jax.training.balancing import balanced_objective
 
-LENGTH, STEPS, BATCH, RATE = 64, 300, 16, 3e-3  # of training, by Adam
+LENGTH = 64  # of the contexts of networks that are trained here
 PROMPTS = (
     "Paris is the capital of France. Rome is the capital of Italy. Oslo is the capital of Norway. "
     "Which city is the capital of Italy? Answer:",
@@ -37,7 +36,8 @@ PROMPTS = (
 def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
     """What is compared, of the last token's loss."""
     length = ids.shape[0]
-    grid, x = lim.token_grid(length), model.embed(ids)
+    grid = lim.token_grid(length)
+    x = model.embed(ids)
     y = models.Targets(ids[:1], jnp.ones(1), jnp.array([length - 1]))
     energy = jnp.sum(jax.grad(model.loss)(x, y) ** 2, axis=1)
     density = length * energy / energy.sum()
@@ -58,26 +58,6 @@ def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
         ),
         "Algorithm 1": jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slopes)]),
     }
-
-
-def trained(model: models.CausalLM, text: jax.Array, key: jax.Array) -> models.CausalLM:
-    """The network after Adam under uniform teacher forcing, on random windows of a text."""
-    adam = optax.adam(RATE)
-
-    def risk(model, windows):
-        x, y = jax.vmap(model.example, in_axes=(0, None))(windows, teacher_forcing(LENGTH))
-        return jax.vmap(model.loss)(x, y).mean()
-
-    @eqx.filter_jit
-    def update(model, state, key):
-        windows = sample_windows(text, LENGTH, BATCH, key=key)
-        change, state = adam.update(jax.grad(risk)(model, windows), state)
-        return eqx.apply_updates(model, change), state
-
-    state = adam.init(model)
-    for step in range(STEPS):
-        model, state = update(model, state, jax.random.fold_in(key, step))
-    return model
 
 
 def errors(model: models.CausalLM, ids: np.ndarray) -> dict[str, float]:
@@ -101,7 +81,7 @@ def main() -> None:
     text = standard_library_text(100_000)
     for seed in (0, 1):
         start = byte_model(LENGTH, width=32, depth=4, key=jax.random.key(seed))
-        network = trained(start, text, jax.random.key(seed + 2))
+        network = trained(start, text, LENGTH, jax.random.key(seed + 2))
         cases.append((f"trained here, {seed}", network, text[5000 : 5000 + LENGTH]))
     for number, (name, network, ids) in enumerate(cases):
         row = errors(network, np.asarray(ids, np.int32))

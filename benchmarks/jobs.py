@@ -13,7 +13,9 @@ from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.balancing import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
-OURS, KEEPING, WIDE = "lim_jax", "lim_jax, products kept", "lim_jax, 512 bits"
+OURS = "lim_jax"
+KEEPING = "lim_jax, products kept"
+WIDE = "lim_jax, 512 bits"
 STRENGTH = 0.1
 VOCABULARY = 32
 
@@ -50,7 +52,8 @@ def network(size: Size, remat: str = "full") -> tuple[tuple, np.ndarray, np.ndar
 
 def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]:
     """Each job as a function of the model and a batch, in JAX's precision or another."""
-    grid, last = lim.token_grid(length, dtype), jax.numpy.array([length - 1])
+    grid = lim.token_grid(length, dtype)
+    last = jax.numpy.array([length - 1])
 
     def loss(model, x, y):
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)

@@ -24,7 +24,12 @@ from safetensors.numpy import save_file
 
 import lim_jax as lim
 
-WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, WORDS = 768, 2048, 12, 12, 4, 32_000
+WIDTH = 768
+HIDDEN = 2048
+DEPTH = 12
+HEADS = 12
+GROUPS = 4
+WORDS = 32_000
 CONFIG = {
     "model_type": "llama",
     "hidden_size": WIDTH,
@@ -75,7 +80,8 @@ def measured(path: Path) -> dict:
     """Read weights in this process."""
     lim.models.load, gguf.GGUFReader, safetensors.safe_open  # noqa: B018  loaded when first used
     jax.block_until_ready(jax.device_put(np.zeros(1)))
-    kept, times = [], []
+    kept = []
+    times = []
 
     def job() -> None:
         kept.append(jax.block_until_ready(lim.models.load(path)))
@@ -95,7 +101,8 @@ def main() -> None:
         print(json.dumps(measured(options.read)))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder, rows = Path(temporary), []
+        folder = Path(temporary)
+        rows = []
         paths = {f"safetensors, {p}": written(folder / p, p) for p in PRECISIONS}
         paths["GGUF, Q4_1"] = options.file or fetched(folder)
         for name, path in paths.items():

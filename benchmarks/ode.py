@@ -30,7 +30,10 @@ import lim_jax as lim
 from lim_jax.network.continuous import LayerwiseControl
 
 RESULTS = record.RESULTS / "ode.json"
-LENGTH, WIDTH, HEADS, DEPTH = 256, 64, 4, 12
+LENGTH = 256
+WIDTH = 64
+HEADS = 4
+DEPTH = 12
 GRID = lim.token_grid(LENGTH, "float32")
 TOLERANCE = 1e-4
 
@@ -65,7 +68,8 @@ def ready(job: Callable, *arguments: object) -> Callable[[], object]:
 
 def euler_row(kind: str, repeats: int) -> dict:
     """Diffrax's Euler steps against the recursion, forward or the gradient of a sum."""
-    fields, x = layers(DEPTH), states()
+    fields = layers(DEPTH)
+    x = states()
     flows = {
         "recursion": lim.ResidualFlow(fields),
         "diffrax": lim.ContinuousFlow(
@@ -93,7 +97,8 @@ def euler_row(kind: str, repeats: int) -> dict:
 
 def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
     """The arrays of one field for the peer."""
-    attention, network = field.attention, field.feed_forward
+    attention = field.attention
+    network = field.feed_forward
     arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
     names = ("inner", "inner_bias", "outer", "outer_bias")
     arrays.update({name: getattr(network, name) for name in names})
@@ -106,14 +111,16 @@ def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
 
 def adaptive_row(kind: str, repeats: int) -> dict:
     """Dormand and Prince's method at equal tolerances, ours and torchdiffeq's."""
-    field, x = jax.tree.map(lambda leaf: leaf[0], layers(1)), states()
+    field = jax.tree.map(lambda leaf: leaf[0], layers(1))
+    x = states()
     flow = lim.ContinuousFlow(
         lambda time: field,
         solver=diffrax.Dopri5(),
         stepsize_controller=diffrax.PIDController(TOLERANCE, TOLERANCE),
         max_steps=64,
     )
-    weights, start = torch_weights(field), torch.from_numpy(np.array(x))
+    weights = torch_weights(field)
+    start = torch.from_numpy(np.array(x))
 
     def torch_field(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         normed = F.layer_norm(state, (WIDTH,), weights["scale2"], weights["shift2"])
@@ -138,7 +145,8 @@ def adaptive_row(kind: str, repeats: int) -> dict:
 
     ours = {"forward": lambda x: flow(x, GRID), "gradient": gradient}[kind]
     theirs = {"forward": torch_forward, "gradient": torch_gradient}[kind]
-    found, expected = np.asarray(jax.jit(ours)(x)), theirs().numpy()
+    found = np.asarray(jax.jit(ours)(x))
+    expected = theirs().numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
     jobs = {"lim_jax": ready(ours, x), "torchdiffeq": theirs}
     seconds = medians(jobs, repeats, f"adaptive {kind}")

@@ -356,7 +356,8 @@ def main() -> None:
     for family in options.only:
         with tempfile.TemporaryDirectory() as folder:
             audit = Audit(family, Path(folder))
-            counts, seen = Counter(), set()
+            counts = Counter()
+            seen = set()
             tries = [(edit, False) for edit in edits(audit.document)]
             tries += [({"tie_word_embeddings": tied}, True) for tied in (True, False)]
             for edit, kept in tries:

@@ -51,8 +51,10 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
     state, kernel = peer.attention_blocks(network, ids, LAYER, queries=False)
     _, whole = peer.attention_blocks(network, ids, LAYER, queries=True)
     factor = getattr(network.config, "full_attn_beta_factor", 1)  # MiniMax's, of what is added
-    kernel, whole = factor * kernel, factor * whole
-    tokens, length = np.arange(len(ids)), len(ids)
+    kernel = factor * kernel
+    whole = factor * whole
+    tokens = np.arange(len(ids))
+    length = len(ids)
     return found | {
         "kernel": kernel,
         "local": (whole - kernel)[tokens, tokens],
@@ -68,10 +70,8 @@ def ours(
     """The same by the library, and the gradient also as the sum of channels and of hops."""
     length = len(ids)
     grid = lim.token_grid(length)
-    weights, terminal_loss = (
-        lim.loss.teacher_forcing(length, continuation=False),
-        model.terminal_loss,
-    )
+    weights = lim.loss.teacher_forcing(length, continuation=False)
+    terminal_loss = model.terminal_loss
     both = jnp.stack([ids, ids[::-1]])
     x, y = example = model.embed(ids), lim.models.Targets(jnp.roll(ids, -1), weights)
     loss, gradient = jax.value_and_grad(model.loss)(x, y)
@@ -106,7 +106,8 @@ def _attention_of(flow: lim.network.ResidualFlow) -> lim.network.CausalAttention
     """The attention of the layer, among the layers of its kind."""
     layers = flow.layers
     order = getattr(layers, "order", (0,) * flow.depth)
-    kind, position = order[LAYER], order[:LAYER].count(order[LAYER])
+    kind = order[LAYER]
+    position = order[:LAYER].count(order[LAYER])
     return attention_of(jax.tree.map(lambda leaf: leaf[position], kinds_of(layers)[kind]))
 
 

@@ -29,7 +29,8 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
 def separated(found: Parameters, heads: int) -> dict[str, np.ndarray]:
     """The inverse of `parameters`: arrays under the names that these came by."""
     arrays = {name: value.numpy() for name, value in found.items()}
-    joined, mixed = arrays.pop("joined"), arrays.pop("mixed")
+    joined = arrays.pop("joined")
+    mixed = arrays.pop("mixed")
     depth, width = mixed.shape[:2]
     for name, part in zip(("query", "key", "value"), np.split(joined, 3, axis=1), strict=True):
         arrays[name] = part.reshape(depth, heads, -1, width)
@@ -57,7 +58,8 @@ def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int)
 
 def trajectory(params: Parameters, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
     """The states of all layers, the input first."""
-    width, states = x.shape[-1], [x]
+    width = x.shape[-1]
+    states = [x]
     for k in range(params["joined"].shape[0]):
         p = {name: value[k] for name, value in params.items() if name not in OUTER}
         x = x + attention(p, x, x, heads)
@@ -86,7 +88,9 @@ def jobs(
 
     By `torch.compile` those that it knows: it has no double backward and no forward mode.
     """
-    params, x_, y = parameters(arrays), torch.from_numpy(x.copy()), torch.from_numpy(labels)
+    params = parameters(arrays)
+    x_ = torch.from_numpy(x.copy())
+    y = torch.from_numpy(labels)
     length = x.shape[1]
     first_order_losses = torch.compile(losses) if compiled else losses
 

@@ -79,7 +79,8 @@ def in_double(network: torch.nn.Module) -> torch.nn.Module:
 
 def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.ndarray, ...]:
     """Logits, next-word loss, and its gradient in the state before the first layer."""
-    tokens, seen = torch.tensor([ids]), {}
+    tokens = torch.tensor([ids])
+    seen = {}
 
     def leaf(_: Any, given: tuple) -> tuple:
         seen["state"] = given[0].detach().requires_grad_(True)
@@ -101,7 +102,8 @@ def attention_blocks(
     Entry (i, j) of the Jacobian is the block from state j to output i, by autograd. A
     norm of what attention adds is part of it.
     """
-    block, seen = _layer(network, layer), {}
+    block = _layer(network, layer)
+    seen = {}
     attention = _attention(block)
     hooks = [
         block.register_forward_pre_hook(lambda _, given: seen.update(state=given[0])),
@@ -112,7 +114,8 @@ def attention_blocks(
     network(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
-    state, output = seen["state"], seen["output"].flatten()
+    state = seen["state"]
+    output = seen["output"].flatten()
     each = torch.eye(len(output), dtype=output.dtype)
     (rows,) = torch.autograd.grad(output, state, each, is_grads_batched=True)
     _, length, width = state.shape
@@ -170,7 +173,8 @@ def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor
         return places >= 0
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon":
-        grouped, one = config.new_decoder_architecture, config.multi_query
+        grouped = config.new_decoder_architecture
+        one = config.multi_query
         groups = config.num_kv_heads if grouped else 1 if one else config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     by_group = name == "query_key_value"

@@ -39,7 +39,8 @@ def main(
         repeats: Alternated repeats.
         out: A JSON file for the results.
     """
-    grid, keys = lim.token_grid(length), jax.random.split(jax.random.key(0), depth + 3)
+    grid = lim.token_grid(length)
+    keys = jax.random.split(jax.random.key(0), depth + 3)
     layers = jax.vmap(lambda key: lim.TransformerField.init(width, heads=heads, key=key))(
         keys[:depth]
     )
@@ -69,7 +70,9 @@ def main(
         "Algorithm 1, gradient of gradient": jax.value_and_grad(nested),
         "mdot": lambda model: density_dynamics(loss, model, (x, y), grid).rate,
     }
-    compiled, memory, times = {}, {}, {name: [] for name in jobs}
+    compiled = {}
+    memory = {}
+    times = {name: [] for name in jobs}
     for name, job in jobs.items():
         start = time.perf_counter()
         compiled[name] = eqx.filter_jit(job).lower(model).compile()

@@ -67,7 +67,8 @@ def difference(config: dict[str, Any], folder: Path) -> float:
 
 def main() -> None:
     """Print a line for each, and keep the differences."""
-    part, rows = "".join(sys.argv[1:2]), []
+    part = "".join(sys.argv[1:2])
+    rows = []
     for name, config in json.loads(CONFIGS.read_text()).items():
         if part not in name:
             continue

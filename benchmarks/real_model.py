@@ -57,7 +57,8 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
     loading = time.perf_counter() - start
     if name == "load":
         return {"job": name, "length": 0, "seconds": loading, "MiB": peak()}
-    ids, grid = context(model, length), lim.token_grid(length)
+    ids = context(model, length)
+    grid = lim.token_grid(length)
     y = asked_last(ids)
 
     def measured(model, ids):

@@ -74,7 +74,8 @@ def theirs(file: Path, length: int, name: str, precision: str) -> Job:
     """The same by transformers and torch, with as many threads as there are cores to run on."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = transformers.AutoModelForCausalLM
-    dtype, attends = getattr(torch, precision), {"attn_implementation": "sdpa"}
+    dtype = getattr(torch, precision)
+    attends = {"attn_implementation": "sdpa"}
     network = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype, **attends)
     network = network.eval().requires_grad_(name == "algorithm 1")
     words = network.get_input_embeddings()

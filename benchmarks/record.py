@@ -84,7 +84,8 @@ def _memory_status(field: str) -> int:
 def allowing_library() -> Path:
     """A library whose one function tells MKL that it may use what the processor has."""
     folder = Path(tempfile.gettempdir())
-    library, source = folder / "mkl_allows.so", folder / "mkl_allows.c"
+    library = folder / "mkl_allows.so"
+    source = folder / "mkl_allows.c"
     if not library.exists():
         source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)

@@ -20,7 +20,8 @@ from drawing import write
 from safetensors import safe_open
 
 RECORD = Path(__file__).parent.parent / "tests" / "checkpoints" / "recorded.json"
-PLACES, WORDS = [0, 6, 13], [0, 9, 20, 36]  # of which logits are kept
+PLACES = [0, 6, 13]
+WORDS = [0, 9, 20, 36]  # of which logits are kept
 LONG_PLACES = [0, 13, 63, 69]
 
 

@@ -38,7 +38,9 @@ SCALING_HEADER = "| job | L | time | MiB |\n|---|---|---|---|"
 
 def speed_line(row: dict) -> str:
     """A row of `speed.py`."""
-    kept, wide, allowed = "lim_jax, products kept", "lim_jax, 512 bits", "torch, AVX-512"
+    kept = "lim_jax, products kept"
+    wide = "lim_jax, 512 bits"
+    allowed = "torch, AVX-512"
     sides = ("lim_jax", kept, wide, "torch", "compiled torch", allowed, f"compiled {allowed}")
     cells = [row["size"], row["precision"], row["job"], *(_median(row, side) for side in sides)]
     ratios = [row["ratio to stock"], row["ratio"], *map(row.get, ("ratio kept", "ratio wide"))]
@@ -62,9 +64,11 @@ def _median(row: dict, side: str) -> str:
 
 def thunks_line(row: dict) -> str:
     """A row of `thunks.py`: shares, and how fast products were, in Gflop/s."""
-    total, cells = sum(row["seconds"].values()), []
+    total = sum(row["seconds"].values())
+    cells = []
     for kind in THUNKS:
-        share, rate = row["seconds"].get(kind, 0) / total, row["Gflop/s"].get(kind)
+        share = row["seconds"].get(kind, 0) / total
+        rate = row["Gflop/s"].get(kind)
         cells.append(f"{100 * share:.0f} %" + ("" if rate is None else f" at {rate:.0f}"))
     return _row([row["size"], row["job"], *cells])
 
@@ -76,7 +80,8 @@ def scaling_line(row: dict) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its marks, which is that of its results."""
-    speed, scaling = (SPEED_HEADER, speed_line), (SCALING_HEADER, scaling_line)
+    speed = (SPEED_HEADER, speed_line)
+    scaling = (SCALING_HEADER, scaling_line)
     makers = {"speed-amd": speed, "speed-intel": speed}
     makers |= {"scaling-amd": scaling, "scaling-intel": scaling}
     thunks = THUNKS_HEADER, thunks_line
@@ -104,7 +109,8 @@ def summary() -> str:
         json.loads((HERE / "results" / f"speed-{name}.json").read_text())["rows"]
         for name in ("amd", "intel")
     )
-    fastest, wide = "ratio", "ratio wide"
+    fastest = "ratio"
+    wide = "ratio wide"
     columns = (amd, "ratio to stock"), (amd, fastest), (amd, wide), (intel, fastest), (intel, wide)
     lines = [
         _row([name, *(_range(rows, job, ratio) for rows, ratio in columns)])

@@ -46,7 +46,8 @@ KEY = ("job", "length", "width", "depth", "batch")
 
 def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     """A compiled job on a random pre-norm network with four heads, and its model."""
-    grid, keys = lim.token_grid(size["length"]), jax.random.split(jax.random.key(0), 4)
+    grid = lim.token_grid(size["length"])
+    keys = jax.random.split(jax.random.key(0), 4)
     make = jax.vmap(lambda key: lim.TransformerField.init(size["width"], heads=4, key=key))
     layers = make(jax.random.split(keys[0], size["depth"]))
     flow = lim.ResidualFlow(layers, horizon=float(size["depth"]), step=lim.split)

@@ -45,9 +45,12 @@ def config(network: str) -> dict:
     width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
     sizes = dict(zip(NAMES.split(), (width, hidden, depth, heads, groups), strict=True))
     return {
-        "model_type": "llama", "vocab_size": words, "tie_word_embeddings": tied, **sizes,
+        "model_type": "llama",
+        "vocab_size": words,
+        "tie_word_embeddings": tied,
+        **sizes,
         "max_position_embeddings": 131_072,
-    }  # fmt: skip
+    }
 
 
 def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -73,7 +76,8 @@ def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
 def written(folder: Path, network: str) -> Path:
     """A folder of random weights, as it is published; one shard at a time is in memory."""
     folder.mkdir(parents=True)
-    generator, weight_map = np.random.default_rng(0), {}
+    generator = np.random.default_rng(0)
+    weight_map = {}
     for file, shapes in shards(network).items():
         tensors = {}
         for name, shape in shapes.items():
@@ -98,7 +102,8 @@ def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray
         kept: Any = None if holding == "load" else holding
         model = lim.models.load(path, kept=kept, compute=compute, on_host="host" in how)
     ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
-    windows, ask = [jax.device_put(row) for row in ids], lim.loss.last_token
+    windows = [jax.device_put(row) for row in ids]
+    ask = lim.loss.last_token
     runs = [[window] for window in windows] if "alone" in how else [windows]
     with tempfile.TemporaryDirectory() as kept:
         checkpoint = Path(kept) if holding == "walk" else None
@@ -137,8 +142,10 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
     planned = {
-        "open": expected.offloaded, "walk": expected.by_layers, "load": expected.whole,
-    }  # fmt: skip
+        "open": expected.offloaded,
+        "walk": expected.by_layers,
+        "load": expected.whole,
+    }
     said = planned.get(holding)
     return {
         "CPU seconds": used.ru_utime + used.ru_stime,
@@ -163,7 +170,9 @@ def main() -> None:
         print(json.dumps(measured(options.folder, holding, *sizes, Path(out))))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder, rows, first = options.folder or Path(temporary) / "weights", [], None
+        folder = options.folder or Path(temporary) / "weights"
+        rows = []
+        first = None
         if not folder.exists():
             written(folder, options.network)
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30

@@ -52,7 +52,8 @@ from tqdm import tqdm
 
 from lim_jax.cost.counting import operations
 
-STOCK, ALLOWED = "torch", "torch, AVX-512"
+STOCK = "torch"
+ALLOWED = "torch, AVX-512"
 MEASURED = OURS, KEEPING, STOCK  # whose memory is told
 WIDER = {"xla_cpu_prefer_vector_width": 512}
 COMPILER = "compiled "  # in front of the names of those by torch.compile
@@ -64,7 +65,8 @@ Precision = Literal["float32", "float64"]
 
 def weights(model: tuple) -> dict[str, np.ndarray]:
     """The network's arrays by name."""
-    attention, feed_forward = model[0].layers.attention, model[0].layers.feed_forward
+    attention = model[0].layers.attention
+    feed_forward = model[0].layers.feed_forward
     found = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
     inner = ("inner", "inner_bias", "outer", "outer_bias")
     found.update({name: getattr(feed_forward, name) for name in inner})
@@ -102,7 +104,8 @@ def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -
     model, x, labels = network(size)
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     program = eqx.filter_make_jaxpr(our_jobs(size.length)[name])(model, batch)[0]
-    tokens, width = size.batch * size.length, size.width
+    tokens = size.batch * size.length
+    width = size.width
     hidden = model[0].layers.feed_forward.inner.shape[1]
     products = (tokens, width, hidden), (tokens, hidden, width), (tokens, width, 3 * width)
     best = max(record.gemm_rate(precision, product) for product in products)
@@ -121,7 +124,8 @@ def serve(size: Size, side: str, name: str, file: Path) -> None:
     if side in (OURS, KEEPING, WIDE):
         job, compilation = prepared(size, name, side)
     else:
-        job, compilation = peer(size, name, compiled=side.startswith(COMPILER)), 0.0
+        job = peer(size, name, compiled=side.startswith(COMPILER))
+        compilation = 0.0
     numbers: list[Numbers] = []
     peak = record.own_peak(lambda: numbers.append(job()))
     np.savez(file, **{f"of {key}": value for key, value in numbers[0].items()})
@@ -143,9 +147,12 @@ class Side:
         command += ["--sizes", label, "--jobs", name, "--precision", precision]
         allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=os.environ | allowed,
-        )  # fmt: skip
+        )
         self.first = self.said()
         self.numbers = dict(np.load(file))
 

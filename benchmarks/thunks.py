@@ -37,7 +37,8 @@ PRODUCT = re.compile(r"= \w+\[([\d,]*)\]\S* dot\(%([\w.\-]+), .*lhs_contracting_
 
 def bodies(text: str) -> dict[str, list[str]]:
     """The lines of each computation of a compiled program."""
-    found, name = {}, ""
+    found = {}
+    name = ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
             name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
@@ -49,7 +50,8 @@ def bodies(text: str) -> dict[str, list[str]]:
 
 def instructions(text: str) -> dict[str, list[str]]:
     """What each instruction runs, by its name: its own line, or those of what it calls."""
-    computations, found = bodies(text), {}
+    computations = bodies(text)
+    found = {}
     for lines in computations.values():
         for line in lines:
             if match := DEFINITION.match(line):
@@ -106,12 +108,14 @@ def events(folder: str) -> Iterator[tuple[str, float]]:
 
 def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
     """Seconds of each kind in one run, and the rates of products."""
-    known, sizes = instructions(text), shapes(text)
+    known = instructions(text)
+    sizes = shapes(text)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(REPEATS):
                 run()
-        spent, made = Counter(), Counter()
+        spent = Counter()
+        made = Counter()
         for name, seconds in events(folder):
             if name in known:
                 of = kind(name, known[name], size)

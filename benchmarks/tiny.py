@@ -39,7 +39,8 @@ def tiny(config: Options) -> dict[str, Any]:
         if images.get("deepstack_visual_indexes"):
             small["vision_config"]["deepstack_visual_indexes"] = [0]
     small |= {name: size for name, size in SIZES.items() if config.get(name)}
-    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    heads = config.get("num_attention_heads")
+    groups = config.get("num_key_value_heads")
     if groups:
         small["num_key_value_heads"] = 4 if groups == heads else min(groups, 2)
     _with_rotated_features(config, small)

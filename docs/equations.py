@@ -8,7 +8,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLE, PAGE = HERE / "labels.toml", HERE / "equations.md"
+TABLE = HERE / "labels.toml"
+PAGE = HERE / "equations.md"
 
 Definition = ast.FunctionDef | ast.ClassDef
 KINDS = "app|ass|cor|def|eq|fig|prop|rem|sec|subsec|tab|thm"
@@ -76,7 +77,8 @@ def held() -> dict[str, list[tuple[Path, str]]]:
 
 def written() -> str:
     """The page: a row for each label."""
-    functions, tests = computed(), held()
+    functions = computed()
+    tests = held()
     rows = []
     for label, reason in labels().items():
         left = _links(functions.get(label, [])) or f"*{reason}*"

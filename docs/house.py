@@ -5,9 +5,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 HERE = Path(__file__).parent
-TABLE, PICTURE = HERE / "house.toml", HERE / "house.svg"
+TABLE = HERE / "house.toml"
+PICTURE = HERE / "house.svg"
 
-FLOOR_HEIGHT, GAP, MARGIN, INDENT = 40, 6, 12, 150  # pixels
+# Pixels.
+FLOOR_HEIGHT = 40
+GAP = 6
+MARGIN = 12
+INDENT = 150
 LETTER = 0.61  # of the font's size: the width of its letters
 CAPTION = "A file imports only from rooms above its own, and from files before it."
 FRAME = (

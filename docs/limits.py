@@ -16,7 +16,8 @@ from lim_jax.plots import convergence_rates, error_against_cost
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "rates.json"
-PAGE, MARK = HERE / "limits.md", "<!-- rates -->"
+PAGE = HERE / "limits.md"
+MARK = "<!-- rates -->"
 SHOWN = ("attention", "P_0", "trajectory")
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -30,7 +31,8 @@ def table() -> str:
     """Every limit with its order, whether its bound held, and why it is not the printed one."""
     lines = ["| limit | order expected | measured | bound | why |", "|---|---|---|---|---|"]
     for row in results()["rates"]:
-        order, bound = row["order"], {"no bound": ""}.get(row["verdict"], row["verdict"])
+        order = row["order"]
+        bound = {"no bound": ""}.get(row["verdict"], row["verdict"])
         measured = f"{order['value']:.2f} ± {order['half_width'] / 2:.2f}"
         lines.append(
             f"| {row['name']} | {row['expected']} | {measured} | {bound} | {row['reason']} |"
@@ -46,7 +48,8 @@ def written() -> str:
 
 def draw(folder: Path) -> None:
     """The figures of some topics, and of error against cost."""
-    found, fields = results(), set(Study._fields)
+    found = results()
+    fields = set(Study._fields)
     rows = [
         Row(one["name"], Study(**{k: v for k, v in one.items() if k in fields}), one["expected"])
         for one in found["rates"]

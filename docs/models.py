@@ -10,7 +10,8 @@ from lim_jax.checkpoints.families.table import FAMILIES
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "parity.json"
-PAGE, MARK = HERE / "models.md", "<!-- parity -->"
+PAGE = HERE / "models.md"
+MARK = "<!-- parity -->"
 Gaps = dict[str, float]
 
 

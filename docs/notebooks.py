@@ -49,7 +49,8 @@ def write_page(notebook: NotebookNode, name: str) -> None:
 
 def _with_words(text: str) -> str:
     """Pictures are told of by the heading above them; around programs empty lines come alone."""
-    heading, parts = "", PROGRAM.split(text.strip())
+    heading = ""
+    parts = PROGRAM.split(text.strip())
     for index, prose in enumerate(parts[::2]):
         lines = []
         for line in re.sub(r"\n\s*\n+", "\n\n", prose).splitlines():

@@ -10,46 +10,25 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import equinox as eqx
 import jax
-import optax
 import pages
 from picture_numbers import numbered
 
 import lim_jax as lim
+from benchmarks.byte_training import trained
 from benchmarks.validation.hybrids import hybrid_figure
 from benchmarks.validation.judge_attributions import faithfulness_figures
 from benchmarks.validation.runs import study_figures
 from benchmarks.validation.train_published import tuning_figures
 from lim_jax.explanations.explanation import average_cone_mass
-from lim_jax.loss import last_token, teacher_forcing
-from lim_jax.models import CausalLM, byte_model, sample_windows, standard_library_text
+from lim_jax.loss import last_token
+from lim_jax.models import byte_model, sample_windows, standard_library_text
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "gallery" / "network.npz"
-LENGTH, EXAMPLES = 48, 96
-STEPS, BATCH, RATE = 300, 16, 3e-3  # of Adam
+LENGTH = 48
+EXAMPLES = 96
 PUBLISHED = "SmolLM2-135M-Instruct.Q4_1"
-
-
-def trained(model: CausalLM, text: jax.Array, key: jax.Array) -> CausalLM:
-    """The network after Adam under uniform teacher forcing, on random windows of a text."""
-    adam = optax.adam(RATE)
-
-    def risk(model, windows):
-        x, y = jax.vmap(model.example, in_axes=(0, None))(windows, teacher_forcing(LENGTH))
-        return jax.vmap(model.loss)(x, y).mean()
-
-    @eqx.filter_jit
-    def update(model, state, key):
-        windows = sample_windows(text, LENGTH, BATCH, key=key)
-        change, state = adam.update(jax.grad(risk)(model, windows), state)
-        return eqx.apply_updates(model, change), state
-
-    state = adam.init(model)
-    for step in range(STEPS):
-        model, state = update(model, state, jax.random.fold_in(key, step))
-    return model
 
 
 def measured() -> dict[str, dict]:
@@ -57,7 +36,7 @@ def measured() -> dict[str, dict]:
     keys = jax.random.split(jax.random.key(0), 4)
     text = standard_library_text()
     before = byte_model(LENGTH, key=keys[0])
-    after = trained(before, text, keys[1])
+    after = trained(before, text, LENGTH, keys[1])
     windows = sample_windows(text, LENGTH, EXAMPLES, key=keys[2])
     regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
 

@@ -115,7 +115,7 @@ def contents() -> str:
             lines.append(f"- [{name}]({page})")
             continue
         lines += [f"- {name}", f"    - [{name}]({page})"]
-        modules = [module.rpartition(".")[2] for module in public(name)]
+        modules = [module.removeprefix(f"lim_jax.{name}.") for module in public(name)]
         lines += [f"    - [{file}]({page_of(f'lim_jax.{name}.{file}')})" for file in modules]
     return "\n".join(lines) + "\n"
 
@@ -164,7 +164,8 @@ def _room(room: str) -> str:
 def _file(module: str, names: Iterable[str]) -> str:
     """Which room it is of, and the module whole."""
     room, _, file = module.removeprefix("lim_jax.").partition(".")
-    title, question = f"{room}.{file}" if file else room, rooms()[room]["question"]
+    title = f"{room}.{file}" if file else room
+    question = rooms()[room]["question"]
     of = f"A file of [{room}](index.md): *{question}*" if file else f"*{question}*"
     heading = f"# {title} {{#{module}}}"
     return "\n\n".join([f"---\ntitle: {title}\n---", heading, of, _shown(module, names)]) + "\n"

@@ -83,7 +83,8 @@ def _copy_mathjax() -> None:
         raise SystemExit('got no MathJax, expected that of the extra: pip install ".[docs]"')
     package = Path(found.submodule_search_locations[0])
     for name in MATHJAX:
-        origin, to = package / "static/mathjax/es5" / name, SOURCES / "mathjax" / name
+        origin = package / "static/mathjax/es5" / name
+        to = SOURCES / "mathjax" / name
         shutil.copytree(origin, to) if origin.is_dir() else _copy(origin, to)
 
 

@@ -25,13 +25,33 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
-INTERRUPTED = 130  # as shells have it
+# As shells have them.
+INTERRUPTED = 130
+CLOSED = 141
 MOMENT = 0.01  # seconds
 UNKEPT = "persistent compilation cache entry"
 
 
 def main() -> int:
-    """Run the command; an error of ours is printed in a line, and the status is 2."""
+    """Run the command; an error of ours is printed in a line, and the status is 2.
+
+    Where nobody reads on what it prints, as in ``lim-jax rates | head``, it ends without a word,
+    and the status is 141, that of other tools which a closed pipe ends.
+    """
+    try:
+        try:
+            return _run_and_report()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still to be printed goes nowhere: else Python would tell of it at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        return CLOSED
+
+
+def _run_and_report() -> int:
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     pressed = _presses()
     try:

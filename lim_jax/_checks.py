@@ -278,9 +278,11 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         return tree
     flags, messages = zip(*traced, strict=True)
     _require_sizes((tree, flags))
-    first, some = jnp.asarray(len(flags) - 1, jnp.int32), flags[-1]
+    first = jnp.asarray(len(flags) - 1, jnp.int32)
+    some = flags[-1]
     for number, flag in reversed(list(enumerate(flags[:-1]))):
-        first, some = jnp.where(flag, number, first), some | flag
+        first = jnp.where(flag, number, first)
+        some = some | flag
     with in_our_words():
         if varying_axes((tree, some)):
             return _together(tree, some, first, messages)

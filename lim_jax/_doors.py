@@ -27,7 +27,8 @@ def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
 
 def missing(room: str, name: str) -> str:
     """Say where the name is, or which names have a word that begins like it; and list the rooms."""
-    places, start = _places(), name[:5].lower()
+    places = _places()
+    start = name[:5].lower()
     like = [known for known in places if any(word.startswith(start) for word in known.split("_"))]
     chosen = [name] if name in places else sorted(like, key=lambda known: places[known] != room)[:5]
     expected = ", ".join(f"{places[known]}.{known}" for known in chosen) or f"one of dir({room})"

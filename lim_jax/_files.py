@@ -65,7 +65,8 @@ def _require_letters(file: Path, name: str, size: int, most: int | None, fits: b
 
 def decoded(content: bytes, file: Path, name: str) -> str:
     """The text of bytes, without the mark of their encoding, its lines ended by line feeds."""
-    encoding, text = ENCODINGS.get(content[:2], "utf-8"), ""
+    encoding = ENCODINGS.get(content[:2], "utf-8")
+    text = ""
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
         wrong = f"character {text.index(ZERO)} is zero" if ZERO in text else ""
@@ -87,9 +88,13 @@ def _extracted(file: Path, name: str, package: str) -> str:
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
             f"without a password. {CURE}"
         ) from error
-    require(bool(text.strip()), name, got=f"{file}, in which there is no text",
-            expected="a document of text, not of pictures of it",
-            cure="Pass it through a program that recognises text, or take it away.")  # fmt: skip
+    require(
+        bool(text.strip()),
+        name,
+        got=f"{file}, in which there is no text",
+        expected="a document of text, not of pictures of it",
+        cure="Pass it through a program that recognises text, or take it away.",
+    )
     return text
 
 

@@ -109,7 +109,8 @@ def of_many(name: str, program: Program) -> Primitive:
 
         def fronted(operand: ArrayLike, axis: int | None) -> Array:
             if axis is None:
-                operand, axis = jnp.broadcast_to(operand, (size, *jnp.shape(operand))), 0
+                operand = jnp.broadcast_to(operand, (size, *jnp.shape(operand)))
+                axis = 0
             return jnp.moveaxis(operand, axis, first)
 
         fixed = 0 if moves else count
@@ -187,7 +188,8 @@ def at(
     """Apply it at one point to one vector, both of several arrays."""
     operands = [*map(jnp.asarray, (*point, *vector))]
     operands = varying_as(operands, operands)
-    points, vectors = operands[: len(point)], operands[len(point) :]
+    points = operands[: len(point)]
+    vectors = operands[len(point) :]
     static = {"many": 0, "sharing": 0, "setting": setting, "precision": precision_asked()}
     return _bound(primitive, points, vectors, **static)
 

@@ -70,7 +70,8 @@ def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
 
 def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
     """Put an array aside, and what the header says; bfloat16 and the like in a wider precision."""
-    free, got = name not in ("file", "header", "allow_pickle"), f"an array named {name}"
+    free = name not in ("file", "header", "allow_pickle")
+    got = f"an array named {name}"
     cure = "Rename it: the file has an entry of its own of this name."
     require(free, "result", got=got, expected="another name", cure=cure)
     arrays[name] = array.astype(np.float32) if array.dtype.kind == "V" else array

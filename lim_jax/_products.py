@@ -98,7 +98,8 @@ def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
     """A product summed over axes of both; the others of the left come first."""
     if not rounds(left, right):
         return jax.lax.dot_general(left, right, ((of_left, of_right), ((), ())))
-    ours, shared = tuple(range(left.ndim)), dict(zip(of_right, of_left, strict=True))
+    ours = tuple(range(left.ndim))
+    shared = dict(zip(of_right, of_left, strict=True))
     theirs = tuple(shared.get(axis, left.ndim + axis) for axis in range(right.ndim))
     kept = tuple(axis for axis in ours + theirs if (axis in ours) != (axis in theirs))
     return product(left, right, (ours, theirs, kept))
@@ -139,7 +140,8 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
     )
     dimensions = ((2,), (2 if by_rows else 1,)), ((0,), (0,))
     single = jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
-    single, order = jax.lax.optimization_barrier(single), [*batch, *rows, *columns]
+    single = jax.lax.optimization_barrier(single)
+    order = [*batch, *rows, *columns]
     return single.reshape([sizes[n] for n in order]).transpose([order.index(n) for n in result])
 
 
@@ -155,7 +157,8 @@ def _mapped_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tup
 
 def _mapped(primitive: Primitive, operands: Any, axes: Any, **asked: Any) -> tuple[Array, int]:
     """Examples that share a matrix are more tokens; else the product is one of JAX's own."""
-    (first, second), (of_first, of_second) = operands, axes
+    first, second = operands
+    of_first, of_second = axes
     if of_first is None and primitive is not _weight_gradient:
         return primitive.bind(first, jnp.moveaxis(second, of_second, 0), **asked), 0
     return jax.vmap(partial(RUNS[primitive], **asked), axes)(*operands), 0

@@ -83,11 +83,13 @@ def _document(text: bytes) -> dict[str, Any]:
 
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
     kept = about.get("run")
-    got, expected = f"{path}, which is of no run", "what a run stored"
+    got = f"{path}, which is of no run"
+    expected = "what a run stored"
     require(isinstance(kept, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
     assert isinstance(kept, dict)
     for name, value in _plain(run).items():
-        got, expected = f"{path}, of {name} {kept.get(name)}", f"one of {name} {value}"
+        got = f"{path}, of {name} {kept.get(name)}"
+        expected = f"one of {name} {value}"
         require(kept.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
 
 
@@ -163,12 +165,16 @@ def reduced(
     With `named` the run has a name of the user's, by which code in the items is told (`digest`).
     """
     checkpoint = checkpoint_file(checkpoint)
-    counted, last_seen, result = 0, "", None
+    counted = 0
+    last_seen = ""
+    result = None
     if checkpoint.exists():
         about, leaves = stored(checkpoint, run)
-        counted, last_seen = about["items"], about["seen"]
+        counted = about["items"]
+        last_seen = about["seen"]
         result = of_leaves(jax.device_put(leaves))
-    number, seen = 0, ""
+    number = 0
+    seen = ""
     for number, item in enumerate(items, start=1):
         seen = digest(item, after=seen, named=named)
         if number > counted:

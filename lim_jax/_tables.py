@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from unicodedata import category, east_asian_width, normalize
 
 SKINS = "".join(map(chr, range(0x1F3FB, 0x1F400)))  # that colour the emoji before
-JOINER, AS_EMOJI = "\N{ZERO WIDTH JOINER}", "\N{VARIATION SELECTOR-16}"
+JOINER = "\N{ZERO WIDTH JOINER}"
+AS_EMOJI = "\N{VARIATION SELECTOR-16}"
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -39,7 +40,8 @@ def shown_width(text: str) -> int:
     >>> [shown_width(text) for text in ("café", "市場", "שָׁלוֹם", "👨‍👩‍👧")]
     [4, 4, 4, 2]
     """
-    width, before = 0, ""
+    width = 0
+    before = ""
     for letter in normalize("NFC", text):
         if letter == AS_EMOJI and before:
             width += 2 - _width(before)

@@ -20,7 +20,15 @@ Probes = Float[Array, "probes width"]
 
 
 class Estimate(NamedTuple):
-    """An estimate from a sample, such as the mean; its standard error is infinite of one."""
+    """An estimate from a sample, such as the mean, with its standard error.
+
+    Attributes
+    ----------
+    value
+        The estimate.
+    error
+        Its standard error, of the same shape; infinite for one sample.
+    """
 
     value: Float[Array, "*shape"]
     error: Float[Array, "*shape"]
@@ -28,24 +36,67 @@ class Estimate(NamedTuple):
 
 @filter_jit
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
-    """Average independent samples, at least one; NaN and infinity pass on."""
+    r"""Average independent samples, at least one; NaN and infinity pass on.
+
+    Parameters
+    ----------
+    samples
+        The samples along the first axis, of shape ``(samples, ...)``, floats.
+
+    Returns
+    -------
+    Estimate
+        The mean and its standard error, of the shape of one sample. The error is the standard
+        deviation, with one degree of freedom less, over :math:`\sqrt n`; for one sample it is
+        infinite.
+
+    Raises
+    ------
+    ValueError
+        If there is no sample, or `samples` is no array of floats.
+
+    Examples
+    --------
+    >>> mean = sample_mean(jnp.array([1.0, 3.0]))
+    >>> float(mean.value), round(float(mean.error), 3)
+    (2.0, 1.0)
+    """
     require_floats(samples, "samples", "samples *shape", cure="Take at least one sample.")
-    count, value = samples.shape[0], samples.mean(axis=0)
+    count = samples.shape[0]
+    value = samples.mean(axis=0)
     if count == 1:
         return Estimate(value, jnp.full_like(value, jnp.inf))
     return Estimate(value, samples.std(axis=0, ddof=1) / math.sqrt(count))
 
 
 def tail_index(samples: Float[Array, " samples"]) -> Estimate:
-    r"""Estimate by how heavy a tail a sample's law has: Hill's estimator.
+    r"""Estimate how heavy a tail the law of a sample has, by Hill's estimator.
 
     .. math:: \frac1{\hat\alpha} = \frac1k\sum_{i\le k}\log\frac{s_{(i)}}{s_{(k+1)}},
               \qquad k = \lfloor\sqrt n\rfloor
 
-    from the k largest of n independent, nonnegative samples, with standard error
-    :math:`\hat\alpha/\sqrt k`. Where :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below
-    alpha are finite; of lighter tails the index rises slowly with n. Infinite if the k + 1 largest
-    are equal; zero, with an infinite error, for one sample or if only some are positive.
+    from the k largest of n samples, with standard error :math:`\hat\alpha/\sqrt k`. Where
+    :math:`P(s > r)` falls like :math:`r^{-\alpha}`, moments below alpha are finite; of lighter
+    tails the index rises slowly with n.
+
+    Parameters
+    ----------
+    samples
+        Independent samples, finite and not negative, of shape ``(samples,)``, floats.
+
+    Returns
+    -------
+    Estimate
+        The index :math:`\hat\alpha` and its standard error. The index is infinite if the k + 1
+        largest samples are equal; it is zero, with an infinite error, for one sample or if some
+        samples, but at most k, are positive.
+
+    Raises
+    ------
+    ValueError
+        If there is no sample, or `samples` is no array of floats along one axis.
+    EquinoxRuntimeError
+        If a sample is negative, infinite or NaN.
     """
     require_floats(samples, "samples", "samples")
     bad = ~(jnp.isfinite(samples) & (samples >= 0))
@@ -59,12 +110,52 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
 
 
 def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Draw independent standard normal entries (`eq:isotropic-observability-probes`)."""
+    """Draw independent standard normal entries (`eq:isotropic-observability-probes`).
+
+    Parameters
+    ----------
+    count
+        The number of probes, a positive whole number.
+    width
+        The width of the states that they probe, a positive whole number.
+    key
+        A random key.
+
+    Returns
+    -------
+    Array
+        Probes of shape ``(count, width)``, in JAX's default precision.
+
+    Raises
+    ------
+    ValueError
+        If `count` or `width` is no such number, or `key` is no random key.
+    """
     return gaussian(key, _shape(count, width, key))
 
 
 def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
-    """Draw independent signs (`eq:isotropic-observability-probes`), exact for diagonal matrices."""
+    """Draw independent signs (`eq:isotropic-observability-probes`), exact for diagonal matrices.
+
+    Parameters
+    ----------
+    count
+        The number of probes, a positive whole number.
+    width
+        The width of the states that they probe, a positive whole number.
+    key
+        A random key.
+
+    Returns
+    -------
+    Array
+        Probes of shape ``(count, width)``, each entry 1 or -1, in JAX's default precision.
+
+    Raises
+    ------
+    ValueError
+        If `count` or `width` is no such number, or `key` is no random key.
+    """
     return jax.random.rademacher(key, _shape(count, width, key), dtype=jnp.zeros(()).dtype)
 
 

@@ -32,9 +32,15 @@ else:  # layers are read into NumPy's arrays, and put on a device when all are r
 
 
 class LayerSource:
-    """Reads layers by number; a thread reads the next one while this one is computed with.
+    """A reader of layers by number, which reads the next one while this one is computed with.
 
-    ``read(index)`` gives a layer's arrays, always of the same shapes, and computes nothing by JAX.
+    Parameters
+    ----------
+    read
+        A function ``read(index)`` that returns a layer's arrays, a pytree always of the same
+        shapes. It is called in a thread and computes nothing by JAX.
+    depth
+        The number of layers, at least one.
     """
 
     def __init__(self, read: ReadLayer, depth: int):
@@ -47,7 +53,18 @@ class LayerSource:
         self._ahead: tuple[int, Future] = 0, self._thread.submit(lambda: jax.tree.leaves(first))
 
     def fetch(self, index: Int[Array | np.ndarray, ""]) -> list[np.ndarray]:
-        """The arrays of one layer, in the order of its leaves."""
+        """Return the arrays of one layer, in the order of its leaves.
+
+        Parameters
+        ----------
+        index
+            The layer's number, from 0 to ``depth - 1``.
+
+        Returns
+        -------
+        list
+            NumPy arrays.
+        """
         with self._lock:
             number = int(index)
             at, ahead = self._ahead
@@ -79,7 +96,12 @@ class LayerSource:
 class FetchedLayers(eqx.Module):
     """Layers that a source hands out one at a time, in place of `ResidualFlow.layers`.
 
-    The numbers of `fingerprint` tell these weights from others wherever runs are compared.
+    Attributes
+    ----------
+    fingerprint
+        Some numbers that tell these weights from others wherever runs are compared.
+    source
+        The `LayerSource` that reads them.
     """
 
     fingerprint: Fingerprint
@@ -91,20 +113,54 @@ class FetchedLayers(eqx.Module):
         return self.source.depth
 
     def layer(self, index: Int[Array, ""]) -> PyTree:
-        """One layer, half precision widened."""
+        """Return one layer, half precision widened to float32.
+
+        Parameters
+        ----------
+        index
+            The layer's number, which may be traced.
+
+        Returns
+        -------
+        PyTree
+            The layer. A derivative in its weights raises NotImplementedError.
+        """
         like, tree = jax.tree.flatten(self.source.like)
         leaves = jax.pure_callback(self.source.fetch, like, index, vmap_method="sequential")
         _, leaves = no_derivative((self.fingerprint, leaves), HELD)
         return jax.tree.unflatten(tree, promote(leaves))
 
     def parts(self, part: Callable[[PyTree], PyTree]) -> "FetchedParts":
-        """One part of every layer, along a leading axis as in a stack of layers."""
+        """Return one part of every layer, along a leading axis as in a stack of layers.
+
+        Parameters
+        ----------
+        part
+            The function from a layer to the part.
+
+        Returns
+        -------
+        FetchedParts
+            The parts, which are read where they are computed with.
+        """
         fingerprints = jnp.broadcast_to(self.fingerprint, (self.depth, *self.fingerprint.shape))
         return FetchedParts(fingerprints, jnp.arange(self.depth), self.source, part)
 
 
 class FetchedParts(eqx.Module):
-    """One part of several layers, or of one, that is fetched where it is computed with."""
+    """One part of several layers, or of one, that is fetched where it is computed with.
+
+    Attributes
+    ----------
+    fingerprint
+        Some numbers that tell these weights from others, for each layer.
+    number
+        The layers' numbers.
+    source
+        The `LayerSource` that reads them.
+    part
+        The function from a layer to the part.
+    """
 
     fingerprint: Float[Array, "*layers numbers"]
     number: Int[Array, "*layers"]
@@ -123,13 +179,21 @@ class HalfLayers(eqx.Module):
     They are held as bits, which XLA slices as they are. Conversions it exchanges with the slice of
     one layer, and moves out of the loop over layers; and on a CPU it slices no bfloat16, but the
     whole stack in float32.
+
+    Attributes
+    ----------
+    layers
+        Layers as in `ResidualFlow.layers`, with whole numbers of 16 bits in place of half
+        precision.
+    precision
+        The precision that these bits are in: ``"bfloat16"`` or ``"float16"``.
     """
 
     layers: PyTree  # as in `ResidualFlow.layers`, with numbers of 16 bits in place of halves
     precision: str = eqx.field(static=True)
 
     def widened(self) -> PyTree:
-        """The same in float32."""
+        """Return the same layers in float32; a derivative in them raises NotImplementedError."""
 
         def wide(leaf: Any) -> Any:
             held = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
@@ -151,7 +215,19 @@ def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."
 
 
 def like_of(layers: PyTree) -> PyTree:
-    """Layers of one kind, or a part of them, of shapes alone if they are fetched."""
+    """Return layers of one kind, or a part of them, of shapes alone if they are fetched.
+
+    Parameters
+    ----------
+    layers
+        Layers as in `ResidualFlow.layers`, or parts of them.
+
+    Returns
+    -------
+    PyTree
+        The layers themselves if they are in memory (those in half precision as bits); else a tree
+        of `jax.ShapeDtypeStruct`, that of one layer without a leading axis.
+    """
     if isinstance(layers, HalfLayers):
         return layers.layers
     if isinstance(layers, FetchedParts):
@@ -160,7 +236,18 @@ def like_of(layers: PyTree) -> PyTree:
 
 
 def in_memory(part: PyTree) -> PyTree:
-    """The part of one layer, fetched or widened now if it is a `FetchedParts` or `HalfLayers`."""
+    """Return the part of one layer, fetched or widened now if it is `FetchedParts` or `HalfLayers`.
+
+    Parameters
+    ----------
+    part
+        The part of one layer, in memory, fetched or in half precision.
+
+    Returns
+    -------
+    PyTree
+        The part in memory, half precision widened to float32.
+    """
     if isinstance(part, HalfLayers):
         return part.widened()
     if not isinstance(part, FetchedParts):
@@ -169,7 +256,18 @@ def in_memory(part: PyTree) -> PyTree:
 
 
 class RowSource:
-    """Reads rows of one matrix by ``read(slice(start, stop))``, which computes nothing by JAX."""
+    """A reader of rows of one matrix.
+
+    Parameters
+    ----------
+    read
+        A function ``read(slice(start, stop))`` that returns these rows as a NumPy array. It
+        computes nothing by JAX.
+    shape
+        The rows and columns of the whole matrix.
+    dtype
+        The precision in which rows are handed out.
+    """
 
     def __init__(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int], dtype: Any):
         self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
@@ -178,25 +276,57 @@ class RowSource:
         return self.shape, self.dtype
 
     def gather(self, numbers: Int[Array, "..."]) -> np.ndarray:
-        """The rows of some numbers; each is read once."""
+        """Return the rows of some numbers; each is read once.
+
+        Parameters
+        ----------
+        numbers
+            Row numbers inside the matrix, of any shape.
+
+        Returns
+        -------
+        ndarray
+            The rows, along the last axis, after the axes of `numbers`.
+        """
         distinct, where = np.unique(np.asarray(numbers), return_inverse=True)
         rows = np.concatenate([self._read(slice(int(row), int(row) + 1)) for row in distinct])
         return rows[where.reshape(numbers.shape)].astype(self.dtype, copy=False)
 
     def slice_rows(self, start: Int[Array, ""], size: int) -> np.ndarray:
-        """Neighbouring rows."""
+        """Return neighbouring rows.
+
+        Parameters
+        ----------
+        start
+            The first row's number.
+        size
+            The number of rows.
+
+        Returns
+        -------
+        ndarray
+            The rows, of shape ``(size, width)``.
+        """
         return self._read(slice(int(start), int(start) + size)).astype(self.dtype, copy=False)
 
 
 class FetchedRows(eqx.Module):
-    """A matrix of which a source hands out the rows that an embedding or a head needs."""
+    """A matrix of which a source hands out the rows that an embedding or a head needs.
+
+    Attributes
+    ----------
+    fingerprint
+        Some numbers that tell this matrix from others wherever runs are compared.
+    source
+        The `RowSource` that reads the rows.
+    """
 
     fingerprint: Fingerprint
     source: RowSource = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the whole matrix."""
+        """The shape of the whole matrix."""
         return self.source.shape
 
     @property
@@ -212,14 +342,22 @@ class FetchedRows(eqx.Module):
 
 
 class HalfRows(eqx.Module):
-    """A matrix on the device in half precision; rows are widened as they are taken."""
+    """A matrix on the device in half precision; rows are widened as they are taken.
+
+    Attributes
+    ----------
+    bits
+        The matrix as whole numbers of 16 bits, of shape ``(rows, width)``.
+    precision
+        The precision that these bits are in: ``"bfloat16"`` or ``"float16"``.
+    """
 
     bits: UInt16[Array, "rows width"]
     precision: str = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole matrix."""
+        """The shape of the whole matrix."""
         return self.bits.shape
 
     @property
@@ -232,7 +370,21 @@ Rows = Float[Array, "rows width"] | HalfRows | FetchedRows
 
 
 def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some width"]:
-    """Rows of a matrix by their numbers."""
+    """Return rows of a matrix by their numbers.
+
+    Parameters
+    ----------
+    rows
+        The matrix: an array, `HalfRows` or `FetchedRows`.
+    numbers
+        Row numbers along one axis. One beyond the last row means the last row, as in JAX's own
+        indexing.
+
+    Returns
+    -------
+    Array
+        The rows, of shape ``(numbers, width)``, half precision widened to float32.
+    """
     if isinstance(rows, HalfRows):
         return _from_bits(rows.bits[numbers], rows.precision)
     if not isinstance(rows, FetchedRows):
@@ -243,7 +395,22 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
 
 
 def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:
-    """Neighbouring rows of a matrix."""
+    """Return neighbouring rows of a matrix.
+
+    Parameters
+    ----------
+    rows
+        The matrix: an array, `HalfRows` or `FetchedRows`.
+    start
+        The first row's number, which may be traced.
+    size
+        The number of rows, known before tracing.
+
+    Returns
+    -------
+    Array
+        The rows, of shape ``(size, width)``, half precision widened to float32.
+    """
     if isinstance(rows, HalfRows):
         bits = jax.lax.dynamic_slice_in_dim(rows.bits, start, size)
         return _from_bits(bits, rows.precision)

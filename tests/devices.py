@@ -18,10 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import reference.tracing  # noqa: F401
 import spread_weights
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from reference import by_numpy
 from reference.as_users import temporary_bytes
 from reference.networks import randomised
 
@@ -34,7 +32,10 @@ from lim_jax.training.dynamics import density_dynamics
 from lim_jax.training.estimators import Estimator, balanced_density
 
 jax.config.update("jax_enable_x64", True)
-LENGTH, WIDTH, EXAMPLES, SMALL_TILE = 24, 6, 8, 8
+LENGTH = 24
+WIDTH = 6
+EXAMPLES = 8
+SMALL_TILE = 8
 GRID = lim.token_grid(LENGTH)
 
 
@@ -88,7 +89,7 @@ def dense_and_tiled():
 
 
 def saved(folder, attend=attention.causal_attention):
-    """The network and batch of `virtual` with another way to attend, and NumPy's numbers."""
+    """The network and batch of `virtual` with another way to attend, and one device's numbers."""
     arrays, numbers = pickle.loads(Path(folder, "one").read_bytes())
     return jax.tree.unflatten(jax.tree.structure(shapes(attend)), arrays), numbers
 
@@ -109,15 +110,16 @@ def largest_difference(found, expected):
 def virtual(folder):
     """Spread examples and context over all devices; examples alone are of the two processes.
 
-    Beside NumPy, which runs what was traced on no device at all and compiles nothing.
+    Beside those of one device, which are saved.
     """
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     both = NamedSharding(mesh, PartitionSpec("data", "context"))
-    (model, batch), numbers = network(), {}
+    model, batch = network()
+    numbers = {}
     spread = jax.device_put(batch, both)
     for names, attends in dense_and_tiled():
         for name, job in each(*names).items():
-            numbers[name, attends] = jax.tree.leaves(by_numpy.run(job, model, batch))
+            numbers[name, attends] = jax.tree.leaves(job(model, batch))
             found = job(model, spread)
             gap = largest_difference(found, numbers[name, attends])
             assert len(jax.tree.leaves(found)[0].sharding.device_set) == 8
@@ -139,7 +141,8 @@ def mapped(model, batch):
         return jax.vmap(loss, in_axes=(None, 0, 0))(model, x, y).mean()
 
     expected = list(map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(risk))(model, x, numbers))))
-    whole, shared = PartitionSpec(), PartitionSpec("data")
+    whole = PartitionSpec()
+    shared = PartitionSpec("data")
     for count, check in ((8, False), (2, True)):
         mesh = jax.make_mesh(
             (count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
@@ -174,7 +177,8 @@ def mapped_penalty(model, batch, expected):
         return jax.lax.pmean(jax.tree.map(jnp.add, found.risk, found.penalty), "data")
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    everywhere, rows = PartitionSpec(), PartitionSpec("data")
+    everywhere = PartitionSpec()
+    rows = PartitionSpec("data")
     specs = {"in_specs": (everywhere, rows, rows), "out_specs": everywhere}
     over = partial(jax.shard_map, mesh=mesh, **specs)
     for name, job in (("outside", jax.grad(over(outside))), ("inside", over(inside))):
@@ -196,7 +200,8 @@ def of_attention(attend, grid, run, *names):
 
     Where prefixes are whole there are log weights, which are among the keys' features and move.
     """
-    at, along = heads(0, 2, grid.size), heads(1, 2, grid.size)
+    at = heads(0, 2, grid.size)
+    along = heads(1, 2, grid.size)
 
     def head(query, key, value):
         weighted = replace(grid, log_weights=key[:, 0], parts=jnp.arange(grid.size) // 5)
@@ -221,10 +226,11 @@ def ring(folder):
     mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Auto,) * 2)
     attend = RingAttention(mesh, "context")
     tiles.TILE = 4  # of 7 positions on each device: the last of two tiles is not full
-    graded, long = lim.graded_grid(28), "gradient and its jvp"
+    graded = lim.graded_grid(28)
+    long = "gradient and its jvp"
     for grid, *some in ((graded.windowed(9),), (graded, long)):
         found = of_attention(attend, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
-        apart = of_attention(dense, grid, by_numpy.run, *some)
+        apart = of_attention(dense, grid, lambda mode, *at: jax.jit(mode)(*at), *some)
         for mode in found:
             gap = largest_difference(found[mode], jax.tree.leaves(apart[mode]))
             assert gap < 1e-12, (mode, grid, gap)
@@ -253,7 +259,7 @@ def ring(folder):
 
 
 def gap_of_rounding(attend):
-    """Of a gradient in float32 with products in bfloat16, beside NumPy's in float64."""
+    """Of a gradient in float32 with products in bfloat16, beside one device's in float64."""
 
     def gradient(attend, grid):
         def total(*at):
@@ -262,7 +268,7 @@ def gap_of_rounding(attend):
         return jax.grad(total, argnums=(0, 1, 2))
 
     at = heads(0, 2, 28)
-    expected = by_numpy.run(gradient(dense, lim.graded_grid(28)), *at)
+    expected = jax.jit(gradient(dense, lim.graded_grid(28)))(*at)
     single = [array.astype(jnp.float32) for array in at]
     with jax.default_matmul_precision("bfloat16"):
         found = jax.jit(gradient(attend, lim.graded_grid(28, dtype=jnp.float32)))(*single)
@@ -272,7 +278,8 @@ def gap_of_rounding(attend):
 def ring_bytes(devices):
     """On one device, for a gradient and its jvp of a long context that so many share."""
     mesh = jax.make_mesh((devices,), ("context",), axis_types=(AxisType.Auto,))
-    grid, spec = lim.token_grid(4096), NamedSharding(mesh, PartitionSpec("context"))
+    grid = lim.token_grid(4096)
+    spec = NamedSharding(mesh, PartitionSpec("context"))
     at = [jax.ShapeDtypeStruct((grid.size, 16), float, sharding=spec)] * 3
 
     def loss(query, key, value):
@@ -290,7 +297,8 @@ def process(index, folder, port):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     (model, batch), expected = saved(folder)
     half = slice(index * EXAMPLES // 2, (index + 1) * EXAMPLES // 2)
-    spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
     shared = jax.tree.map(
         lambda leaf: jax.make_array_from_process_local_data(spread, leaf[half]), batch
     )

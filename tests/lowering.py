@@ -13,7 +13,6 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import reference.tracing  # noqa: F401
 from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AxisType
@@ -31,11 +30,17 @@ from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.balancing import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
-LENGTH, WIDTH, HEADS, CLASSES, EXAMPLES, PLACES = 12, 16, 2, 3, 2, 8
+LENGTH = 12
+WIDTH = 16
+HEADS = 2
+CLASSES = 3
+EXAMPLES = 2
+PLACES = 8
 KERNELS = [
     export.DisabledSafetyCheck.custom_call(f"__cudnn$fmhaSoftmax{way}") for way in ("", "Backward")
 ]
-FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+FORWARD = "@__cudnn$fmhaSoftmax("
+BACKWARD = "@__cudnn$fmhaSoftmaxBackward("
 
 
 def network(attend=attention.causal_attention):
@@ -116,7 +121,8 @@ def open_batch(batch):
 
 def say(name, job, model, batch, *targets):
     """Trace once, lower for each target: for both platforms at once, if no others are given."""
-    traced, batch = jax.jit(job), open_batch(batch)
+    traced = jax.jit(job)
+    batch = open_batch(batch)
     for platforms in targets or (("cuda", "tpu"),):
         exported = export.export(traced, platforms=platforms, disabled_checks=KERNELS)
         text = exported(model, batch).mlir_module()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import ROOT
 
 import lim_jax as lim
@@ -21,7 +21,13 @@ from lim_jax.density import LossOfIds
 from lim_jax.network.recurrent import RecurrentMixer
 
 jax.config.update("jax_enable_x64", True)
-WIDTH, HIDDEN, DEPTH, HEADS, GROUPS, SIZE, WORDS = 16, 24, 3, 8, 4, 4, 11
+WIDTH = 16
+HIDDEN = 24
+DEPTH = 3
+HEADS = 8
+GROUPS = 4
+SIZE = 4
+WORDS = 11
 CONFIG = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": HIDDEN, "vocab_size": WORDS,
     "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
@@ -44,7 +50,8 @@ loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
 
 def tensors():
     """Drawn, by name."""
-    generator, shapes = np.random.default_rng(0), dict(BESIDE)
+    generator = np.random.default_rng(0)
+    shapes = dict(BESIDE)
     for index in range(DEPTH):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in LAYER.items()}
     return {
@@ -57,7 +64,8 @@ def asked(model, whole=True):
     """The loss's gradient in the weights, and an example's energies, channels and hops."""
     x, y = model.example(jnp.asarray(WINDOW), jnp.full(8, 1 / 8))
     batch = x[None], jax.tree.map(lambda leaf: leaf[None], y)
-    flow, loss = model.flow, model.terminal_loss
+    flow = model.flow
+    loss = model.terminal_loss
     gradient = eqx.filter_grad(lambda model: loss_of_ids(model, jnp.asarray(WINDOW[:-1]), y))(model)
     norms = [jnp.linalg.norm(leaf) for leaf in jax.tree.leaves(gradient)]
     if not whole:
@@ -86,8 +94,10 @@ def compared(model, expected, mesh, whole):
 
 def read(folder, mesh, **sizes):
     """The network on a mesh, whose devices hold so much of the parts named."""
-    model, over = models.load(folder, "float64", mesh=mesh), mesh.shape["model"]
-    layers, embedding = model.flow.layers, model.embedding
+    model = models.load(folder, "float64", mesh=mesh)
+    over = mesh.shape["model"]
+    layers = model.flow.layers
+    embedding = model.embedding
     for name, size in ({"query": 1 / over, "output": 1 / over, "down": 1 / over} | sizes).items():
         part = getattr(layers.attention, name, None)
         part = getattr(layers.feed_forward, name) if part is None else part
@@ -103,10 +113,10 @@ def mesh_of(shape, *names):
 
 
 def over_eight(folder):
-    """Spread over eight devices, beside examples too, after NumPy, which is saved."""
+    """Spread over eight devices, and beside examples; the numbers of one device are saved."""
     publishers.write(Path(folder), CONFIG, tensors())
     alone = models.load(folder, "float64")
-    one = jax.tree.leaves(by_numpy.run(asked, alone))
+    one = jax.tree.leaves(eqx.filter_jit(asked)(alone))
     np.savez(Path(folder) / "one.npz", *one)
     # Four groups of keys go over four devices; over eight each has them all.
     mesh = mesh_of((2, 4), "data", "model")
@@ -125,19 +135,21 @@ def hybrid_over_eight(folder):
     network = json.loads(RECORD.read_text())["networks"]["olmo_hybrid"]
     at = WRITE(Path(folder) / "hybrid", network["config"], network["shapes"])
     RecurrentMixer.chunk = 4
-    mesh, ids = mesh_of((2, 4), "data", "model"), jnp.asarray([WINDOW, WINDOW[::-1]])
+    mesh = mesh_of((2, 4), "data", "model")
+    ids = jnp.asarray([WINDOW, WINDOW[::-1]])
 
     def gradients(model, ids):
         x, y = jax.vmap(model.example, in_axes=(0, None))(ids, jnp.full(8, 1 / 8))
         return jax.vmap(jax.grad(model.loss))(x, y)
 
-    alone, whole = models.load(at, "float64"), models.load(at, "float64", mesh=mesh)
+    alone = models.load(at, "float64")
+    whole = models.load(at, "float64", mesh=mesh)
     values = whole.flow.kinds[0].sublayers[0].value
     assert values.addressable_shards[0].data.size == values.size / 4
     spread = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data")))
     found = eqx.filter_jit(gradients)(whole, spread)
     assert len(found.sharding.device_set) == 8
-    np.testing.assert_allclose(found, by_numpy.run(gradients, alone, ids), atol=1e-12)
+    np.testing.assert_allclose(found, eqx.filter_jit(gradients)(alone, ids), atol=1e-12)
     print("hybrid equal")
 
 

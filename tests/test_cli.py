@@ -68,8 +68,11 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn,
     assert "2 of 2 orders and bounds are as expected." in printed
     folder = tmp_path / "new" / "folder"
     written = {path.name for path in folder.iterdir()}
-    figures = {f"{name}.{kind}" for name in ("attention", "cost_depth", "cost_position")
-               for kind in ("png", "svg")}  # fmt: skip
+    figures = {
+        f"{name}.{kind}"
+        for name in ("attention", "cost_depth", "cost_position")
+        for kind in ("png", "svg")
+    }
     assert written == {"rates.json", "rates.csv", "run.json", *figures}
     table = list(csv.reader((folder / "rates.csv").read_text().splitlines()))
     assert table[0] == ["study", "refinement", "error", "bound"]
@@ -142,9 +145,11 @@ def stopping(after):
 def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
     monkeypatch, tmp_path, undrawn, capsys
 ):
-    sized, out = Sized(monkeypatch), tmp_path / "rates"
+    sized = Sized(monkeypatch)
+    out = tmp_path / "rates"
     assert main(["rates", "--quick", "--out", str(tmp_path / "whole")]) == 1
-    names, expected = sized.run.copy(), (tmp_path / "whole" / "rates.json").read_bytes()
+    names = sized.run.copy()
+    expected = (tmp_path / "whole" / "rates.json").read_bytes()
     table = capsys.readouterr().out
     for after in (0, 2, 4):
         with monkeypatch.context() as patch:
@@ -175,6 +180,7 @@ def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
         convergence.measure(checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_says_so_in_a_line(tmp_path):
     """Where no error can be raised, as in JAX's own callback, and while XLA compiles."""
     program = """
@@ -304,7 +310,8 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
     assert left.value.code == 0
     printed = capsys.readouterr().out
     function = commands._command(command, loaded=True)
-    words, documented = re.findall(r"\w+", printed), inspect.getdoc(function) or ""
+    words = re.findall(r"\w+", printed)
+    documented = inspect.getdoc(function) or ""
     for name, meaning in re.findall(r"^    (\w+): ([^.\n]*)", documented, re.MULTILINE):
         positional = name in ("model", "question", "first", "second")
         assert positional or f"--{name.replace('_', '-')}" in printed
@@ -320,7 +327,8 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
 @pytest.mark.slow
 def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsys):
     """End to end: what is drawn and written is the study that was asked for."""
-    out, draw = tmp_path / "rates", Figure.savefig
+    out = tmp_path / "rates"
+    draw = Figure.savefig
     arguments = ["rates", "--only", "extrapolated", "--sizes", "20", "40", "80", "160"]
     found = []
     for seed, save in (("0", lambda figure, path, **options: path.touch()), ("1", draw)):

@@ -14,14 +14,18 @@ from reference.as_users import DEFAULTS
 
 import lim_jax as lim
 
-COTANGENTS, LENGTH, WIDTH, ETA = 16, 256, 64, 1e-5
+COTANGENTS = 16
+LENGTH = 256
+WIDTH = 64
+ETA = 1e-5
 
 
 def numpy_pull_back(x, scale, cotangent):
     """The VJP of the normalisation, by its formula."""
     centred = x - x.mean(axis=-1, keepdims=True)
     spread = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + ETA)
-    normalised, pulled = centred / spread, scale * cotangent
+    normalised = centred / spread
+    pulled = scale * cotangent
     along = (pulled * normalised).mean(axis=-1, keepdims=True) * normalised
     return (pulled - pulled.mean(axis=-1, keepdims=True) - along) / spread
 

@@ -1,6 +1,6 @@
 """JAX's tools for debugging: every public function without jit, and where NaN is looked for.
 
-The calls are the right ones of `tests/test_front_door.py`; derivatives stand in
+The calls are the right ones of `tests/test_hostile_arguments.py`; derivatives stand in
 `tests/test_transformations.py`.
 """
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.first_doors import FIRST
-from reference.last_doors import LAST
-from reference.later_doors import LATER
+from reference.calls_of_networks import OF_NETWORKS
+from reference.calls_of_results import OF_RESULTS
+from reference.calls_of_training import OF_TRAINING
 from reference.networks import byte_network, layer_of, random_flow, random_states
 
 import lim_jax as lim
@@ -21,15 +21,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the calls, which tests of their own hold
 ]
 
-CALLS = FIRST | LATER | LAST
+CALLS = OF_NETWORKS | OF_RESULTS | OF_TRAINING
 GRID = lim.token_grid(5)
 
 
 def outcome(name):
     """The numbers of a right call, or the error's words where its arguments are made up."""
-    function, arguments = CALLS[name]
+    call = CALLS[name]
     try:
-        result = function(**{argument: value.right for argument, value in arguments.items()})
+        result = call.function(**call.right)
     except Exception as error:
         # What a solver of lineax says depends on how it is run.
         return "a solver's error" if "linear solver" in str(error) else f"{type(error)}: {error}"
@@ -63,8 +63,10 @@ def test_every_function_without_jit_gives_what_it_gives_with_it(name):
 @pytest.mark.slow
 def test_networks_run_without_jit():
     """As `jax.disable_jit` is what people debug with: each primitive of ours runs by itself."""
-    field, x = layer_of(random_flow()), random_states(0, 5, 6)
-    model, ids = byte_network(6), jnp.arange(6)
+    field = layer_of(random_flow())
+    x = random_states(0, 5, 6)
+    model = byte_network(6)
+    ids = jnp.arange(6)
     labels = jnp.zeros(5, int), jnp.ones(5) / 5
 
     def values():
@@ -85,7 +87,8 @@ def test_without_jit_a_users_loss_sees_numbers():
     def loss(x, y):
         return x.sum() if x[0, 0] > 0 else -x.sum()
 
-    flow, example = random_flow(), (1 + random_states(0, 5, 6) ** 2, None)
+    flow = random_flow()
+    example = (1 + random_states(0, 5, 6) ** 2, None)
     with pytest.raises(jax.errors.TracerBoolConversionError):
         lim.adjoint_trajectory(flow, loss, example, GRID)
     with jax.disable_jit():
@@ -95,10 +98,12 @@ def test_without_jit_a_users_loss_sees_numbers():
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [False, True])
 def test_where_nan_is_looked_for_it_is_found(jitted):
     """JAX repeats the program that has one, operation by operation, and names the first."""
-    field, x = layer_of(random_flow()), random_states(0, 5, 6)
+    field = layer_of(random_flow())
+    x = random_states(0, 5, 6)
     call = jax.jit(field.__call__) if jitted else field
     with jax.debug_nans(True):
         np.testing.assert_allclose(call(x, x, GRID), field(x, x, GRID), rtol=1e-12)

@@ -43,7 +43,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
 
 
-WEIGHTS, SPREAD, RING = 3, 10, 8  # lines
+# Lines.
+WEIGHTS = 3
+SPREAD = 10
+RING = 8
 
 
 @pytest.fixture(scope="module")

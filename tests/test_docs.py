@@ -92,8 +92,10 @@ def site():
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(DOCS / "website.py")],
-        env=os.environ | {"PYTHONPATH": paths, "NO_COLOR": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": paths, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     folder = ROOT / "build" / "site"
     files = sorted(set(folder.rglob("*.html")) - {folder / "404.html"})  # a server's, from its root

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from reference.dense import jacobian_blocks
 from reference.differences import fitted_order
 from reference.networks import LENGTH, layer_of, random_flow, random_states
@@ -67,6 +68,7 @@ def test_section_4_divides_the_context_in_two_ways():
         np.testing.assert_allclose(lim.regional_averages(numbers, regions), means, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_last_weights_of_algorithm_2_leave_the_clipping_interval():
     """[0.15, 8]: renormalising comes after clipping."""
     weights = np.asarray(algorithm2_run().gates)
@@ -100,7 +102,8 @@ def cone_masses(attention):
     """Of averaging: the printed estimator and the density, on tokens."""
     found = {}
     for size in SIZES:
-        grid, x = lim.token_grid(size), jnp.ones((size, 1))
+        grid = lim.token_grid(size)
+        x = jnp.ones((size, 1))
         found[size] = [
             lim.adjoint.cone_mass(attention, x, grid, "frobenius", normalisation)
             for normalisation in ("finite", "density")
@@ -108,6 +111,7 @@ def cone_masses(attention):
     return found
 
 
+@pytest.mark.slow
 def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converges():
     """Averaging has C(q) = 1/q - 1: its integral from 0 is infinite."""
     # `eq:finite-cone-mass-estimator`, `eq:cone-mass`.
@@ -121,8 +125,10 @@ def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converge
     np.testing.assert_allclose(np.diff(averages), np.log(2) / 0.2, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_the_printed_probes_see_the_frobenius_norm_and_the_local_operator():
-    grid, x = lim.token_grid(LENGTH), random_states()
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
     attention = layer_of(random_flow(depth=1)).attention
 
     @jax.jit
@@ -204,12 +210,14 @@ def test_the_input_adjoint_is_of_order_one_half_in_l2():
 
 def test_tokenwise_networks_are_not_frechet_differentiable_on_l2():
     """A bump on one cell has norm L^-1/2, and a remainder that is as large a share at every L."""
-    network, bump = layer_of(random_flow(depth=1)).feed_forward, random_states(2, 6)
+    network = layer_of(random_flow(depth=1)).feed_forward
+    bump = random_states(2, 6)
 
     @jax.jit
     def shares(network):
         def share(grid):
-            x, move = jnp.zeros((grid.size, 6)), jnp.zeros((grid.size, 6)).at[0].set(bump)
+            x = jnp.zeros((grid.size, 6))
+            move = jnp.zeros((grid.size, 6)).at[0].set(bump)
             value, slope = jax.jvp(lambda x: network(x, x, grid), (x,), (move,))
             rest = network(x + move, x + move, grid) - value - slope
             return jnp.sqrt(lim.inner(rest, rest, grid) / lim.inner(move, move, grid))

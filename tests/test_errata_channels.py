@@ -22,11 +22,14 @@ def softmax(logits):
 @cache
 def section_4():
     """The propagator, its layer and the Gramians of all 48 tokens, from their definitions."""
-    size, width, depth = 48, 4, 12
+    size = 48
+    width = 4
+    depth = 12
     averaging = np.tril(np.ones((size, size))) / np.arange(1, size + 1)[:, None]
     mixing = [[1, 0.25, 0, 0], [0.15, 0.8, 0.2, 0], [0, 0.15, 0.6, 0.2], [0, 0, 0.2, 0.45]]
     layer = np.eye(size * width) + 2 / depth * np.kron(averaging, mixing)
-    power, gramians = np.eye(size * width), np.zeros((size, width, width))
+    power = np.eye(size * width)
+    gramians = np.zeros((size, width, width))
     for _ in range(depth):
         seen = power[-width:].reshape(width, size, width)  # the final token by all others
         gramians += np.einsum("oif,oig->ifg", seen, seen) / depth
@@ -55,7 +58,8 @@ def adam(ungated, fidelity, strength, rate):
     gates, first, second = np.zeros((3, len(ungated)))
     for step in range(1, 401):
         _, slope = objective(gates, ungated, fidelity, strength)
-        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        first = 0.9 * first + 0.1 * slope
+        second = 0.999 * second + 0.001 * slope**2
         scale = np.sqrt(second / (1 - 0.999**step)) + 1e-8
         gates -= rate * first / (1 - 0.9**step) / scale
     return gates
@@ -68,7 +72,8 @@ def test_the_printed_runs_stop_where_400_steps_of_adam_do():
     power, _, gramians = section_4()
     queries = 0.85 * np.eye(48)[-1] + 0.15 / 48
     adjoint = (power.T @ np.kron(queries, [1, 0.5, -0.3, 0.2])).reshape(48, 4)
-    energies, traces = (adjoint**2).sum(axis=1), np.trace(gramians, axis1=1, axis2=2)
+    energies = (adjoint**2).sum(axis=1)
+    traces = np.trace(gramians, axis1=1, axis2=2)
     for settings, ungated, stopped, total in (
         ((0.12, 15), energies, 0.1409, 9.7981),
         ((1, 0.5), traces, 0.2238, 1.7226),
@@ -98,9 +103,11 @@ def test_the_printed_bias_of_the_probes_lies_within_its_sampling_range():
     mean = chances @ penalties
     deviation = np.sqrt(chances @ (penalties - mean) ** 2)
     np.testing.assert_allclose([mean - 1, deviation], [0.5008, 2.2927], atol=5e-5)
-    cells, step = 2**18, 0.02
+    cells = 2**18
+    step = 0.02
     below, share = np.divmod(np.minimum(penalties / step, cells - 2), 1)
-    below, above = below.astype(int), share * chances
+    below = below.astype(int)
+    above = share * chances
     lattice = np.bincount(below, chances - above, cells) + np.bincount(below + 1, above, cells)
     law = np.cumsum(np.fft.irfft(np.fft.rfft(lattice) ** 1000, cells))
     biases = (np.arange(cells) + 0.5) * step / 1000 - 1
@@ -115,7 +122,8 @@ def test_exact_gramians_of_all_tokens_cost_a_reverse_sweep_for_each_observed_num
     """48 sweeps, none of them for a probe: 4 features of the final token at 12 layers."""
     # `subsec:algorithm-complexity`.
     _, layer, gramians = section_4()
-    found, sweeps = np.zeros_like(gramians), 0
+    found = np.zeros_like(gramians)
+    sweeps = 0
     for depth in range(12):
         for feature in range(4):
             covector = np.zeros(48 * 4)
@@ -205,7 +213,8 @@ def test_a_tokenwise_block_alone_loses_the_middle_under_an_even_loss():
 def test_even_queries_have_no_even_profile_unless_their_residuals_are_alike():
     """The second counterexample with states that differ: the identity, queries 1/L, one label."""
     # `subsec:counterexamples`.
-    size, step = 20, 1e-6
+    size = 20
+    step = 1e-6
     states = np.stack([np.zeros(size), np.linspace(1, -1, size)], axis=1)
 
     def loss(logits):
@@ -225,9 +234,11 @@ def test_even_queries_have_no_even_profile_unless_their_residuals_are_alike():
 def test_a_local_readout_of_right_hand_queries_may_leave_nothing_on_the_right():
     """The logit at i reads X(i - 1), and the first token of the right region is the query."""
     # `eq:local-readout-finite`, `eq:local-readout-adjoint`, `eq:local-readout-support`.
-    size, queries = 20, np.eye(20)[15]
+    size = 20
+    queries = np.eye(20)[15]
     positions = np.arange(1, size + 1)
-    right, middle = positions >= 16, (positions >= 4) & (positions < 16)
+    right = positions >= 16
+    middle = (positions >= 4) & (positions < 16)
     assert queries[right].sum() == 1
     readout = np.eye(size, k=-1)  # C_{i,i-1} = I, r_H = 1
     residual = queries[:, None] * [0.3, -0.3]
@@ -241,8 +252,10 @@ def test_importance_weights_need_the_density_that_they_divide_by():
     """tau = 1, pi = 1/2 + p, r = 1 + p: the integral of w r is 1 + log(3)/2, of w r pi 3/2."""
     # `eq:positional-importance-weight`, `eq:weighted-risk-change-of-measure`.
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    p, weights = (nodes + 1) / 2, weights / 2
-    density, risk = 1 / 2 + p, 1 + p
+    p = (nodes + 1) / 2
+    weights = weights / 2
+    density = 1 / 2 + p
+    risk = 1 + p
     weight = 1 / density
     np.testing.assert_allclose(weights @ density, 1)
     np.testing.assert_allclose(weights @ (weight * risk), 1 + np.log(3) / 2)

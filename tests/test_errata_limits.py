@@ -191,7 +191,8 @@ def test_a_cut_off_window_keeps_the_rate_where_its_continuum_is_cut_off_alike(
     """
     # `rem:linear-readout-consistency`, `eq:readout-adjoint-consistency`.
     nodes, weights = np.polynomial.legendre.leggauss(12)
-    width, sizes = 0.2, np.array([100, 200, 400, 800])
+    width = 0.2
+    sizes = np.array([100, 200, 400, 800])
 
     def windowed(q):
         """The integral over p in (0, 1) of hat((p - q)/width)/width times the residual."""
@@ -349,7 +350,8 @@ def test_second_moments_make_the_influence_differentiable():
     def influence(w):
         return chances @ adjoint(w) ** 2
 
-    w, step = 0.7, 1e-5
+    w = 0.7
+    step = 1e-5
     slope = adjoint(w + 1e-30j).imag / 1e-30
     expected = 2 * chances @ (slope * adjoint(w))
     found = (influence(w + step) - influence(w - step)) / (2 * step)
@@ -364,7 +366,9 @@ def test_second_moments_make_the_influence_differentiable():
 def test_the_first_variation_of_tokens_is_short_by_the_length():
     """P_T of `eq:terminal-adjoint-softmax` is Euclidean, the pairing of the state space is 1/L."""
     # `eq:first-variation`.
-    size, width, step = 16, 3, 1e-5
+    size = 16
+    width = 3
+    step = 1e-5
     generator = np.random.default_rng(0)
     x, move, mixing = (generator.standard_normal(s) for s in [(size, width)] * 2 + [(width, 4)])
     labels = np.eye(4)[generator.integers(0, 4, size)]

@@ -50,7 +50,8 @@ pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
 STATES = random_states(0, 4, 6)
 WINDOWS = jax.device_put(np.arange(10).reshape(2, 5))
-LOGITS, LABELS = random_states(1, 4, 5), random_labels(2, 4, 5)
+LOGITS = random_states(1, 4, 5)
+LABELS = random_labels(2, 4, 5)
 
 
 def linear_loss(params, x, y):

@@ -28,7 +28,8 @@ from lim_jax.training import (
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
-LOGITS, LABELS = random_states(1, 4, 5), random_labels(2, 4, 5)
+LOGITS = random_states(1, 4, 5)
+LABELS = random_labels(2, 4, 5)
 
 
 def linear_loss(params, x, y):

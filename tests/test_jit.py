@@ -38,6 +38,7 @@ def test_an_xla_without_an_option_is_not_asked_for_it(monkeypatch):
     assert filter_jit(lambda x: 3 * x)(jnp.array(2.0)) == 6 and _jit._options() is None
 
 
+@pytest.mark.slow
 def test_a_check_within_an_operator_of_lineax_raises():
     @filter_jit
     def half(x, at_least):

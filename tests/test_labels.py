@@ -98,6 +98,7 @@ def test_the_list_holds_the_papers_219_labels():
     assert names[-1] == "eq:convergent-control-grid-bound"
 
 
+@pytest.mark.slow
 def test_the_page_is_what_its_script_writes():
     assert EQUATIONS["PAGE"].read_text() == EQUATIONS["written"]()
     assert "docs/equations.md" in (ROOT / "README.md").read_text()

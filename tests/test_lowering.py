@@ -39,5 +39,7 @@ def test_influence_in_half_precision_takes_the_fused_kernel_where_it_is(calls):
     """Once forward in the layers' loop; once more and then backward in the loop of the sweep."""
     found, said = calls
     assert [found["influence", platform] for platform in ("cuda", "tpu", "cpu")] == [
-        (2, 1), (0, 0), (0, 0),
-    ], said[-2000:]  # fmt: skip
+        (2, 1),
+        (0, 0),
+        (0, 0),
+    ], said[-2000:]

@@ -15,7 +15,8 @@ from lim_jax.adjoint import cone_mass, probed_cone_mass
 from lim_jax.network import attention_kernel, attention_weights
 from lim_jax.network.blocked import blocked_attention
 
-LENGTH, WIDTH = 7, 6
+LENGTH = 7
+WIDTH = 6
 ROUNDING = 4e-3  # a few of float16's
 
 
@@ -30,7 +31,8 @@ def exact(array):
 
 
 def test_layer_normalisation_of_a_large_token():
-    z, scale = large(0, WIDTH), large(1, WIDTH, size=1)
+    z = large(0, WIDTH)
+    scale = large(1, WIDTH, size=1)
     found = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
     centred = exact(z) - exact(z).mean()
     expected = exact(scale) * centred / np.sqrt((centred**2).mean() + 1e-3) + 1
@@ -63,17 +65,17 @@ def test_attention_of_large_queries_and_keys(kind):
         np.testing.assert_allclose(exact(half), expected, atol=ROUNDING * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_cone_mass_of_large_states():
     """Masses of some 1e-8, which float16 does not hold: they are given in float32."""
     grid = lim.graded_grid(LENGTH, dtype=jnp.float16)
     attention = lim.CausalAttention.init(WIDTH, heads=2, eta=1e-3, key=jax.random.key(0))
     half = jax.tree.map(lambda leaf: jax.device_put(np.float16(leaf)), attention)
     x = large(4, LENGTH, WIDTH)
-    fine, wide = (
-        lim.graded_grid(LENGTH),
-        jax.tree.map(lambda leaf: jax.device_put(exact(leaf)), half),
-    )
-    prefix, weights = np.asarray(fine.prefix_weights()), np.asarray(fine.weights)
+    fine = lim.graded_grid(LENGTH)
+    wide = jax.tree.map(lambda leaf: jax.device_put(exact(leaf)), half)
+    prefix = np.asarray(fine.prefix_weights())
+    weights = np.asarray(fine.weights)
     blocks = np.asarray(kernel_blocks(wide, jax.device_put(exact(x)), fine))
     blocks = blocks / np.where(prefix != 0, prefix, 1)[:, :, None, None]
     # The weights of the integral over p >= q; on a token they are dp_i W_ij / dp_j.

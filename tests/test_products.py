@@ -105,7 +105,8 @@ def test_mapped_over_examples(axes, shapes, outside):
 
 
 def test_mapped_twice_and_over_covectors():
-    matrix, tokens = random_states(1, 2, 5, 3), random_states(2, 4, 6, 3)
+    matrix = random_states(1, 2, 5, 3)
+    tokens = random_states(2, 4, 6, 3)
 
     def jacobians(product):
         jacobian = jax.jacrev(lambda *both: jnp.sin(product(*both)), (0, 1))

@@ -9,8 +9,7 @@ AVX2 = "--xla_cpu_max_isa=AVX2"
 
 @pytest.fixture
 def flags(monkeypatch):
-    """What XLA_FLAGS holds after a run of tests began with these, by an XLA that knows AVX2."""
-    monkeypatch.setattr(quickly, "understood", lambda flags: "unknown" not in flags)
+    """What XLA_FLAGS holds after a run of tests began with these."""
 
     def flags(given):
         monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -28,7 +27,6 @@ def flags(monkeypatch):
         pytest.param(None, quickly.QUICK, id="none"),
         pytest.param(AVX2, f"{quickly.QUICK} {AVX2}", id="a processor's"),
         pytest.param("", "", id="empty, to compile as users do"),
-        pytest.param("--unknown", "--unknown", id="one that XLA does not know"),
         pytest.param(f"{quickly.QUICK} {AVX2}", f"{quickly.QUICK} {AVX2}", id="a worker's"),
     ],
 )

@@ -79,7 +79,8 @@ def test_the_measured_tables_are_those_of_the_results():
     specification.loader.exec_module(report)
     tables = report.tables()
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    jobs, machines = ("speed", "scaling", "thunks"), ("amd", "intel")
+    jobs = ("speed", "scaling", "thunks")
+    machines = ("amd", "intel")
     of_processors = {f"{j}-{m}" for j in jobs for m in machines}
     assert set(tables) == of_processors | {"speed-summary"}
     for name, table in tables.items():

@@ -67,7 +67,8 @@ def tokenizer(whole):
 @pytest.mark.slow
 def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(tokenizer, model):
     """In float32: channels and hops sum to the gradient to 1e-5 of its largest entry."""
-    ids, paris = [504, 3575, 282, 4649, 314], 7042  # as the publisher's tokenizer numbers them
+    ids = [504, 3575, 282, 4649, 314]
+    paris = 7042  # as the publisher's tokenizer numbers them
     assert tokenizer.encode("The capital of France is").ids == ids
     grid = lim.token_grid(5, dtype="float32")
     window = jax.device_put(np.array([*ids, paris], np.int32))
@@ -75,7 +76,8 @@ def test_real_weights_know_the_capital_of_france_and_have_an_exact_ledger(tokeni
     @eqx.filter_jit
     def measured(model, window):
         x, y = model.example(window, last_token(5))
-        state, loss = model.flow(x, grid), model.terminal_loss
+        state = model.flow(x, grid)
+        loss = model.terminal_loss
         gradient = jax.grad(model.loss)(x, y) / grid.weights[:, None]
         sums = (
             channels(model.flow, loss, (x, y), grid).vectors.sum(axis=0),
@@ -101,11 +103,15 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     # The head reads few places: those of all others give the same.
     data = draw_key_values(2, 1, key_length=3, value_length=3)
     example = tasks.encode(key_value_prompt(data, place=1), tokenizer)
-    logits = np.asarray(eqx.filter_jit(lambda model, ids: model.logits(ids))(
-        model, jax.device_put(example.window[:-1])
-    ), float)  # fmt: skip
+    logits = np.asarray(
+        eqx.filter_jit(lambda model, ids: model.logits(ids))(
+            model, jax.device_put(example.window[:-1])
+        ),
+        float,
+    )
     places = np.flatnonzero(example.weights)
-    rows, targets = logits[places], example.window[1:][places]
+    rows = logits[places]
+    targets = example.window[1:][places]
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
     assert found.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
     assert found.right[1] == (rows.argmax(axis=1) == targets).all()
@@ -144,6 +150,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     assert page.count("Mira Castellan") > 1 and len(page) > 10_000
 
 
+@pytest.mark.slow
 def test_documents_of_every_script_are_cut_whole(tokenizer):
     """Many of its tokens are a space and the first byte of a letter."""
     context = context_of(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
@@ -154,7 +161,8 @@ def test_documents_of_every_script_are_cut_whole(tokenizer):
     segments = document_segments(context)
     names = [document.name for document in named_documents(DOCUMENTS)]
     for name, text, document in zip(names, TEXTS, DOCUMENTS, strict=True):
-        title, cut = f"{document.title}\n" * bool(document.title), sentences(document.text)
+        title = f"{document.title}\n" * bool(document.title)
+        cut = sentences(document.text)
         said = [title, *(document.text[start:end] for start, end in cut)]
         own = [one.text for one in segments if one.within == name]
         assert own == [part for part in said if part] and "".join(own) == text

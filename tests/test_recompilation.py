@@ -29,7 +29,8 @@ from lim_jax.network.continuous import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 
 GRID = lim.token_grid(LENGTH)
-FLOW, READOUT = light_flow(), lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
+FLOW = light_flow()
+READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 MODEL = FLOW, READOUT
 LANGUAGE = byte_network(LENGTH, heads=1, depth=2)
 LAST, START = jax.device_put((np.array([LENGTH - 1]), np.array([0.0])))
@@ -156,6 +157,7 @@ def balanced(model, batch):
 INSTRUCTIONS = {"influence": (measured, 1200), "algorithm 1": (jax.grad(balanced), 3310)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_programs_are_no_larger_than_they_were(name):
     job, most = INSTRUCTIONS[name]

@@ -108,8 +108,10 @@ def equal(ours, theirs):
 def test_a_stream_stopped_by_the_keyboard_after_any_batch_gives_the_same_numbers(
     tmp_path, monkeypatch
 ):
-    pieces, measure = batches(5), lim.density.measurement._influence
-    whole, measured = streamed(pieces), []
+    pieces = batches(5)
+    measure = lim.density.measurement._influence
+    whole = streamed(pieces)
+    measured = []
 
     def counting(loss, params, batch, *others):
         measured.append(np.asarray(batch[0])[0, 0, 0])
@@ -149,9 +151,11 @@ def test_a_checkpoint_is_named_by_a_string_too(tmp_path, monkeypatch):
     assert each_once({"one": lambda: 2}, "groups", {}) == {"one": 1}
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     """By a signal that no process survives, at a moment that nobody chose."""
-    program, checkpoint = tmp_path / "program.py", tmp_path / "stream"
+    program = tmp_path / "program.py"
+    checkpoint = tmp_path / "stream"
     program.write_text(PROGRAM)
     with subprocess.Popen(
         [sys.executable, program, checkpoint],
@@ -172,7 +176,8 @@ def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
 
 
 def test_a_finished_stream_is_read_back_and_a_longer_one_goes_on(tmp_path, monkeypatch):
-    checkpoint, pieces = tmp_path / "stream", batches(4)
+    checkpoint = tmp_path / "stream"
+    pieces = batches(4)
     first = streamed(pieces[:2], checkpoint)
     with monkeypatch.context() as patch:
         patch.setattr(lim.density.measurement, "_influence", None)
@@ -182,7 +187,8 @@ def test_a_finished_stream_is_read_back_and_a_longer_one_goes_on(tmp_path, monke
 
 
 def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
-    checkpoint, pieces = tmp_path / "stream", batches(3)
+    checkpoint = tmp_path / "stream"
+    pieces = batches(3)
     streamed(pieces, checkpoint)
     kept = checkpoint.read_bytes()
     others = {
@@ -260,7 +266,8 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
 
 
 def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path):
-    checkpoint, called = tmp_path / "new" / "groups.json", []
+    checkpoint = tmp_path / "new" / "groups.json"
+    called = []
 
     def group(name):
         called.append(name)
@@ -294,7 +301,8 @@ def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path)
 
 def test_of_a_run_that_died_while_it_wrote_all_groups_but_that_one_are_kept(tmp_path):
     """Wherever the file ends: what is there again afterwards is the file as it was."""
-    checkpoint, called = tmp_path / "groups", []
+    checkpoint = tmp_path / "groups"
+    called = []
     groups = {name: lambda name=name: called.append(name) or name.upper() for name in "abc"}
     found = each_once(groups, checkpoint, {"seed": 3})
     content = checkpoint.read_bytes()

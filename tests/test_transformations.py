@@ -22,7 +22,9 @@ from reference.networks import VOCABULARY, random_labels, random_states, randomi
 import lim_jax as lim
 from lim_jax.adjoint.sites import attention_sites
 
-LENGTH, WIDTH, BATCH = 6, 4, 2
+LENGTH = 6
+WIDTH = 4
+BATCH = 2
 GRID = lim.midpoint_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
@@ -231,6 +233,7 @@ def test_second_derivatives_in_the_input():
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=form)
 
 
+@pytest.mark.slow
 def test_a_mixed_derivative_by_one_jvp_of_the_parameter_gradient():
     """Forward over reverse along an input tangent c gives the gradient of <c, P_0>."""
     params, c = on_host((network(lim.euler), random_states(6, LENGTH, WIDTH)))
@@ -254,6 +257,7 @@ def test_a_stopped_gradient_is_zero_and_ours_is_not():
     assert norms[0] == 0 and norms[1] > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, step", CASES)
 def test_every_nesting_agrees_with_differences(name, step):
     """Dear: a nesting is a program of its own, of second order or third."""
@@ -269,8 +273,9 @@ def test_every_nesting_agrees_with_differences(name, step):
         slope, change = differences(name, point, first)
     curvatures = {form: dot(found, second) for form, found in curvatures.items()}
     for forms, expected, tolerance in (
-        (slopes, slope, 1e-7), (curvatures, dot(change, second), 1e-6),
-    ):  # fmt: skip
+        (slopes, slope, 1e-7),
+        (curvatures, dot(change, second), 1e-6),
+    ):
         assert abs(float(expected)) > 1e-6, "a derivative that vanishes tests nothing"
         for form, found in forms.items():
             np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=form)
@@ -305,6 +310,7 @@ def balanced(params, x):
     return lim.training.balanced_objective(example_loss, params, (x, Y), GRID, strength=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [ledger, hops, masked, mass, product_bound, balanced])
 def test_values_under_vmap_and_jit_are_those_without(function):
     several = [on_host((attentive(lim.euler), X)) for _ in range(2)]

@@ -85,11 +85,13 @@ def test_every_walk_through_fetched_layers_gives_the_numbers_of_those_in_memory(
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_derivatives_in_the_state_are_those_of_layers_in_memory():
     def second(flow, x, tangent):
         return jax.jvp(jax.grad(lambda x: loss(flow(x, GRID), EXAMPLE[1])), (x,), (tangent,))
 
-    xs, tangents = random_states(6, 2, LENGTH, WIDTH), random_states(7, 2, LENGTH, WIDTH)
+    xs = random_states(6, 2, LENGTH, WIDTH)
+    tangents = random_states(7, 2, LENGTH, WIDTH)
     expected, found = (
         jax.jit(jax.vmap(lambda x, t, flow=flow: second(flow, x, t)))(xs, tangents)
         for flow in (WHOLE, HELD)

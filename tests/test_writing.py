@@ -122,7 +122,8 @@ def test_a_file_that_is_interrupted_leaves_the_one_before(tmp_path):
 @needs_full_device
 def test_a_run_whose_disk_is_full_goes_on_with_room(tmp_path):
     """What was finished before stays, and the folder is that of the same run."""
-    out, measured = tmp_path / "out", []
+    out = tmp_path / "out"
+    measured = []
 
     def work(full):
         with run_folder(out, "rates", {"delta": 0.2}) as folder:

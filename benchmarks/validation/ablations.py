@@ -49,10 +49,14 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
     [2, 2]
     """
     require(
-        0 < count <= 2**records, "count", got=f"{count} sets of {records} records",
-        expected=f"1 to {2**records}", cure="There are no more that differ.",
-    )  # fmt: skip
-    rng, drawn = np.random.default_rng(seed), {}
+        0 < count <= 2**records,
+        "count",
+        got=f"{count} sets of {records} records",
+        expected=f"1 to {2**records}",
+        cure="There are no more that differ.",
+    )
+    rng = np.random.default_rng(seed)
+    drawn = {}
     while len(drawn) < count:
         rows = rng.integers(2, size=(count, records)).astype(bool)
         drawn |= {row.tobytes(): row for row in rows if row.tobytes() not in drawn}
@@ -82,9 +86,11 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
     >>> ablated_text(prompt, np.array([False, True, True]))
     '{b; c}'
     """
-    text, spans = prompt.text, prompt.spans
+    text = prompt.text
+    spans = prompt.spans
     ends = [0, *(end for _, end in spans)]
-    before, after = text[: spans[0][0]], text[spans[-1][1] :]
+    before = text[: spans[0][0]]
+    after = text[spans[-1][1] :]
     chosen = np.flatnonzero(kept)
     parts = [
         text[spans[number][0] if rank == 0 else ends[number] : spans[number][1]]

@@ -79,10 +79,12 @@ def explained_record(
     examples = draw(batch, uniform_law(setting.task.records), key=of_batch)
     windows = jnp.asarray(examples.window)
     grid = token_grid(setting.task.length)
-    regions, asks = boundary_regions(grid, DELTA), last_token(grid.size)
+    regions = boundary_regions(grid, DELTA)
+    asks = last_token(grid.size)
     arrays, static = eqx.partition(models, eqx.is_array)
     seeds = jax.tree.leaves(arrays)[0].shape[0]
-    channels, certificates = [], []
+    channels = []
+    certificates = []
     for number in range(seeds):
         leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
         one = eqx.combine(jax.device_put(leaves), static)
@@ -91,16 +93,19 @@ def explained_record(
         certificates.append(
             {
                 one.name: {
-                    "holds": one.holds, "margin": one.margin, "vacuous": bool(one.vacuous),
+                    "holds": one.holds,
+                    "margin": one.margin,
+                    "vacuous": bool(one.vacuous),
                     "concluded": one.concluded,
                 }
                 for one in found.certificates
             }
-        )  # fmt: skip
+        )
     return {
-        "channels": channels, "certificates": certificates,
+        "channels": channels,
+        "certificates": certificates,
         **evidence_record(setting, models, examples),
-    }  # fmt: skip
+    }
 
 
 def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> dict[str, Any]:
@@ -118,7 +123,8 @@ def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> 
 def _evidence(
     setting: Setting, models: Retrievers, examples: Example
 ) -> tuple[Float[Array, " seeds"], Float[Array, "seeds hops"]]:
-    records, grid = setting.task.records, token_grid(setting.task.length)
+    records = setting.task.records
+    grid = token_grid(setting.task.length)
     pools = record_weights(jnp.asarray(examples.records[0]), grid.weights, records)
     ids, y = asked(examples)
 

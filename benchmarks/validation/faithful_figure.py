@@ -75,10 +75,16 @@ def _draw(axes: Axes, one: Record, measure: str, styles: Mapping[str, int]) -> N
         # Those that cost the same stand beside one another.
         beside = BESIDE ** (style - len(styles) / 2)
         axes.errorbar(
-            [cost * beside for cost in costs], values, yerr=[below, above], label=series,
-            fmt=f"{MARKERS[style % len(MARKERS)]}-", color=COLOURS[style % len(COLOURS)],
-            markersize=4, linewidth=1, capsize=2,
-        )  # fmt: skip
+            [cost * beside for cost in costs],
+            values,
+            yerr=[below, above],
+            label=series,
+            fmt=f"{MARKERS[style % len(MARKERS)]}-",
+            color=COLOURS[style % len(COLOURS)],
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+        )
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xscale("log")
     axes.set_xticks(TICKS, [str(tick) for tick in TICKS])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -19,7 +18,6 @@ from benchmarks.validation.ablations import (
     random_ablations,
     read_answers,
     sparse_regression,
-    targets_of,
     without_the_first,
 )
 from benchmarks.validation.documents import question_prompt
@@ -27,26 +25,46 @@ from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.prose import DOCUMENTS, prose_prompt
 from benchmarks.validation.scored_parts import (
-    Asked,
     MaskVariant,
-    along_a_path,
-    mask_gradients,
+    MethodOfLoss,
+    Parts,
+    context_of_prompt,
     mask_variants,
-    rolled_out,
-    word_gradients,
 )
 from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
 from lim_jax._resuming import each_once
+from lim_jax.attribution.methods.integrated_gradients import STEPS
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.causal import CausalLM
-from lim_jax.tasks.prompts import EncodedText, Prompt, encode_text
+from lim_jax.models.ids import padded_size
+from lim_jax.prompts.contexts import Context
+from lim_jax.tasks.prompts import Prompt, encode_text
 
-PAIRS, FACTS, SENTENCES = "keys and values", "documents", "sentences"
-INFLUENCE, RANDOM, LEAVE_ONE_OUT = "influence", "random", "leave-one-out"
-IN_WORDS = (INFLUENCE, "influence, margin", "gradient times input", "gradient times input, size")
-PATH, ROLLOUT, AT2 = "integrated gradients", "attention rollout", "AT2"
+PAIRS = "keys and values"
+FACTS = "documents"
+SENTENCES = "sentences"
+INFLUENCE = "influence"
+RANDOM = "random"
+LEAVE_ONE_OUT = "leave-one-out"
+OF_MARGIN = "influence, margin"
+PRODUCT = "gradient times input"
+SIZE = f"{PRODUCT}, size"
+IN_WORDS = (INFLUENCE, OF_MARGIN, PRODUCT, SIZE)
+PATH = "integrated gradients"
+ROLLOUT = "attention rollout"
+AT2 = "AT2"
+# The methods of the package that read the whole text, as they are. Others read texts without parts
+# (`ablations.Ablated`), which the study tokenizes anew as its authors do; the package closes up the
+# tokens that it has, and takes the log odds of each token of the answer.
+METHODS = {
+    INFLUENCE: MethodOfLoss("influence", CausalLM.loss),
+    OF_MARGIN: MethodOfLoss("influence", CausalLM.margin_loss),
+    PRODUCT: MethodOfLoss("gradient-times-input", CausalLM.loss),
+    PATH: MethodOfLoss("integrated-gradients", CausalLM.loss),
+    ROLLOUT: MethodOfLoss("rollout", CausalLM.loss),
+}
 ENDS = ('"', "\n")
 
 
@@ -74,7 +92,8 @@ class FaithfulnessSetting(NamedTuple):
     weights, paths
         Of the mask gradient: at which weights of all parts, and on paths of how many gradients.
     steps
-        Of integrated gradients; 0 leaves out these and attention rollout.
+        Of integrated gradients, as many as the package takes; 0 leaves out these and attention
+        rollout.
     precision
         Of products, as `jax.default_matmul_precision` has it: long texts take TF32 on a GPU.
     """
@@ -95,7 +114,7 @@ class FaithfulnessSetting(NamedTuple):
 
 SETTINGS = {
     "10 records": FaithfulnessSetting(
-        (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=8
+        (PAIRS, FACTS), 200, 40, 10, fitted=(32, 64), held_out=16, taken_out=(1, 3, 5), steps=STEPS
     ),
     "40 records": FaithfulnessSetting((PAIRS,), 60, 12, 40),
     "sentences": FaithfulnessSetting(
@@ -106,10 +125,15 @@ SETTINGS = {
 
 def _quick(setting: FaithfulnessSetting) -> FaithfulnessSetting:
     return setting._replace(
-        prompts=8, at_once=4, fitted=(8, 16), held_out=8, weights=(1.0, 0.2), paths=(2,),
-        steps=min(setting.steps, 2), records=(1, 1) if setting.kinds == (SENTENCES,) else 10,
+        prompts=8,
+        at_once=4,
+        fitted=(8, 16),
+        held_out=8,
+        weights=(1.0, 0.2),
+        paths=(2,),
+        records=(1, 1) if setting.kinds == (SENTENCES,) else 10,
         taken_out=setting.taken_out[: 2 if setting.kinds == (SENTENCES,) else None],
-    )  # fmt: skip
+    )
 
 
 QUICK = {name: _quick(setting) for name, setting in SETTINGS.items()}
@@ -268,7 +292,7 @@ def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
 
 
 class Job(NamedTuple):
-    """What all chunks of prompts have in common: `size` is of whole contexts, `parts` the most.
+    """What all chunks of prompts have in common: `size` is of whole contexts.
 
     And `run`, which tells one study of a model from another, whatever the number of its prompts.
     """
@@ -280,7 +304,6 @@ class Job(NamedTuple):
     ends: list[int]
     watch: Stopwatch
     size: int
-    parts: int
     run: dict[str, Any]
 
     def read(self, *rows: Any, name: str = "answers") -> tuple[np.ndarray, np.ndarray]:
@@ -289,6 +312,14 @@ class Job(NamedTuple):
         return read_answers(
             self.model, *rows, sizes=sizes, queries=self.setting.tokens, watch=self.watch, name=name
         )
+
+    def watched(
+        self, name: str, count: int, program: Callable[[CausalLM, Context], Any], context: Context
+    ) -> Any:
+        """What a program gives of a context that the package pads, with its seconds by name."""
+        tokens = np.count_nonzero(context.weights)
+        shapes = padded_size(self.model, context.length), int(tokens)
+        return self.watch(name, count, program, self.model, context, compiled_for=shapes)
 
 
 def job_of(
@@ -309,21 +340,29 @@ def job_of(
         expected="a multiple",
         cure="They are stored so many at a time.",
     )
+    require(
+        setting.steps in (0, STEPS),
+        "steps",
+        got=str(setting.steps),
+        expected=f"{STEPS}, as the package's integrated gradients take, or 0 for none",
+        cure="Pass one of these.",
+    )
     prompts = [drawn_prompt(setting, number) for number in range(setting.prompts)]
-    ids, ends = ids_of_texts([one.text for one in prompts], tokenizer), _ends(model, tokenizer, end)
+    ids = ids_of_texts([one.text for one in prompts], tokenizer)
+    ends = _ends(model, tokenizer, end)
     size = context_size(model, max(map(len, ids)) + setting.tokens - 1)
     run = {
         "model": digest(model),
         "setting": {**setting._asdict(), "prompts": "any number"},
         "ids": digest([*ids[: setting.at_once], np.array(ends)]),
     }
-    parts = max(len(prompt.spans) for prompt in prompts)
-    return Job(model, tokenizer, setting, prompts, ends, Stopwatch(), size, parts, run)
+    return Job(model, tokenizer, setting, prompts, ends, Stopwatch(), size, run)
 
 
 def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
     """Some of the prompts together."""
-    setting, fitted = job.setting, max(job.setting.fitted)
+    setting = job.setting
+    fitted = max(job.setting.fitted)
     contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
     said = answers_of(job, [context.ids for context in contexts])
     of = Ablated(prompts, said, job.tokenizer, job.read)
@@ -335,36 +374,51 @@ def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Expl
     whole = of([np.ones((1, count), bool) for count in counts], name="whole contexts")
     alone = of([~np.eye(count, dtype=bool) for count in counts], name=LEAVE_ONE_OUT)
     values = of(drawn, name="ablations")
-    gradients = _of_whole_contexts(job, prompts, contexts, said)
+    gradients = [
+        _of_whole_context(job, context_of_prompt(*asked))
+        for asked in zip(prompts, contexts, said, strict=True)
+    ]
     rngs = [np.random.default_rng([number, 1]) for number in numbers]
     scores = [
-        _in_order(setting, gradients[n], whole[n] - alone[n], drawn[n], values[n], len(said[n]),
-                  rngs[n].uniform(size=count))
+        _in_order(
+            setting,
+            gradients[n],
+            whole[n] - alone[n],
+            drawn[n],
+            values[n],
+            len(said[n]),
+            rngs[n].uniform(size=count),
+        )
         for n, count in enumerate(counts)
-    ]  # fmt: skip
+    ]
     # Parts whose scores tie, such as those that a regression leaves out, in any order.
     chances = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
     taken = [
-        np.concatenate([
-            without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows
-        ])
+        np.concatenate(
+            [without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows]
+        )
         for chance, rows in zip(chances, scores, strict=True)
-    ]  # fmt: skip
+    ]
     left = of(taken, name="drops")
     return [
         Explained(
             prompt.answer.strip() in "".join(texts_of_ids(said[n], job.tokenizer)),
-            len(said[n]), len(contexts[n].ids), float(whole[n][0]), scores[n],
+            len(said[n]),
+            len(contexts[n].ids),
+            float(whole[n][0]),
+            scores[n],
             whole[n] - left[n].reshape(-1, len(setting.taken_out)),
-            drawn[n][fitted:], values[n][fitted:],
+            drawn[n][fitted:],
+            values[n][fitted:],
         )
         for n, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
 
 
 def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
     """What the model answers, id by id, without what ends it."""
-    rows, lengths = contexts, [len(ids) for ids in contexts]
+    rows = contexts
+    lengths = [len(ids) for ids in contexts]
     going = [True] * len(rows)
     for _ in range(job.setting.tokens):
         _, likeliest = job.read(rows, [ids[-1:] for ids in rows], name="answers")
@@ -381,59 +435,26 @@ def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.n
     return [one[:-1] if len(one) > 1 and int(one[-1]) in job.ends else one for one in said]
 
 
-def asked_of(
-    job: Job,
-    prompts: list[Prompt],
-    contexts: list[EncodedText],
-    said: list[Int[np.ndarray, " _"]],
-) -> Asked:
-    """Contexts and answers, padded to whole contexts."""
-    model, count = job.model, len(prompts)
-    if not all(model.same_rope(job.size, len(context.ids)) for context in contexts):
-        raise NotImplementedError("rotary frequencies that depend on a context's length")
-    ids, parts = np.zeros((count, job.size), np.int32), np.full((count, job.size), -1, np.int32)
-    for n, (prompt, context) in enumerate(zip(prompts, contexts, strict=True)):
-        row = np.concatenate([context.ids, said[n][:-1]])
-        ids[n, : len(row)] = row
-        for number, span in enumerate(prompt.spans):
-            parts[n, : len(context.ids)][context.within(*span)] = number
-    y = targets_of(model, [context.ids for context in contexts], said, job.setting.tokens)
-    return Asked(*jax.device_put((ids, y, parts)))
-
-
-def _of_whole_contexts(
-    job: Job,
-    prompts: list[Prompt],
-    contexts: list[EncodedText],
-    said: list[Int[np.ndarray, " _"]],
-) -> list[dict[str, Float[np.ndarray, " parts"]]]:
-    """The attributions that read whole contexts only, of each prompt by name."""
-    model, setting, watch, count = job.model, job.setting, job.watch, len(prompts)
-    asked, most = asked_of(job, prompts, contexts, said), job.parts
-    energies, products = watch("word gradients", count, word_gradients, model, asked, most)
-    rows = [energies[:, 0], energies[:, 1], products[:, 0], np.abs(products[:, 0])]
-    found: dict[str, Any] = dict(zip(IN_WORDS, rows, strict=True))
-    if setting.steps:
-        found[PATH] = watch(PATH, count, along_a_path, model, asked, most, setting.steps)
-        found[ROLLOUT] = watch(ROLLOUT, count, rolled_out, model, asked, most)
-    variants = variants_of(setting)
-    points = list(dict.fromkeys(point for one in variants for point in one.points))
-    array = jax.device_put(np.array(points, model.embedding.dtype))
-    masks = watch("mask gradients", count * len(points), mask_gradients, model, asked, array, most)
-    for one in variants:
+def _of_whole_context(job: Job, context: Context) -> dict[str, Parts]:
+    """The attributions that read the whole context only, by name."""
+    setting = job.setting
+    found = {}
+    for name, method in METHODS.items():
+        if name in IN_WORDS:
+            found[name] = job.watched("word gradients", 1, method, context)
+        elif setting.steps:
+            found[name] = job.watched(name, 1, method, context)
+    found[SIZE] = np.abs(found[PRODUCT])
+    for variant in variants_of(setting):
+        scores = job.watched("mask gradients", len(variant.weights), variant, context)
         # A loss is the mean over the answer's tokens: a score is in nats of the whole answer.
-        shares = [share * masks[:, points.index(at), int(one.margin)]
-                  for at, share in zip(one.points, one.shares, strict=True)]  # fmt: skip
-        found[one.name] = np.sum(shares, axis=0) * np.array([len(one) for one in said])[:, None]
-    return [
-        {name: rows[n, : len(prompt.spans)].astype(float) for name, rows in found.items()}
-        for n, prompt in enumerate(prompts)
-    ]
+        found[variant.name] = np.count_nonzero(context.weights) * scores
+    return found
 
 
 def _in_order(
     setting: FaithfulnessSetting,
-    gradients: dict[str, Float[np.ndarray, " parts"]],
+    gradients: dict[str, Parts],
     alone: Float[np.ndarray, " parts"],
     drawn: Bool[np.ndarray, "ablations parts"],
     values: Float[np.ndarray, " ablations"],

@@ -63,7 +63,8 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     figures
         Files of figures, which stand at the end.
     """
-    kinds, settings = found["kinds"], found["settings"]
+    kinds = found["kinds"]
+    settings = found["settings"]
     steps = max(one["steps"] for one in settings.values())
     numbers = {name: _either(settings, name) for name in ("paths", "fitted")}
     parts = [
@@ -135,7 +136,8 @@ def _taken(found: Record) -> str:
 
 def _variants(found: Record) -> str:
     """What is chosen, and of one gradient what differs from it in one way; and what is learnt."""
-    kinds, chosen = found["kinds"], found["chosen"]
+    kinds = found["kinds"]
+    chosen = found["chosen"]
     known = list(next(iter(kinds.values()))["variants"])
     near = [name for name in known if name.startswith(MASK) and _differ(name, chosen[MASK]) == 1]
     rows = [
@@ -193,12 +195,16 @@ def _about(kind: str, one: Record, found: Record) -> str:
 def _table(one: Record) -> str:
     rows = [
         (
-            name, str(cost["passes"]), str(cost["gradients"]), str(_total(one, name)),
-            _said(one["seconds"][name]), *map(_interval, one["measures"][name].values()),
+            name,
+            str(cost["passes"]),
+            str(cost["gradients"]),
+            str(_total(one, name)),
+            _said(one["seconds"][name]),
+            *map(_interval, one["measures"][name].values()),
             "" if name == MASK else _interval(one["leads"][name], "+"),
         )
         for name, cost in one["costs"].items()
-    ]  # fmt: skip
+    ]
     head = ("method", "passes", "gradients", "in passes", "seconds", *one["measures"][MASK])
     return markdown_table((*head, f"{MASK}'s score over it"), rows)
 

@@ -117,9 +117,15 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
                 continue
             value, low, high = map(float, interval)
             axes.errorbar(
-                value, row + shift, xerr=[[value - low], [high - value]], fmt="os"[index],
-                color=COLOURS[index], markersize=4, capsize=2, label=label,
-            )  # fmt: skip
+                value,
+                row + shift,
+                xerr=[[value - low], [high - value]],
+                fmt="os"[index],
+                color=COLOURS[index],
+                markersize=4,
+                capsize=2,
+                label=label,
+            )
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(gains)), list(gains), fontsize=8)
     axes.set_ylim(len(gains) - 0.5, -0.5)
@@ -143,9 +149,15 @@ def gain_against_cost(gains: Mapping[str, Gain], title: str) -> Figure:
     for index, (name, one) in enumerate(gains.items()):
         value, low, high = map(float, one.middle)
         axes.errorbar(
-            one.time, value, yerr=[[value - low], [high - value]], fmt="os^Dv"[index // 8 % 5],
-            color=COLOURS[index % len(COLOURS)], markersize=4, capsize=2, label=name,
-        )  # fmt: skip
+            one.time,
+            value,
+            yerr=[[value - low], [high - value]],
+            fmt="os^Dv"[index // 8 % 5],
+            color=COLOURS[index % len(COLOURS)],
+            markersize=4,
+            capsize=2,
+            label=name,
+        )
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlim(left=0)
     legend_below(figure, columns=3)
@@ -164,14 +176,24 @@ def rank_correlations(predictions: Mapping[str, Sequence[Record]], title: str) -
         chosen = [one for one in found if one["score"] == SCORES[0]]
         for index, of in enumerate((PROFILE, AT_GOLD)):
             ends = np.array(
-                [[one["interval"][end] for end in Interval._fields] for one in chosen
-                 if one["of"] == of], float,
-            )  # fmt: skip
+                [
+                    [one["interval"][end] for end in Interval._fields]
+                    for one in chosen
+                    if one["of"] == of
+                ],
+                float,
+            )
             value, low, high = ends.T
             axes.errorbar(
-                value, np.arange(len(names)) + 0.3 * index - 0.15, xerr=[value - low, high - value],
-                fmt="os"[index], color=COLOURS[index], markersize=3, capsize=2, label=of,
-            )  # fmt: skip
+                value,
+                np.arange(len(names)) + 0.3 * index - 0.15,
+                xerr=[value - low, high - value],
+                fmt="os"[index],
+                color=COLOURS[index],
+                markersize=3,
+                capsize=2,
+                label=of,
+            )
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-1.05, 1.05)
         axes.axvline(0, color="black", linewidth=0.8)
@@ -262,8 +284,14 @@ def tuned_course(results: Record, title: str) -> Figure:
         for length, line in zip(LENGTHS, ("-", ":"), strict=True):
             by_seed = np.array(arm[length]["accuracy"]).mean(axis=2).T
             label = f"{name}, {results['tuning'][length]['records']} records"
-            drawn = axes.errorbar(seconds, by_seed.mean(axis=0), yerr=2 * _error_of_mean(by_seed),
-                                  capsize=2, label=label, **line_style(index))  # fmt: skip
+            drawn = axes.errorbar(
+                seconds,
+                by_seed.mean(axis=0),
+                yerr=2 * _error_of_mean(by_seed),
+                capsize=2,
+                label=label,
+                **line_style(index),
+            )
             drawn.lines[0].set_linestyle(line)
     axes.set_ylim(-0.03, 1.03)
     legend_below(figure, columns=2)
@@ -272,7 +300,8 @@ def tuned_course(results: Record, title: str) -> Figure:
 
 def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
     """Two standard errors to either side."""
-    value, error = np.asarray(found.value), np.asarray(found.error)
+    value = np.asarray(found.value)
+    error = np.asarray(found.error)
     places = np.arange(1, len(value) + 1)
     axes.errorbar(places, value, yerr=2 * error, capsize=2, label=label, **line_style(index))
 
@@ -293,7 +322,9 @@ def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
     """The mean over seeds, of shape (seeds, records), and its errors."""
-    mean, error, style = values.mean(axis=0), _error_of_mean(values), line_style(index)
+    mean = values.mean(axis=0)
+    error = _error_of_mean(values)
+    style = line_style(index)
     places = np.arange(1, len(mean) + 1)
     axes.plot(places, mean, label=label, **style)
     axes.fill_between(places, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)

@@ -270,17 +270,20 @@ def _arms_table(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str:
         gain = gains.get(name)
         rows.append(
             (
-                name, *_standing(record, -1),
+                name,
+                *_standing(record, -1),
                 _interval(gain and gain.middle),
                 _interval(gain and gain.middle_at_equal_operations),
                 _interval(gain and gain.middle_at_equal_time),
-                _mean(record["risk"][-1]), _mean(record["answer_lim"]),
-                _mean(record["answer_total"]), _mean(record["discrepancy"][-1]),
+                _mean(record["risk"][-1]),
+                _mean(record["answer_lim"]),
+                _mean(record["answer_total"]),
+                _mean(record["discrepancy"][-1]),
                 f"{record['operations'] / plain['operations']:.1f}",
                 f"{record['seconds_per_step'] / plain['seconds_per_step']:.1f}",
                 digits(record["temporary_bytes"] / 2**20),
             )
-        )  # fmt: skip
+        )
     return markdown_table(head, rows)
 
 
@@ -327,13 +330,18 @@ def _why(arms: Mapping[str, Record]) -> list[str]:
 def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
     rows = [
         (
-            remedy, name, *_standing(results["variants"][name], -1), _interval(one.middle),
-            _interval(one.middle_at_equal_operations), _interval(one.middle_at_equal_time),
-            f"{one.operations:.1f}", f"{one.time:.1f}",
+            remedy,
+            name,
+            *_standing(results["variants"][name], -1),
+            _interval(one.middle),
+            _interval(one.middle_at_equal_operations),
+            _interval(one.middle_at_equal_time),
+            f"{one.operations:.1f}",
+            f"{one.time:.1f}",
         )
         for remedy, names in _by_remedy(results).items()
         for name, one in ((name, gains[name]) for name in names)
-    ]  # fmt: skip
+    ]
     head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
             "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
     counts = []
@@ -355,8 +363,15 @@ def _from_first_step(results: Record) -> list[str]:
         for label in (name, f"{name}, {PLAIN}"):
             course = np.array(results["variants"][label]["accuracy"])
             middle = in_the_middle(course)
-            rows.append((label, *(f"{course[stage].mean():.2f} ({middle[stage].mean():.2f})"
-                                  for stage in range(len(course)))))  # fmt: skip
+            rows.append(
+                (
+                    label,
+                    *(
+                        f"{course[stage].mean():.2f} ({middle[stage].mean():.2f})"
+                        for stage in range(len(course))
+                    ),
+                )
+            )
     steps = results["variants"][chosen[0]]["steps"]
     head = ("after so many steps", *map(str, steps))
     return ["## From the first step", FIRST_NOTE, markdown_table(head, rows)]
@@ -377,9 +392,11 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
         for number, length in enumerate(lengths):
             gain = paired_interval(middles[name][number] - middles[PLAIN][number])
             row += [
-                f"{np.mean(found[length]['accuracy']):.3f}", f"{middles[name][number].mean():.3f}",
-                "" if name == PLAIN else _interval(gain), _of_influence(found[length]),
-            ]  # fmt: skip
+                f"{np.mean(found[length]['accuracy']):.3f}",
+                f"{middles[name][number].mean():.3f}",
+                "" if name == PLAIN else _interval(gain),
+                _of_influence(found[length]),
+            ]
         rows.append(row)
     parts = ("accuracy", "middle", "middle over plain", "influence and accuracy")
     head = ("network", *(f"{length}: {part}" for length in lengths for part in parts))
@@ -408,7 +425,8 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
         for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
     ]
-    task, (plain, ours) = setting["task"], recalls.values()
+    task = setting["task"]
+    plain, ours = recalls.values()
     words = (
         f"{RECALLS_NOTE} {task['pairs']} pairs in {task['length']} places, {setting['probes']} "
         f"probes beside {setting['batch']} contexts; a step takes "
@@ -420,8 +438,9 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:
     """In how many seeds each certificate holds, and how far from it the others are."""
-    found = {name: record["certificates"] for name, record in arms.items() if
-             "certificates" in record}  # fmt: skip
+    found = {
+        name: record["certificates"] for name, record in arms.items() if "certificates" in record
+    }
     if not found:
         return []
     names = list(next(iter(found.values()))[0])

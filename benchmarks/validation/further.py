@@ -132,12 +132,15 @@ class _Step(eqx.Module):
     def __call__(
         self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
     ) -> tuple[PyTree, None]:
-        setting, (model, memory, moments) = self.setting, state
+        setting = self.setting
+        model, memory, moments = state
         of_training, of_probes, of_arm = jax.random.split(key, 3)
         batches = Batches(
             draw(setting, setting.gold_law, key=of_training),
-            draw(setting, uniform_law(setting.task.records), key=of_probes), index, of_arm,
-        )  # fmt: skip
+            draw(setting, uniform_law(setting.task.records), key=of_probes),
+            index,
+            of_arm,
+        )
         gradient, memory = self.gradient(model, memory, batches)
         change, moments = OPTIMISER.update(gradient, moments)
         return (eqx.apply_updates(model, change), memory, moments), None

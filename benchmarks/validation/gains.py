@@ -65,9 +65,11 @@ def gain(
 
     return Gain(
         **{name: paired_interval(ours[name] - theirs[name]) for name in ours},
-        middle_at_equal_operations=at_equal(operations), middle_at_equal_time=at_equal(time),
-        operations=operations, time=time,
-    )  # fmt: skip
+        middle_at_equal_operations=at_equal(operations),
+        middle_at_equal_time=at_equal(time),
+        operations=operations,
+        time=time,
+    )
 
 
 def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -83,8 +85,10 @@ def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gain of every arm and variant of ``validate``'s results, each over its own plain arm."""
-    arms, variants = results["arms"], results["variants"]
-    plain, longer = arms[PLAIN], arms[LONG]
+    arms = results["arms"]
+    variants = results["variants"]
+    plain = arms[PLAIN]
+    longer = arms[LONG]
     gains = {
         name: gain(arm, plain, longer) for name, arm in arms.items() if name not in (PLAIN, LONG)
     }
@@ -99,5 +103,6 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
 
 def gains_on_base(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gains of arms and variants from the first setting's networks, which all share."""
-    gains, variants = compare_arms(results), results["variants"]
+    gains = compare_arms(results)
+    variants = results["variants"]
     return {name: one for name, one in gains.items() if f"{name}, {PLAIN}" not in variants}

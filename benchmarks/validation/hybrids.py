@@ -28,7 +28,9 @@ from lim_jax.results.tables import write_json
 
 TWIN = Setting(KeyValueTask(12, 24, 12), width=64, heads=4, depth=4, steps=800, rate=1e-3)
 SETTINGS = {"attention alone": TWIN, "hybrid": TWIN._replace(attention_every=4)}
-SEEDS, TESTS, FIFTHS = 3, 32, 5
+SEEDS = 3
+TESTS = 32
+FIFTHS = 5
 FILE = Path(__file__).parents[2] / "docs" / "study" / "hybrids.json"
 
 
@@ -74,14 +76,20 @@ def hybrid_table(records: dict[str, Any]) -> str:
     head = (
         "network", "accuracy", "in the middle", "LIM", "density by fifths", "before training"
     )  # fmt: skip
-    return markdown_table(head, [
-        (
-            name, said(np.mean(record["accuracy"], axis=1)),
-            said(in_the_middle(np.asarray(record["accuracy"]))), said(record["margin_lim"]),
-            of_fifths(record), of_fifths(record["before"]),
-        )
-        for name, record in records.items()
-    ])  # fmt: skip
+    return markdown_table(
+        head,
+        [
+            (
+                name,
+                said(np.mean(record["accuracy"], axis=1)),
+                said(in_the_middle(np.asarray(record["accuracy"]))),
+                said(record["margin_lim"]),
+                of_fifths(record),
+                of_fifths(record["before"]),
+            )
+            for name, record in records.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

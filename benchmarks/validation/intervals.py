@@ -133,7 +133,8 @@ def bootstrap_interval(
     """
     # Not stats.bootstrap, whose interval is NaN where one draw's statistic is, and whose statistics
     # are single numbers of flat samples.
-    samples, tail = jax.tree.map(np.asarray, samples), (1 - level) / 2
+    samples = jax.tree.map(np.asarray, samples)
+    tail = (1 - level) / 2
     (count,) = {len(leaf) for leaf in jax.tree.leaves(samples)}
     chosen = np.random.default_rng(seed).integers(count, size=(resamples, count))
 

@@ -30,7 +30,8 @@ from benchmarks.validation.intervals import bootstrap_interval
 from lim_jax.attribution.scores import Cost
 
 SCORE = "datamodeling score"
-MASK, CENTRED = "mask-gradient", ", less the mean"
+MASK = "mask-gradient"
+CENTRED = ", less the mean"
 Samples = Mapping[str, Float[np.ndarray, "prompts measures"]]
 # At so many records: the method, another, and by how much its score may be lower.
 TARGETS = (
@@ -216,10 +217,13 @@ def _seconds(name: str, cost: Cost, seconds: Mapping[str, Sequence[float]]) -> f
     if cost.total == 0:
         return 0.0
     if name in (PATH, ROLLOUT, AT2):
-        number, of = 1, name
+        number = 1
+        of = name
     elif cost.gradients:
-        number, of = cost.gradients, "word gradients" if name in IN_WORDS else "mask gradients"
+        number = cost.gradients
+        of = "word gradients" if name in IN_WORDS else "mask gradients"
     else:
-        number, of = cost.passes, LEAVE_ONE_OUT if name == LEAVE_ONE_OUT else "ablations"
+        number = cost.passes
+        of = LEAVE_ONE_OUT if name == LEAVE_ONE_OUT else "ablations"
     took, things = seconds.get(of, (0.0, 0))
     return number * took / things if things else None

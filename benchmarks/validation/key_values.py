@@ -34,7 +34,8 @@ def draw_key_values(
         as_int(length, name, expected="a number of digits")
     most = len(DIGITS) ** key_length
     expected = f"at most {most}, the keys of {key_length} digits"
-    fits, got = as_int(count, "count") <= most, f"{count}"
+    fits = as_int(count, "count") <= most
+    got = f"{count}"
     require(fits, "count", got=got, expected=expected, cure="Raise key_length.")
     rng = np.random.default_rng(as_int(seed, "seed", least=0))
     keys: dict[str, None] = {}  # in the order drawn
@@ -65,9 +66,15 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
     ['"b": "2"', '"a": "1"', '"c": "3"']
     """
     require_kind(data, KeyValues, "data", "Draw it by draw_key_values.")
-    count, keys = len(data.pairs), len({key for key, _ in data.pairs})
-    require(keys == count, "data", got=f"{count} pairs of {keys} keys",
-            expected="no key twice", cure="A key that is asked for has one value.")  # fmt: skip
+    count = len(data.pairs)
+    keys = len({key for key, _ in data.pairs})
+    require(
+        keys == count,
+        "data",
+        got=f"{count} pairs of {keys} keys",
+        expected="no key twice",
+        cure="A key that is asked for has one value.",
+    )
     place = data.gold if place is None else place
     for name, number in (("data.gold", data.gold), ("place", place)):
         expected = f"the number of one of the {count} pairs, known before tracing"

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import lazy_loader
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -22,25 +20,27 @@ from benchmarks.validation.faithfulness import (
     Explained,
     Job,
     answers_of,
-    asked_of,
     job_of,
     seconds_of,
 )
 from benchmarks.validation.judged_faithfulness import Run
-from benchmarks.validation.scored_parts import Asked
+from benchmarks.validation.scored_parts import context_of_prompt, parts_of_prompt
 from lim_jax._checks import require
 from lim_jax._digest import digest
-from lim_jax._jit import filter_jit
 from lim_jax._resuming import each_once
 from lim_jax.adjoint.sites import attention_of
+from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.ids import scores_of_ids
 from lim_jax.network.attention import weights_of_rows
 from lim_jax.network.multihead import by_head
-from lim_jax.tasks.prompts import encode_text, record_weights
+from lim_jax.prompts.contexts import Context
+from lim_jax.tasks.prompts import encode_text
 
 sklearn: Any = lazy_loader.load("sklearn")  # of the extra; the rest does without
-STRENGTHS, FOLDS = np.logspace(-2, 2, 9), 5
+STRENGTHS = np.logspace(-2, 2, 9)
+FOLDS = 5
 SAME = 0.1  # nats of one answer, by two devices, or in TF32
 Attention = Float[np.ndarray, "parts heads"]
 Weights = Float[np.ndarray, " heads"]
@@ -106,10 +106,12 @@ def weights_of_heads(
     # The authors maximise the mean correlation within a prompt by Adam, from equal weights. Logits
     # of variance one stand for it here. As the prompts are few, a penalty keeps the weights small:
     # its strength predicts prompts that are left out, some at a time.
-    rows, effects = [], []
+    rows = []
+    effects = []
     for kind in kinds:
         for attention, one in kind:
-            features, logits = one.kept @ attention, logits_of(one.values)
+            features = one.kept @ attention
+            logits = logits_of(one.values)
             share = 1 / np.sqrt(len(kind) * len(logits))
             rows.append(share * (features - features.mean(axis=0)))
             effects.append(share * (logits - logits.mean()) / (logits.std() or 1))
@@ -123,32 +125,37 @@ def weights_of_heads(
     return fitted.coef_ / scale, float(fitted.alpha_)
 
 
-@filter_jit
-def attention_to_parts(
-    model: CausalLM, asked: Asked, count: int
-) -> Float[Array, "contexts layers heads parts"]:
+def attention_to_parts(model: CausalLM, context: Context) -> Attention:
     """The answer's mean attention to all tokens of each part, where every layer has attention."""
+    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.asked])
+    return np.stack([rows[part.places].sum(axis=0) for part in parts_of_prompt(context)])
 
-    def of_context(
-        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> Float[Array, "layers heads parts"]:
-        x = model.embed(ids)
-        grid = token_grid(x.shape[0], x.dtype)
-        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
 
-        def read(x, layer):
-            attention = attention_of(layer[0])
-            rope, prefixes = attention.rope(grid), attention.prefixes(grid)
-            query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
-            prefix = prefixes.prefix_weights()[y.places]
-            of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
-            key = by_head(key, query.shape[0])
-            weights = attention.of_heads(of_head, query[:, y.places], key)
-            return model.flow.transition(layer, x, grid), y.weights @ weights @ sums.T
+def _attention(
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    _: Int[Array, " length"],
+) -> Float[Array, "length heads"]:
+    """What all layers' heads read of each token, on average over the places that ask."""
+    x = loss.embed(model, ids, y)
+    grid = token_grid(x.shape[0], x.dtype)
 
-        return model.flow.scan(read, x)[1]
+    def read(x, layer):
+        attention = attention_of(layer[0])
+        rope = attention.rope(grid)
+        prefixes = attention.prefixes(grid)
+        query = attention.queries(x, rope)
+        key, _ = attention.sources(x, rope)
+        prefix = prefixes.prefix_weights()[y.places]
+        of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
+        key = by_head(key, query.shape[0])
+        weights = attention.of_heads(of_head, query[:, y.places], key)
+        return model.flow.transition(layer, x, grid), y.weights @ weights
 
-    return jax.vmap(of_context)(*asked)
+    _, rows = model.flow.scan(read, x)
+    return rows.reshape(-1, x.shape[0]).T
 
 
 class _Read(NamedTuple):
@@ -181,10 +188,12 @@ class _Stage(NamedTuple):
             for one, known in zip(read, self.run.found, strict=True)
         ]
         require(
-            max(apart) < SAME, "runs", got=f"answers {max(apart):.2g} nats from the model's own",
+            max(apart) < SAME,
+            "runs",
+            got=f"answers {max(apart):.2g} nats from the model's own",
             expected="what explain_prompts gave of this model and the first prompts",
             cure="Explain the prompts between, or all anew.",
-        )  # fmt: skip
+        )
         return read, seconds_of(chunks)
 
     def kinds(self, read: list[_Read]) -> list[list[tuple[Attention, Explained]]]:
@@ -197,7 +206,8 @@ class _Stage(NamedTuple):
         self, weights: Weights, read: list[_Read], seconds: dict[str, list[float]]
     ) -> Run:
         """The run with AT2's scores; where it is judged it has drops."""
-        setting, numbers = self.job.setting, range(len(read))
+        setting = self.job.setting
+        numbers = range(len(read))
         scores = [one.attention @ weights for one in read]
         taken = [without_the_first(np.argsort(-row), setting.taken_out) for row in scores]
         groups = {}
@@ -220,32 +230,31 @@ class _Stage(NamedTuple):
         return list(each_once(groups, self.checkpoint, run, self.progress).values())
 
     def _read(self, first: int) -> dict[str, Any]:
-        job, watch = self.job, self.job.watch
+        job = self.job
         prompts = job.prompts[first : first + job.setting.at_once]
         contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
         said = answers_of(job, [context.ids for context in contexts])
         of = Ablated(prompts, said, job.tokenizer, job.read)
         whole = of([np.ones((1, len(prompt.spans)), bool) for prompt in prompts])
-        asked = asked_of(job, prompts, contexts, said)
-        watch.found.clear()
-        found = watch(AT2, len(prompts), attention_to_parts, job.model, asked, job.parts)
-        read = [
-            (said[n].tolist(), float(whole[n][0]), _rounded(found[n, ..., : len(prompt.spans)]))
-            for n, prompt in enumerate(prompts)
-        ]
-        return {"prompts": read, "seconds": dict(watch.found)}
+        job.watch.found.clear()
+        read = []
+        for prompt, context, answer, values in zip(prompts, contexts, said, whole, strict=True):
+            asked = context_of_prompt(prompt, context, answer)
+            found = job.watched(AT2, 1, attention_to_parts, asked)
+            read.append((answer.tolist(), float(values[0]), _rounded(found)))
+        return {"prompts": read, "seconds": dict(job.watch.found)}
 
     def _drops(
         self, taken: dict[int, Bool[np.ndarray, "counts _"]], read: list[_Read]
     ) -> list[tuple[int, list[float]]]:
         job = self.job
-        prompts, said = [job.prompts[n] for n in taken], [read[n].said for n in taken]
+        prompts = [job.prompts[n] for n in taken]
+        said = [read[n].said for n in taken]
         left = Ablated(prompts, said, job.tokenizer, job.read)(list(taken.values()))
         pairs = zip(taken, left, strict=True)
         return [(n, (read[n].log_probability - row).tolist()) for n, row in pairs]
 
 
-def _rounded(found: Float[np.ndarray, "layers heads parts"]) -> list[list[float]]:
-    """Heads in one row by part, of four digits, for they are many."""
-    rows = found.reshape(-1, found.shape[-1]).T
-    return [[float(f"{x:.4g}") for x in row] for row in rows]
+def _rounded(found: Attention) -> list[list[float]]:
+    """Of four digits, for they are many."""
+    return [[float(f"{x:.4g}") for x in row] for row in found]

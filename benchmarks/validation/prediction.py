@@ -41,7 +41,8 @@ ATTRIBUTIONS = (
     *INFLUENCES, NORMALISED, "gradient times input", "integrated gradients", "occlusion",
     "attention rollout",
 )  # fmt: skip
-PROFILE, AT_GOLD = "profile", "at the gold record"
+PROFILE = "profile"
+AT_GOLD = "at the gold record"
 SCORES = ("accuracy", "margin", "minus cross-entropy")
 
 
@@ -155,7 +156,9 @@ def _attributions(
     model: CausalLM, ids: Array, y: Targets, records: Array, count: int, steps: int
 ) -> dict[str, Float[Array, " records"]]:
     """The other attributions of one example's margin, by record."""
-    x, loss, words = model.embed(ids), CausalLM.margin_loss, model.embedding
+    x = model.embed(ids)
+    loss = CausalLM.margin_loss
+    words = model.embedding
     assert isinstance(words, Array)  # of retrievers that were trained here
     # The average word, at the same place.
     baseline = x - words[ids] + words.mean(axis=0)[None]

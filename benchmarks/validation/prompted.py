@@ -83,10 +83,12 @@ class PromptedStudy(NamedTuple):
         """Everything as plain numbers and strings."""
         parts = {"profile": self.profile, "at_gold": self.at_gold, "scores": self.scores}
         return {
-            name: {key: {"value": one.value.tolist(), "error": one.error.tolist()}
-                   for key, one in part.items()}
+            name: {
+                key: {"value": one.value.tolist(), "error": one.error.tolist()}
+                for key, one in part.items()
+            }
             for name, part in parts.items()
-        } | {"predictions": [one.record() for one in self.predictions]}  # fmt: skip
+        } | {"predictions": [one.record() for one in self.predictions]}
 
 
 def ask_prompts(
@@ -120,7 +122,8 @@ def ask_prompts(
     Answers
         With a leading axis of prompts, on the host; the n-th asks for record ``n % records``.
     """
-    records, count = setting.records, setting.prompts
+    records = setting.records
+    count = setting.prompts
     require(
         count % records == 0,
         "prompts",
@@ -258,13 +261,17 @@ def _predictions(found: Interval) -> list[Prediction]:
     """Of one network: the correlation is one number, and the interval is over rounds."""
     return [
         Prediction(
-            attribution, of, score, found.value[i, j, k][None],
-            Interval(*(end[i, j, k] for end in found)), int(np.isnan(found.value[i, j, k])),
+            attribution,
+            of,
+            score,
+            found.value[i, j, k][None],
+            Interval(*(end[i, j, k] for end in found)),
+            int(np.isnan(found.value[i, j, k])),
         )
         for i, of in enumerate((PROFILE, AT_GOLD))
         for j, attribution in enumerate(PROMPTED)
         for k, score in enumerate(SCORES)
-    ]  # fmt: skip
+    ]
 
 
 def _ratio(

@@ -11,7 +11,9 @@ from benchmarks.validation.facts import draw_facts
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 
 DOCUMENTS = 5
-LONGEST, SHORTEST = 150, 20  # of a sentence, in characters
+# Of a sentence, in characters.
+LONGEST = 150
+SHORTEST = 20
 
 
 def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -> Prompt:
@@ -37,10 +39,13 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
     >>> prompt.text[slice(*prompt.spans[prompt.gold[0]])], prompt.answer
     ('Simon wears a ring.', ' ring')
     """
-    rng, facts = np.random.default_rng([seed, 2]), draw_facts(DOCUMENTS, seed)
+    rng = np.random.default_rng([seed, 2])
+    facts = draw_facts(DOCUMENTS, seed)
     fewest, most = sentences
     names = [name for name in topics if len(sentences_of(name)) >= fewest]
-    pieces, gold, part = [(TASK, False)], 0, 0
+    pieces = [(TASK, False)]
+    gold = 0
+    part = 0
     said = moved(facts.documents, facts.gold, place)
     for number, name in enumerate(rng.choice(names, DOCUMENTS, replace=False).tolist()):
         there = sentences_of(name)

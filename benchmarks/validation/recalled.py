@@ -86,16 +86,20 @@ def all_asked(examples: Example) -> IdsOf:
     >>> ids.shape, y.weights.tolist(), bool((window[places + 1] == y.targets[0]).all())
     ((1, 10), [[0.5, 0.5]], True)
     """
-    windows, count = jnp.asarray(examples.window), examples.gold.shape[-1]
+    windows = jnp.asarray(examples.window)
+    count = examples.gold.shape[-1]
     places = jnp.argsort(jnp.asarray(examples.weights) == 0, axis=1)[:, :count]
     answers = jnp.take_along_axis(windows, places + 1, axis=1)
     return windows[:, :-1], Targets(answers, jnp.full(places.shape, 1 / count), places)
 
 
 def recall_gradient(
-    setting: RecallSetting, model: CausalLM, examples: Example, probes: Example | None,
+    setting: RecallSetting,
+    model: CausalLM,
+    examples: Example,
+    probes: Example | None,
     key: Key[Array, ""],
-) -> PyTree:  # fmt: skip
+) -> PyTree:
     r"""The gradient of the answers' cross-entropy, and of the penalty on probes.
 
     The penalty is :math:`\beta` times the mean of :math:`-\log m`, where m is the density of the
@@ -129,7 +133,8 @@ def _risk(model: CausalLM, examples: Example) -> Scalar:
 def _penalty(
     model: CausalLM, setting: RecallSetting, probes: Example, key: Key[Array, ""]
 ) -> Scalar:
-    pairs, grid = setting.task.pairs, token_grid(setting.task.length)
+    pairs = setting.task.pairs
+    grid = token_grid(setting.task.length)
     pools = record_weights(jnp.asarray(probes.records[0]), grid.weights, pairs)
     (ids, y), evidence = _one_question(probes, key)
     target = pairs * jax.nn.one_hot(evidence, pairs, dtype=model.embedding.dtype)
@@ -216,9 +221,13 @@ def _of_batches(key: Key[Array, ""]) -> Key[Array, ""]:
 def _begun(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
     def of_seed(key: Key[Array, ""]) -> PyTree:
         model = gaussian_model(
-            setting.task.vocabulary, setting.task.length, width=setting.width,
-            heads=setting.heads, depth=setting.depth, key=jax.random.fold_in(key, 0),
-        )  # fmt: skip
+            setting.task.vocabulary,
+            setting.task.length,
+            width=setting.width,
+            heads=setting.heads,
+            depth=setting.depth,
+            key=jax.random.fold_in(key, 0),
+        )
         return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
 
     return eqx.filter_vmap(of_seed)(keys)
@@ -238,7 +247,8 @@ class _Step(eqx.Module):
         self, state: PyTree, key: Key[Array, ""], index: Int[Array, ""]
     ) -> tuple[PyTree, None]:
         del index
-        setting, (model, moments) = self.setting, state
+        setting = self.setting
+        model, moments = state
         of_examples, of_probes, of_questions = jax.random.split(key, 3)
         draw = partial(recall_examples, setting.task)
         examples = draw(setting.batch, key=of_examples)
@@ -253,7 +263,8 @@ def _judged(
     test: Example, models: CausalLM
 ) -> tuple[Float[Array, "seeds pairs"], Float[Array, " seeds"]]:
     ids, y = all_asked(test)
-    gold, pairs = jnp.asarray(test.gold), test.gold.shape[-1]
+    gold = jnp.asarray(test.gold)
+    pairs = test.gold.shape[-1]
 
     def of_one(model: CausalLM) -> tuple[Array, Scalar]:
         def right(ids: Int[Array, " length"], y: Targets) -> Float[Array, " queries"]:

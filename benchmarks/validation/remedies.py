@@ -137,7 +137,8 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
     The loss asks one position only, so what is weighted is not the position that asks but the
     record that is asked for.
     """
-    grid, pools = _token_grid(setting), _pools(setting)
+    grid = _token_grid(setting)
+    pools = _pools(setting)
     records = token_grid(setting.task.records)
 
     def reweigh(model: CausalLM, weights: Array, examples: Example) -> Array:
@@ -166,7 +167,8 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
-    grid, penalty = _token_grid(setting), Penalty(pools=_pools(setting))
+    grid = _token_grid(setting)
+    penalty = Penalty(pools=_pools(setting))
 
     def gradient(model, memory, batches):
         batch = asked(batches.training)
@@ -186,7 +188,8 @@ def probed_penalty(
     setting, target, probes
         As in `balanced_on_probes`.
     """
-    grid, pools = _token_grid(setting), _pools(setting)
+    grid = _token_grid(setting)
+    pools = _pools(setting)
     targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
     density = targets[target](setting.task.records) * setting.task.records
     of_records = Penalty(density, estimate=example_density, pools=pools)
@@ -266,7 +269,8 @@ def selective_on_probes(
     taught
         Whether the network is trained on these probes' answers too.
     """
-    losses, shares = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}, _gold_share_penalty(setting)
+    losses = {"own": OWN_MARGIN_LOSS, "true": MARGIN_LOSS}
+    shares = _gold_share_penalty(setting)
     records = setting.task.records
 
     def told(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
@@ -294,7 +298,9 @@ def _gold_share_penalty(
     Of ``penalty(model, examples, evidence, loss)``, where `evidence` is the record of each example,
     and the share is times the number of records.
     """
-    grid, pools, records = _token_grid(setting), _pools(setting), setting.task.records
+    grid = _token_grid(setting)
+    pools = _pools(setting)
+    records = setting.task.records
 
     def penalty(
         model: CausalLM, examples: Example, evidence: Int[Array, " examples"], loss: LossOfIds
@@ -353,7 +359,8 @@ def observed(
 
     Of some of the batch and some of the places, which are drawn anew at each step.
     """
-    grid, of_records = _token_grid(setting), 2 * setting.task.records
+    grid = _token_grid(setting)
+    of_records = 2 * setting.task.records
 
     def observations(model: CausalLM, x: Array) -> Array:
         return model.flow.trajectory(x, grid).states[:-1, -1]
@@ -399,8 +406,10 @@ def answers_on_probes(setting: Setting, *, probes: int | None = None) -> Arm:
     return Arm(gradient)
 
 
-PLAIN, ANSWERS = "plain", "answers of the probes"
-SELECTIVE, SELECTIVE_TRUE = "selective, own answers", "selective, true answers"
+PLAIN = "plain"
+ANSWERS = "answers of the probes"
+SELECTIVE = "selective, own answers"
+SELECTIVE_TRUE = "selective, true answers"
 TOLD = (SELECTIVE_TRUE, ANSWERS)  # these know the probes' answers
 ARMS: dict[str, Callable[..., Arm]] = {
     PLAIN: plain,

@@ -54,9 +54,11 @@ MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)
 OWN_MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.own_margin_loss)
 TAPS = 4  # of the convolutions of recurrent layers
 LAWS: dict[str, Callable[[int], Law]] = {
-    "uniform": uniform_law, "edges": edge_law, "middle": middle_law,
+    "uniform": uniform_law,
+    "edges": edge_law,
+    "middle": middle_law,
     "only edges": partial(edge_law, odds=0.0),
-}  # fmt: skip
+}
 
 
 class Setting(NamedTuple):
@@ -155,12 +157,17 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     >>> model.vocabulary, model.positions.shape
     (7, (5, 8))
     """
-    task, size = setting.task, setting.width // setting.heads
+    task = setting.task
+    size = setting.width // setting.heads
     model = gaussian_model(
-        task.vocabulary, task.length, width=setting.width, heads=setting.heads,
-        depth=setting.depth, rotary=Rotary(rotary_frequencies(size)) if setting.rotary else None,
+        task.vocabulary,
+        task.length,
+        width=setting.width,
+        heads=setting.heads,
+        depth=setting.depth,
+        rotary=Rotary(rotary_frequencies(size)) if setting.rotary else None,
         key=key,
-    )  # fmt: skip
+    )
     if setting.attention_every == 1:
         return model
     layers = _hybrid(model.flow.layers, setting, jax.random.fold_in(key, 1))
@@ -181,19 +188,27 @@ def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> 
 
 def _gated_delta(width: int, heads: int, key: Key[Array, ""]) -> GatedDelta:
     """A random layer, whose decays begin as those of published networks do."""
-    keys, size = jax.random.split(key, 12), width // heads
+    keys = jax.random.split(key, 12)
+    size = width // heads
     query, key_, value, gate = (fan_in(k, heads, size, width) for k in keys[:4])
     taps = (fan_in(k, heads, size, TAPS) for k in keys[4:7])
-    low, high = math.log(0.001), math.log(0.1)
+    low = math.log(0.001)
+    high = math.log(0.1)
     rates = jnp.exp(jax.random.uniform(keys[7], (heads,), minval=low, maxval=high))
     return GatedDelta(
-        LayerNorm.init(width), query, key_, value, fan_in(keys[8], heads, width),
+        LayerNorm.init(width),
+        query,
+        key_,
+        value,
+        fan_in(keys[8], heads, width),
         jnp.log(jnp.expm1(rates)),
         jnp.log(jax.random.uniform(keys[9], (heads,), minval=1.0, maxval=16.0)),
-        gate, fan_in(keys[10], heads, width, size) / math.sqrt(heads), *taps,
+        gate,
+        fan_in(keys[10], heads, width, size) / math.sqrt(heads),
+        *taps,
         head_norm=GroupedNorm(jnp.ones((heads, size)), heads),
         write=fan_in(keys[11], heads, width),
-    )  # fmt: skip
+    )
 
 
 def train_retrievers(
@@ -224,9 +239,14 @@ def train_retrievers(
         return _begun(setting, keys)[0], jnp.zeros((0, len(keys)))
     of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
-        step_of_seeds(_Lesson(setting), of_batches), _begun(setting, keys),
-        setting.steps, run=(setting, keys), checkpoint=file, every=200, progress=progress,
-    )  # fmt: skip
+        step_of_seeds(_Lesson(setting), of_batches),
+        _begun(setting, keys),
+        setting.steps,
+        run=(setting, keys),
+        checkpoint=file,
+        every=200,
+        progress=progress,
+    )
     return models, losses
 
 
@@ -272,11 +292,13 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         there (`every_place`), else its scores are NaN.
     """
     ids, y = asked(examples)
-    gold, records = jnp.asarray(examples.gold[:, 0]), examples.records.shape[1] // 2
+    gold = jnp.asarray(examples.gold[:, 0])
+    records = examples.records.shape[1] // 2
 
     def judged(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]
-        answer, one = y.targets, y.weights
+        answer = y.targets
+        one = y.weights
         right = logits.argmax(axis=1)[0] == answer[0]
         scores = (
             -margin_loss(logits, answer, one),

@@ -83,9 +83,16 @@ def study(
     _require_model_of(model, train, faithfulness, prompts, records)
     if model is not None:
         return _of_model(
-            as_path(model, "model"), train, faithfulness, quick, prompts, records, seed, out,
+            as_path(model, "model"),
+            train,
+            faithfulness,
+            quick,
+            prompts,
+            records,
+            seed,
+            out,
             overwrite,
-        )  # fmt: skip
+        )
     arguments = {"full": full, "seed": seed}
     if finished_before(out, "study", arguments, overwrite=overwrite):
         return 0
@@ -132,9 +139,16 @@ def _require_model_of(
 
 
 def _of_model(
-    model: Path, train: bool, faithfulness: bool, quick: bool, prompts: int | None,
-    records: Sequence[int] | None, seed: int, out: AnyPath, overwrite: bool,
-) -> int:  # fmt: skip
+    model: Path,
+    train: bool,
+    faithfulness: bool,
+    quick: bool,
+    prompts: int | None,
+    records: Sequence[int] | None,
+    seed: int,
+    out: AnyPath,
+    overwrite: bool,
+) -> int:
     """One of the three studies of a published model, in its folder."""
     if train:
         arguments = {"model": model, "train": True, "seed": seed}
@@ -143,7 +157,8 @@ def _of_model(
         arguments = {"model": model, "faithfulness": True, "quick": quick}
         run = partial(judge_attributions, model, quick=quick)
     else:
-        count, records = 500 if prompts is None else prompts, records or (10, 20)
+        count = 500 if prompts is None else prompts
+        records = records or (10, 20)
         arguments = {"model": model, "prompts": count, "records": records}
         run = partial(_ask, model, count, records)
     if finished_before(out, "study", arguments, overwrite=overwrite):
@@ -159,7 +174,8 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
         f"{count} records": PromptSetting(records=count, prompts=prompts) for count in records
     }
     asked = LanguageModel.from_pretrained(model)
-    found, names = {}, []
+    found = {}
+    names = []
     for name, setting in settings.items():
         answers = ask_prompts(
             asked.network,
@@ -182,7 +198,8 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
 
 def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
     """The figures of a study's results, by the names of their files."""
-    arms, gains = results["arms"], compare_arms(results)
+    arms = results["arms"]
+    gains = compare_arms(results)
     name = next(iter(results["settings"]))
     figures = {
         "accuracy_by_place": accuracy_by_place(arms, name),

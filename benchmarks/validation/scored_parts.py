@@ -1,33 +1,48 @@
-"""Scores of the parts of several contexts at once, by gradients: in words, and in attention's mask.
+"""Scores of a prompt's parts from its whole text: by the package's methods, and by variants.
 
-A score is positive where a part speaks for the answer: minus a derivative of the loss.
+The package takes the mask gradient in one way, which this study chose among several
+(`mask_variants`). It has the derivative for any weights of the parts; where a part reads itself as
+little as others do, which did not do better, the derivative is here. A score is positive where a
+part speaks for the answer.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._jit import filter_jit
 from lim_jax.adjoint.masking import path_rule
-from lim_jax.attribution.gradients import attention_rollout, integrated_gradients
-from lim_jax.grid.cells import token_grid
-from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.network.slots import State
-from lim_jax.tasks.prompts import record_weights
+from lim_jax.attribution.gradients import Tokens
+from lim_jax.attribution.mask_gradients import (
+    LEAST,
+    mask_gradients,
+    whole_mask_gradient,
+    with_documents_at,
+)
+from lim_jax.attribution.methods.table import method_named
+from lim_jax.attribution.scores import Run, scores_by_token
+from lim_jax.attribution.segments import Segment, document_numbers, whole_answer
+from lim_jax.density.adjoints import LossOfIds
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
+from lim_jax.models.ids import scores_of_ids
+from lim_jax.prompts.contexts import Context, Span
+from lim_jax.tasks.prompts import EncodedText, Prompt
 
-LEAST = 1e-3  # where a path begins: all parts weigh next to nothing
+Parts = Float[np.ndarray, " parts"]
 
 
-class Asked(NamedTuple):
-    """Contexts padded to one size, what is asked of each, and each place's part, -1 in none."""
+class MethodOfLoss(NamedTuple):
+    """A method of the package, by its name, of one of the losses of an answer."""
 
-    ids: Int[Array, "contexts size"]
-    y: Targets
-    parts: Int[Array, "contexts size"]
+    method: str
+    loss: LossOfLogits
+
+    def __call__(self, model: CausalLM, context: Context) -> Parts:
+        """Return the scores of a context's parts."""
+        score = method_named(self.method).scores
+        parts = parts_of_prompt(context)
+        return score(model, context, [whole_answer(context)], parts, self.loss, Run()).by_part[0]
 
 
 class MaskVariant(NamedTuple):
@@ -51,10 +66,25 @@ class MaskVariant(NamedTuple):
     own: bool
     margin: bool
 
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """What `mask_gradients` takes, of each gradient."""
-        return [(float(np.log(weight)), float(self.own)) for weight in self.weights]
+    def __call__(self, model: CausalLM, context: Context) -> Parts:
+        """Return the scores of a context's parts, of the mean over the answer's tokens."""
+        loss = CausalLM.margin_loss if self.margin else CausalLM.loss
+        rule = np.array([np.log(self.weights), self.shares])
+        answer = [whole_answer(context)]
+        if self.own:
+            by_token = mask_gradients(model, context, answer, loss, rule, Run())
+        else:
+            nodes = jax.device_put(rule.T.astype(model.embedding.dtype))
+            (row,) = scores_of_ids(
+                jax.tree_util.Partial(_where_parts_read_themselves_less, nodes),
+                model,
+                [context.window],
+                ask=[context.asked],
+                loss=loss,
+                parts=[document_numbers(context)],
+            )
+            by_token = row[None]
+        return scores_by_token(answer, parts_of_prompt(context), by_token).by_part[0]
 
 
 def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[MaskVariant]:
@@ -75,102 +105,39 @@ def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[Ma
     ]
 
 
-@filter_jit
-def mask_gradients(
-    model: CausalLM, asked: Asked, points: Float[Array, "points 2"], count: int
-) -> Float[Array, "contexts points 2 parts"]:
-    """Minus the derivatives of both losses in the parts' log weights, for each point.
-
-    A point is the log weight of all parts, and whether a part reads itself as before. All are of
-    one program, one after another.
-    """
-
-    def of_context(
-        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> Float[Array, "points 2 parts"]:
-        x = model.embed(ids)
-        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
-
-        def at(point: Float[Array, "2"]) -> Float[Array, "2 parts"]:
-            log_weight, own = point
-            labels = jnp.where(own > 0, parts, -1)
-
-            def losses(log_weights: Float[Array, " size"]) -> Float[Array, "2"]:
-                return _losses(model, x, y._replace(log_weights=log_weights, parts=labels))
-
-            return -_gradients(losses, jnp.where(parts >= 0, log_weight, 0)) @ sums.T
-
-        return jax.lax.map(at, points)
-
-    return jax.vmap(of_context)(*asked)
+def context_of_prompt(
+    prompt: Prompt, encoded: EncodedText, said: Int[np.ndarray, " answer"]
+) -> Context:
+    """Return a prompt and what the model said, which is asked; parts are named by their numbers."""
+    window = np.concatenate([encoded.ids, said])
+    weights = np.zeros(len(window) - 1)
+    weights[-len(said) :] = 1 / len(said)
+    spans = tuple(
+        Span(f"{number}", np.flatnonzero(encoded.within(*span)))
+        for number, span in enumerate(prompt.spans)
+    )
+    tokens = (*encoded.tokens, *[""] * (len(said) - 1))
+    return Context(window, weights, tokens, spans)
 
 
-@filter_jit
-def word_gradients(
-    model: CausalLM, asked: Asked, count: int
-) -> tuple[Float[Array, "contexts 2 parts"], Float[Array, "contexts 2 parts"]]:
-    """Of both losses: energies of the gradient in the words, and minus gradient times input.
-
-    Energies are up to a context's length: the parts of the integral of the adjoint's square.
-    """
-
-    def of_context(
-        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> tuple[Float[Array, "2 parts"], Float[Array, "2 parts"]]:
-        x = model.embed(ids)
-        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
-        gradients = _gradients(lambda x: _losses(model, x, y), x)
-        energies, products = (gradients**2).sum(axis=2), (gradients * x[None]).sum(axis=2)
-        return energies @ sums.T, -products @ sums.T
-
-    return jax.vmap(of_context)(*asked)
+def parts_of_prompt(context: Context) -> list[Segment]:
+    """Return the parts of a prompt, one for each span."""
+    return [Segment(span.name, span.texts, span.places) for span in context.spans]
 
 
-@filter_jit
-def along_a_path(
-    model: CausalLM, asked: Asked, count: int, steps: int
-) -> Float[Array, "contexts parts"]:
-    """Integrated gradients of the log-probability, from the average word at the parts' places."""
-    words = model.embedding
-    assert isinstance(words, Array)
-    average = words.mean(axis=0)
+def _where_parts_read_themselves_less(
+    nodes: Float[Array, "nodes 2"],
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    parts: Int[Array, " length"],
+) -> Tokens:
+    x = loss.embed(model, ids, y)
 
-    def of_context(
-        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> Float[Array, " parts"]:
-        x = model.embed(ids)
-        step = model.embedding_scale * (average[None] - words[ids])
-        baseline = jnp.where((parts >= 0)[:, None], x + step, x)
-        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
-        return -(sums @ integrated_gradients(CausalLM.loss, model, x, y, baseline, steps=steps))
+    def gradient(node: Float[Array, "2"]) -> Tokens:
+        log_weight, share = node
+        asked = with_documents_at(log_weight, x, y, parts)._replace(parts=None)
+        return share * whole_mask_gradient(loss.loss, model, x, asked)
 
-    return jax.vmap(of_context)(*asked)
-
-
-@filter_jit
-def rolled_out(model: CausalLM, asked: Asked, count: int) -> Float[Array, "contexts parts"]:
-    """Attention rollout of the places that ask."""
-
-    def of_context(
-        ids: Int[Array, " size"], y: Targets, parts: Int[Array, " size"]
-    ) -> Float[Array, " parts"]:
-        x = model.embed(ids)
-        rollout = attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
-        sums = record_weights(parts, jnp.ones_like(x[:, 0]), count)
-        return sums @ (y.weights @ rollout[y.places])
-
-    return jax.vmap(of_context)(*asked)
-
-
-def _losses(model: CausalLM, x: State, y: Targets) -> Float[Array, "2"]:
-    """The mean cross-entropy of the answer, and minus its margin: of one pass forward."""
-    state, losses = model.last_state(x, y), (CausalLM.loss, CausalLM.margin_loss)
-    return jnp.stack([loss.terminal(model, state, y) for loss in losses])
-
-
-def _gradients(
-    losses: Callable[[Array], Float[Array, "2"]], at: Float[Array, "*shape"]
-) -> Float[Array, "2 *shape"]:
-    """Of both losses, through one pass forward."""
-    _, pull = jax.vjp(losses, at)
-    return jax.vmap(pull)(jnp.eye(2, dtype=at.dtype))[0]
+    return -jax.lax.map(gradient, nodes).sum(axis=0)

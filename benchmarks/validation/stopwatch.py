@@ -31,9 +31,20 @@ class Stopwatch:
         self.found: dict[str, list[float]] = {}
         self._compiled: set[Any] = set()
 
-    def __call__(self, name: str, count: int, program: Callable[..., Any], *arguments: Any) -> Any:
-        """What a program gives, on the host; `count` things have a name in common."""
-        shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(arguments))
+    def __call__(
+        self,
+        name: str,
+        count: int,
+        program: Callable[..., Any],
+        *arguments: Any,
+        compiled_for: tuple[int, ...] | None = None,
+    ) -> Any:
+        """What a program gives, on the host; `count` things have a name in common.
+
+        A program that pads its arguments itself says by `compiled_for` for which sizes it was
+        compiled; else it was for the shapes of its arguments.
+        """
+        shapes = compiled_for or tuple(np.shape(leaf) for leaf in jax.tree.leaves(arguments))
         compiled = (program, shapes) in self._compiled
         clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
         start = clock()

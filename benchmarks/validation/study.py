@@ -46,7 +46,8 @@ from lim_jax.cost.job import job_cost
 from lim_jax.tasks.prompts import Example
 
 KINDS = ("settings", "predictions", "arms", "variants", "shifts", "recalls")
-BEFORE, BALANCED = "before", "Algorithm 1, probes"
+BEFORE = "before"
+BALANCED = "Algorithm 1, probes"
 SHIFTED = (PLAIN, BALANCED, SELECTIVE)
 FROM_FIRST = 12  # stages of training from the first step
 LONGER = 5  # how many times the other arms' steps the plain one goes on for
@@ -113,7 +114,8 @@ class Preset(NamedTuple):
 
 def presets() -> dict[str, Preset]:
     """What ``python -m benchmarks.validation`` runs: `quick` in two minutes, `full` in some 80."""
-    base, small = Setting(), Setting(KeyValueTask(8, 16, 8), steps=500)
+    base = Setting()
+    small = Setting(KeyValueTask(8, 16, 8), steps=500)
     others = {
         "8 records, depth 2": small,
         "24 records, depth 2": base._replace(task=KeyValueTask(24)),
@@ -123,20 +125,35 @@ def presets() -> dict[str, Preset]:
     shorter, longer, deeper, turned = others
     return {
         "quick": Preset(
-            {shorter: small._replace(steps=300)}, (PLAIN, BALANCED, SELECTIVE),
-            {}, seeds=3, stages=4, every=25, test=64, explained=0,
+            {shorter: small._replace(steps=300)},
+            (PLAIN, BALANCED, SELECTIVE),
+            {},
+            seeds=3,
+            stages=4,
+            every=25,
+            test=64,
+            explained=0,
         ),
         "full": Preset(
-            {BASE: base, **others}, tuple(ARMS), _ablations(shorter, longer, deeper),
-            seeds=5, stages=4, every=100, test=128, explained=32, shifted=turned,
+            {BASE: base, **others},
+            tuple(ARMS),
+            _ablations(shorter, longer, deeper),
+            seeds=5,
+            stages=4,
+            every=100,
+            test=128,
+            explained=32,
+            shifted=turned,
             recall=RecallSetting(),
         ),
-    }  # fmt: skip
+    }
 
 
 def _ablations(shorter: str, longer: str, deeper: str) -> dict[str, Variant]:
-    own, true = partial(Variant, SELECTIVE), partial(Variant, SELECTIVE_TRUE)
-    told, balanced = partial(Variant, ANSWERS), partial(Variant, BALANCED)
+    own = partial(Variant, SELECTIVE)
+    true = partial(Variant, SELECTIVE_TRUE)
+    told = partial(Variant, ANSWERS)
+    balanced = partial(Variant, BALANCED)
     fewer_or_more = {
         f"{whose} answers, {count} probes": make({"probes": count})
         for whose, make in (("own", own), ("true", true))
@@ -195,8 +212,12 @@ def validate(
     folder = None if folder is None else as_path(folder, "folder")
     keys = jax.random.split(jax.random.key(seed), preset.seeds)
     runs = _Study(preset, seed, folder, keys, {}).groups()
-    run = {"function": "validate", "version": version("lim_jax"), "seed": seed,
-           "preset": repr(preset)}  # fmt: skip
+    run = {
+        "function": "validate",
+        "version": version("lim_jax"),
+        "seed": seed,
+        "preset": repr(preset),
+    }
     checkpoint = None if folder is None else folder / "study.json"
     found = each_once(runs, checkpoint, run, progress)
     kinds = {kind: {} for kind in KINDS}
@@ -217,7 +238,8 @@ class _Study(NamedTuple):
 
     def groups(self) -> dict[str, Callable[[], Any]]:
         """Groups of runs by name."""
-        preset, base = self.preset, self.base
+        preset = self.preset
+        base = self.base
         runs: dict[str, Callable[[], Any]] = {
             f"settings: {name}": partial(self.of_setting, name) for name in preset.settings
         }
@@ -235,9 +257,13 @@ class _Study(NamedTuple):
             setting = one.setting or base
             arm = _arm(one.remedy, preset.settings[setting], **one.options)
             runs[f"variants: {name}"] = partial(
-                self.of_arm, setting, f"variant {name}", arm, one.stages or preset.stages,
+                self.of_arm,
+                setting,
+                f"variant {name}",
+                arm,
+                one.stages or preset.stages,
                 trained=one.stages is None,
-            )  # fmt: skip
+            )
         for name in (BEFORE, *SHIFTED) if preset.shifted else ():
             runs[f"shifts: {name}"] = partial(self.of_shift, name)
         if preset.recall is not None:
@@ -256,7 +282,8 @@ class _Study(NamedTuple):
         return max(1, self.preset.test // 8)
 
     def networks(self, name: str, trained: bool = True) -> Retrievers:
-        setting, file = self.preset.settings[name], _file(self.folder, name)
+        setting = self.preset.settings[name]
+        file = _file(self.folder, name)
         if not trained:
             return train_retrievers(setting._replace(steps=0), self.keys)[0]
         if name not in self.kept:
@@ -264,36 +291,52 @@ class _Study(NamedTuple):
         return self.kept[name]
 
     def of_setting(self, name: str) -> dict[str, Any]:
-        setting, explained = self.preset.settings[name], self.preset.explained
+        setting = self.preset.settings[name]
+        explained = self.preset.explained
         return _setting_record(
-            setting, self.networks(name), self.preset.test,
-            explained if name == self.base else 0, jax.random.key(self.seed),
-        )  # fmt: skip
+            setting,
+            self.networks(name),
+            self.preset.test,
+            explained if name == self.base else 0,
+            jax.random.key(self.seed),
+        )
 
     def of_predictions(self, name: str) -> list[dict[str, Any]]:
-        setting, key = self.preset.settings[name], jax.random.key(self.seed)
+        setting = self.preset.settings[name]
+        key = jax.random.key(self.seed)
         examples = examples_of_every_place(setting, self.attributed, key=key)
         judged = of_seeds(record_scores)(self.networks(name), examples)
         return [one.record() for one in predict(judged)]
 
     def of_arm(
-        self, name: str, label: str, arm: Arm, stages: int, *,
-        explained: int = 0, trained: bool = True,
-    ) -> dict[str, Any]:  # fmt: skip
-        models, file = self.networks(name, trained), _file(self.folder, label)
+        self,
+        name: str,
+        label: str,
+        arm: Arm,
+        stages: int,
+        *,
+        explained: int = 0,
+        trained: bool = True,
+    ) -> dict[str, Any]:
+        models = self.networks(name, trained)
+        file = _file(self.folder, label)
         return self.run(name).record(models, arm, stages, explained, file)
 
     def of_shift(self, name: str) -> dict[str, Any]:
-        preset, models = self.preset, self.networks(self.preset.shifted)
+        preset = self.preset
+        models = self.networks(self.preset.shifted)
         setting = preset.settings[preset.shifted]
         if name != BEFORE:
             file = _file(self.folder, f"shifted {name}")
             run = self.run(preset.shifted)
             models, _ = run.trained(models, _arm(name, setting), preset.stages, file)
         return shift_record(
-            setting, models, test=preset.test, attributed=self.attributed,
+            setting,
+            models,
+            test=preset.test,
+            attributed=self.attributed,
             key=jax.random.key(self.seed),
-        )  # fmt: skip
+        )
 
     def of_recall(self, setting: RecallSetting, arm: str) -> dict[str, Any]:
         test = recall_examples(setting.task, setting.test, key=jax.random.key(self.seed))
@@ -336,9 +379,15 @@ class _Run(NamedTuple):
     ) -> tuple[Retrievers, Evaluation]:
         _, of_batches, _ = jax.random.split(self.key, 3)
         return train_further(
-            arm, self.setting, models, of_batches, self.test(),
-            stages=stages, every=self.preset.every, checkpoint=checkpoint,
-        )  # fmt: skip
+            arm,
+            self.setting,
+            models,
+            of_batches,
+            self.test(),
+            stages=stages,
+            every=self.preset.every,
+            checkpoint=checkpoint,
+        )
 
     def record(
         self, models: Retrievers, arm: Arm, stages: int, explained: int, checkpoint: Path | None

@@ -77,9 +77,11 @@ def drawn_prompt(
     ([1], '946')
     """
     data = draw_key_values(
-        setting.records, number,
-        key_length=setting.key_length, value_length=setting.value_length,
-    )  # fmt: skip
+        setting.records,
+        number,
+        key_length=setting.key_length,
+        value_length=setting.value_length,
+    )
     place = number % setting.records if place is None else place
     return encode(key_value_prompt(data, place=place), tokenizer)
 
@@ -123,7 +125,8 @@ def text_batch(
 def _padded(example: Example, records: int, size: int, queries: int, dtype: DTypeLike) -> TextBatch:
     window, weights, of_place, gold = (np.asarray(part) for part in example)
     places = np.flatnonzero(weights)
-    more, more_words = size - len(weights), queries - len(places)
+    more = size - len(weights)
+    more_words = queries - len(places)
     weights = np.full(len(places), 1 / len(places), dtype)
     asked = (window[1:][places], weights, places)
     targets, weights, places = (np.pad(part, (0, more_words)) for part in asked)

@@ -27,7 +27,8 @@ def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
     folder
         To write to: tuning.json, tuning.md and figures.
     """
-    folder, asked = as_path(folder, "folder"), LanguageModel.from_pretrained(model)
+    folder = as_path(folder, "folder")
+    asked = LanguageModel.from_pretrained(model)
     results = tune(
         asked.network,
         asked.tokenizer,

@@ -38,8 +38,10 @@ from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import resumable
 
 Places = Int[np.ndarray, " prompts"]
-SELECTIVE, ALONE = "answers and evidence", "evidence alone"
-AT_EQUAL_STEPS, AT_EQUAL_TIME = "plain at equal steps", "plain at equal time"
+SELECTIVE = "answers and evidence"
+ALONE = "evidence alone"
+AT_EQUAL_STEPS = "plain at equal steps"
+AT_EQUAL_TIME = "plain at equal time"
 OVER = (BEFORE, AT_EQUAL_STEPS, AT_EQUAL_TIME)
 
 
@@ -159,8 +161,12 @@ def tune(
     file = None if folder is None else folder / "tuning.jsonl"
     seeds = range(seed, seed + tuning.seeds)
     texts = _texts(tuning, tokenizer, seeds, model.embedding.dtype)
-    about = {"function": "tune", "model": digest(model), "texts": digest(texts),
-             "tuning": tuning._asdict()}  # fmt: skip
+    about = {
+        "function": "tune",
+        "model": digest(model),
+        "texts": digest(texts),
+        "tuning": tuning._asdict(),
+    }
     runs = {}
     for one in seeds:
         runs[f"{one}, {BEFORE}"] = partial(_before, model, rows, texts[one])
@@ -194,7 +200,8 @@ def _run(
     checkpoint: Path | None,
 ) -> dict[str, Any]:
     """One arm of one seed, as plain numbers by stage."""
-    parts, every = TUNED[arm], tuning.every
+    parts = TUNED[arm]
+    every = tuning.every
     begun = _State(rows, optax.adam(tuning.rate).init(rows))
 
     def moved(state: _State, index: int) -> _State:
@@ -245,8 +252,11 @@ def _texts(tuning: Tuning, tokenizer: Any, seeds: range, dtype: DTypeLike) -> di
 
     All short ones are padded to one length, all longer ones to another.
     """
-    short, longer, steps = tuning.short, tuning.longer, tuning.every * tuning.stages
-    edges, anywhere = edge_law(short.records), uniform_law(short.records)
+    short = tuning.short
+    longer = tuning.longer
+    steps = tuning.every * tuning.stages
+    edges = edge_law(short.records)
+    anywhere = uniform_law(short.records)
     examples = partial(_examples, tokenizer)
     found = {
         seed: _Texts(
@@ -355,10 +365,12 @@ def tuning_gains(
     length
         Of the prompts that are asked: ``"short"`` or ``"longer"``.
     """
-    ours, plain = results["arms"][arm], results["arms"][PLAIN]
+    ours = results["arms"][arm]
+    plain = results["arms"][PLAIN]
     dearer = np.mean(ours["seconds_per_step"]) / np.mean(plain["seconds_per_step"])
     factor = {BEFORE: 0.0, AT_EQUAL_STEPS: 1.0, AT_EQUAL_TIME: float(dearer)}[over]
-    mine, theirs = _by_measure(ours[length]), _by_measure(plain[length])
+    mine = _by_measure(ours[length])
+    theirs = _by_measure(plain[length])
 
     def apart(name: str, stage: int, reached: float) -> Interval:
         there = [np.interp(reached, plain["steps"], course) for course in theirs[name].T]

@@ -67,7 +67,8 @@ def _verdict(results: Record) -> str:
 
 def _found(results: Record, length: str) -> str:
     """Where each arm ends, and after which stages intervals tell it from what it is compared to."""
-    arms, records = results["arms"], results["tuning"][length]["records"]
+    arms = results["arms"]
+    records = results["tuning"][length]["records"]
     accuracy = {name: np.array(arm[length]["accuracy"]) for name, arm in arms.items()}
     ends = {name: f"{course[-1].mean():.2f}" for name, course in accuracy.items()}
     alone = _apart(results, ALONE, BEFORE, length)
@@ -110,7 +111,8 @@ def _last_step(results: Record) -> int:
 
 def _what_was_run(results: Record) -> str:
     tuning = results["tuning"]
-    short, longer = tuning["short"], tuning["longer"]
+    short = tuning["short"]
+    longer = tuning["longer"]
     layers = "all layers" if tuning["last"] is None else f"the last {tuning['last']} layers"
     return (
         f"{results['trained']:,} numbers train by Adam at a rate of {tuning['rate']:g}: the norms' "
@@ -142,12 +144,18 @@ def _gains_table(results: Record, length: str) -> str:
             accuracy = np.array(arm[length]["accuracy"][stage])
             entropy = np.mean(arm[length]["cross_entropy"][stage])
             shown = gains if name != PLAIN else gains[:1]
-            rows.append((
-                name if stage else BEFORE, str(steps),
-                digits(steps * np.mean(arm["seconds_per_step"])), f"{accuracy.mean():.3f}",
-                f"{in_the_middle(accuracy).mean():.3f}", digits(entropy),
-                *(_gain(each.get(steps)) for each in shown), *([""] * (3 - len(shown))),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    name if stage else BEFORE,
+                    str(steps),
+                    digits(steps * np.mean(arm["seconds_per_step"])),
+                    f"{accuracy.mean():.3f}",
+                    f"{in_the_middle(accuracy).mean():.3f}",
+                    digits(entropy),
+                    *(_gain(each.get(steps)) for each in shown),
+                    *([""] * (3 - len(shown))),
+                )
+            )
     return markdown_table(head, rows)
 
 
@@ -156,7 +164,8 @@ def _gain(found: TuningGain | None) -> str:
 
 
 def _places_table(results: Record, length: str) -> str:
-    arms, records = results["arms"], results["tuning"][length]["records"]
+    arms = results["arms"]
+    records = results["tuning"][length]["records"]
     before = np.mean(arms[PLAIN][length]["accuracy"][0], axis=0)
     rows = [(BEFORE, *(f"{value:.2f}" for value in before))]
     for name, arm in arms.items():

@@ -24,7 +24,8 @@ from lim_jax._checks import no_derivative
 from lim_jax.adjoint.tangent import KernelFactors
 from lim_jax.network.multihead import by_head
 
-TILE, COLUMNS = 64, 32
+TILE = 64
+COLUMNS = 32
 TWICE = (
     "norm: the operator norm of the kernel is differentiated once. For further derivatives "
     'take norm="frobenius".'
@@ -57,9 +58,11 @@ def _column_squares(
 ) -> Float[Array, "length columns"]:
     """Sum the products over pairs of heads for the blocks of a few columns."""
     jacobians = jax.vmap(factors.source_jacobians, out_axes=1)(columns)
-    values_at, kernels = factors.value[:, columns], factors.kernel[:, :, columns]
+    values_at = factors.value[:, columns]
+    kernels = factors.kernel[:, :, columns]
     output = factors.attention.output
-    heads, groups = len(factors.query), len(jacobians[0])
+    heads = len(factors.query)
+    groups = len(jacobians[0])
 
     def cap_slope(head: Array) -> Array | float:
         return 1.0 if factors.slope is None else factors.slope[head][:, columns]
@@ -173,10 +176,13 @@ def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
     """Gather the factors of column j's blocks."""
     assert factors.attention.output_norm is None
     return Blocks(
-        factors.kernel[:, :, j], jnp.swapaxes(factors.steps(j), 1, 2),
-        jnp.swapaxes(factors.query, 1, 2), *factors.source_jacobians(j), factors.attention.output,
+        factors.kernel[:, :, j],
+        jnp.swapaxes(factors.steps(j), 1, 2),
+        jnp.swapaxes(factors.query, 1, 2),
+        *factors.source_jacobians(j),
+        factors.attention.output,
         None if factors.gates is None else jnp.swapaxes(factors.gates, 1, 2),
-    )  # fmt: skip
+    )
 
 
 @jax.custom_jvp
@@ -207,9 +213,11 @@ class _Eigenvectors(NamedTuple):
 def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     """Find the leading eigenvectors of :math:`K^*K` by conjugate gradients (Polak and Ribière)."""
     # They stop at residuals below the root of the rounding unit, or after ten steps a feature.
-    width, rows = blocks.key.shape[2], blocks.kernel.shape[1]
+    width = blocks.key.shape[2]
+    rows = blocks.kernel.shape[1]
     dtype = blocks.kernel.dtype
-    output, score_gradients = blocks.joined_output(), blocks.score_gradients()
+    output = blocks.joined_output()
+    score_gradients = blocks.score_gradients()
     metric = output.T @ output
 
     def normal(vectors: Vectors) -> Vectors:
@@ -234,7 +242,8 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     def scaled(vectors: Vectors) -> Vectors:
         return _each(inverse, normal(vectors))
 
-    image, value = _each(inverse, image), _quotient(unit, unit)
+    image = _each(inverse, image)
+    value = _quotient(unit, unit)
     residual = image - _each(value, vector)
     error = _dot(residual, residual)
     state = _Eigenvectors(vector, image, value, residual, error, residual, jnp.zeros((), int))
@@ -254,7 +263,8 @@ def _search(state: _Eigenvectors, normal: Callable[[Vectors], Vectors]) -> _Eige
     half = (value - curvature) / 2
     rise = half + jnp.sqrt(half**2 + slope**2)
     norm = jnp.sqrt(rise**2 + slope**2)
-    cosine, sine = jnp.where(norm > 0, _quotient(rise, norm), 1), _quotient(slope, norm)
+    cosine = jnp.where(norm > 0, _quotient(rise, norm), 1)
+    sine = _quotient(slope, norm)
     moved = _each(cosine, vector) + _each(inverse * sine, direction)
     image = _each(cosine, image) + _each(inverse * sine, direction_image)
     value = curvature + rise

@@ -13,7 +13,17 @@ from lim_jax._checks import require, require_known, require_several
 
 
 class Premise(NamedTuple):
-    """An assumption of a proposition, the number that it speaks of, and whether it is true."""
+    """An assumption of a proposition, the number that it speaks of, and whether it is true.
+
+    Attributes
+    ----------
+    statement
+        The assumption in words.
+    value
+        The number that was computed for it.
+    holds
+        Whether the assumption is true of the data.
+    """
 
     statement: str
     value: float
@@ -21,7 +31,20 @@ class Premise(NamedTuple):
 
 
 class Inequality(NamedTuple):
-    """A strict inequality of computed numbers, greater above lesser."""
+    """A strict inequality of computed numbers, greater above lesser.
+
+    Attributes
+    ----------
+    statement
+        The inequality in words.
+    greater
+        The side that must be greater.
+    lesser
+        The side that must be less.
+    rounding
+        How far rounding may have moved the two sides: the root of the dtype's rounding unit times
+        the sizes of what was added up.
+    """
 
     statement: str
     greater: float
@@ -50,7 +73,32 @@ class Inequality(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """What a proposition says of the data."""
+    """What a proposition says of the data.
+
+    Its ``holds`` says whether premises and inequalities hold, so that the conclusion follows;
+    ``concluded`` whether the conclusion is true on the data; ``margin`` is the least margin of the
+    inequalities; ``record()`` has everything as plain numbers and strings. Print it to read it.
+
+    Attributes
+    ----------
+    name
+        The proposition's name.
+    source
+        The label of the proposition in the paper.
+    premises
+        The assumptions, each with its number.
+    inequalities
+        The criterion: all of them must hold.
+    conclusion
+        What follows, in words.
+    measured
+        The conclusion, measured apart from the criterion.
+    vacuous
+        Why no other side of the inequalities could have satisfied the criterion; empty if one
+        could.
+    decisive
+        What would let a vacuous criterion decide; empty if it is not vacuous.
+    """
 
     name: str
     source: str  # the paper's label
@@ -120,7 +168,25 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
 
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:
-    """Write certificates as text, a paragraph for each, with the margins of their inequalities."""
+    """Write certificates as text, a paragraph for each, with the margins of their inequalities.
+
+    Parameters
+    ----------
+    certificates
+        A list of certificates, at least one, as `primacy_noncancellation`, `recency_survival`,
+        `right_biased_queries`, `exact_characterisation` and `double_deficit` return them.
+
+    Returns
+    -------
+    str
+        The paragraphs, their lines joined by line ends. A difference within rounding is marked as a
+        tie.
+
+    Raises
+    ------
+    ValueError
+        If `certificates` is no list of certificates, or empty.
+    """
     require_several(certificates, Certificate, "certificates", "Pass a list of them.")
     lines = []
     for certificate in certificates:

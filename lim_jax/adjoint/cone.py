@@ -48,7 +48,7 @@ def cone_mass(
     norm: Norm = "operator",
     normalisation: Normalisation = "density",
 ) -> Float[Array, " length"]:
-    r"""The cone mass :math:`\mathcal C(q) = \int_q^1 \|K(p, q)\|^2\,dp` at every position.
+    r"""Compute the cone mass :math:`\mathcal C(q) = \int_q^1 \|K(p, q)\|^2\,dp` at every position.
 
     `eq:cone-mass`, exact on the grid. On tokens the density is
     :math:`\sum_{i \ge j} \Delta p\,\|L\hat K_{ij}\|^2`, which converges as L grows; the literal
@@ -59,16 +59,40 @@ def cone_mass(
     No block is formed (`block_norms`) unless a norm follows attention's output, and no array is
     larger than the attention matrices, or than a matrix of the width for each position. Operator
     norms are exact to rounding where the largest singular value is isolated, to the gap where it is
-    not; in float32 they may stop at the second one (seen once, 7 % lower), not in float64. They are
-    differentiated once (NotImplementedError): for second derivatives take the Frobenius norm. For
+    not; in float32 they may stop at the second one (seen once, 7 % lower), not in float64. For
     the average over depth and data, `jax.lax.map` it over `attention_sites` and `vmap` over
     examples.
 
-    `attention` is the sublayer, for example ``field.attention``; or any causal field of two slots,
-    whose blocks are then formed, column by column, by as many pushes as there are features. One
-    whose columns reach rows before their own raises EquinoxRuntimeError. `norm` is ``"operator"``
-    (the paper's) or ``"frobenius"``, by which probes estimate it; `normalisation` is ``"density"``,
-    or ``"finite"`` for the literal estimator.
+    Parameters
+    ----------
+    attention
+        The sublayer, for example ``field.attention``; or any causal function
+        ``field(x, context, grid)`` of two slots, whose blocks are then formed, column by column, by
+        as many pushes as there are features.
+    x
+        The states of one example, of shape ``(length, width)``.
+    grid
+        The positions of x.
+    norm
+        ``"operator"`` (the paper's, and the default) or ``"frobenius"``, the norm that probes
+        estimate.
+    normalisation
+        ``"density"`` (the default) for blocks K of the kernel, or ``"finite"`` for the literal
+        estimator, of :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`.
+
+    Returns
+    -------
+    Array
+        The mass at every position q, of shape ``(length,)``.
+
+    Raises
+    ------
+    ValueError
+        If `norm` or `normalisation` has another name, or x does not fit the grid.
+    EquinoxRuntimeError
+        If a column of a field reaches rows before its own; Gauss--Legendre panels are not checked.
+    NotImplementedError
+        If the operator norm of attention is differentiated twice: take the Frobenius norm.
 
     Examples
     --------
@@ -103,7 +127,37 @@ def probed_cone_mass(
     `eq:probe-cone-mass-estimator` for the kernel alone:
     :math:`\mathbb E\,\|K(p,q)\xi\|^2 = \|K(p,q)\|_F^2`. The local operator, which the printed
     estimator includes at i = j, is left out, as in the mass it estimates. With a full set of
-    orthogonal probes it is exact. The other arguments are those of `cone_mass`.
+    orthogonal probes it is exact.
+
+    Parameters
+    ----------
+    attention
+        The sublayer, for example ``field.attention``; or any causal function
+        ``field(x, context, grid)`` of two slots.
+    x
+        The states of one example, of shape ``(length, width)``.
+    grid
+        The positions of x.
+    probes
+        Random vectors of the width with :math:`\mathbb E\,\xi\xi^* = I`, of shape
+        ``(probes, width)``, for example from `probes.rademacher_probes`; the same at every token.
+    normalisation
+        ``"density"`` (the default) for blocks K of the kernel, or ``"finite"`` for
+        :math:`\hat K_{ij} = W_{ij} K(p_i, p_j)`.
+
+    Returns
+    -------
+    Estimate
+        The mass at every position, of shape ``(length,)``, and its standard error, which takes the
+        probes as independent (orthogonal ones err less) and is infinite for one probe.
+
+    Raises
+    ------
+    ValueError
+        If `normalisation` has another name, x does not fit the grid, or the probes are not of the
+        width of x.
+    EquinoxRuntimeError
+        If a column of a field reaches rows before its own; Gauss--Legendre panels are not checked.
 
     Examples
     --------
@@ -124,10 +178,28 @@ def probed_cone_mass(
 
 @filter_jit
 def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth length"]:
-    r"""The energy :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
+    r"""Compute :math:`\|\int_q^1 K_t(p,q)^*P_t(p)\,dp\|^2` of one example at every depth.
 
-    Of its `attention_sites`. The mean over examples is the cone covariance energy :math:`Q_t(q)`
+    The mean over examples is the cone covariance energy :math:`Q_t(q)`
     (`eq:exact-cone-covariance-energy`).
+
+    Parameters
+    ----------
+    sites
+        The `attention_sites` of one example.
+    grid
+        The positions of the sites' states.
+
+    Returns
+    -------
+    Array
+        The energy by layer and position q, of shape ``(depth, length)``; zero in layers without
+        attention.
+
+    Raises
+    ------
+    ValueError
+        If `sites` are no `AttentionSites`, or their states do not fit the grid.
     """
     require_sites(sites, grid)
 
@@ -143,10 +215,19 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
 class JointCone(NamedTuple):
     r"""The cross-depth integrand :math:`\Gamma(t, u, p, r; q)`, reduced at every position q.
 
-    Its `lowest` and the `largest` :math:`|\Gamma|` over all pairs of depths and of future
-    positions, and its integral :math:`Q_{\rm cone}(q)`, the `energy`
-    :math:`\mathbb E\|P_{\rm cone}(q)\|^2` (`eq:full-depth-cone-energy`). `future` is the length of
-    the future cone on the grid, 1 - q in the continuum.
+    Attributes
+    ----------
+    lowest
+        The least :math:`\Gamma` over all pairs of depths and of future positions.
+    largest
+        The largest :math:`|\Gamma|` over the same pairs.
+    energy
+        The integral of :math:`\Gamma` over both depths and both future positions,
+        :math:`Q_{\rm cone}(q) = \mathbb E\|P_{\rm cone}(q)\|^2` (`eq:full-depth-cone-energy`).
+    future
+        The length of the future cone on the grid, 1 - q in the continuum.
+    horizon
+        The depth T of the flow.
     """
 
     lowest: Float[Array, " length"]
@@ -164,11 +245,27 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     :math:`\mathbb E\,a_k(p)\cdot a_l(r)`, the expectation over the batch. Positions q and depths k
     are streamed, so that what is formed at once is (length) x (depth, length) for one q.
 
-    `sites` are `attention_sites` of every example, by `vmap`: the arrays have a leading axis of
-    examples, the attention and the increments too. On Gauss--Legendre panels, whose weights have
-    signs, it raises ValueError.
+    Parameters
+    ----------
+    sites
+        The `attention_sites` of every example, by `vmap`: the arrays have a leading axis of
+        examples, the attention and the increments too.
+    grid
+        The positions of the states: cells, such as `token_grid`, `midpoint_grid` or `graded_grid`.
+
+    Returns
+    -------
+    JointCone
+        Least, largest and integrated :math:`\Gamma`, each a number for every position q.
+
+    Raises
+    ------
+    ValueError
+        If the grid has Gauss--Legendre panels, whose weights have signs; if some layer is no
+        `CausalAttention`; or if the sites are no batch on this grid.
     """
-    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are non-negative"
+    got = type(grid).__name__
+    expected = "a grid of cells, whose prefix weights are non-negative"
     cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_sites(sites, grid, "examples depth length width")
@@ -176,7 +273,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states
     )
-    step, profile = sites.step[0, 0], sites.increments / sites.step
+    step = sites.step[0, 0]
+    profile = sites.increments / sites.step
     cone_weights = _cone_weights(grid, "density")
 
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
@@ -205,7 +303,8 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
     r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
-    weights, prefix = grid.weights, grid.prefix_weights()
+    weights = grid.weights
+    prefix = grid.prefix_weights()
     if normalisation == "finite":
         return weights[:, None] * prefix**2
     return weights[:, None] * prefix / weights[None, :]
@@ -228,7 +327,8 @@ def _over_columns(
     weights = _cone_weights(grid, normalisation)
     if _has_factors(field):
         factors = kernel_factors(field, x, grid)
-        push, vectors = factors.push_column, vectors.astype(factors.states.dtype)
+        push = factors.push_column
+        vectors = vectors.astype(factors.states.dtype)
         weights = weights.astype(factors.kernel.dtype)
     else:
         require_callable(field, "attention", "field(x, context, grid)")

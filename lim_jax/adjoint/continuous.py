@@ -22,10 +22,24 @@ Carried = tuple[State, State, State]
 class ContinuousAdjoint(NamedTuple):
     r"""The adjoint of a continuous flow along depth, and the channels of its end.
 
-    `covectors` are :math:`P_t` at the `times` asked for, densities; `residual`, `cone` and `local`
-    the generator terms of :math:`P_0 = P_T + \int_0^T \zeta K^*P\,dt + \int_0^T \zeta B^*P\,dt`
-    (`eq:continuous-adjoint-duhamel`; the cone is `eq:depth-integrated-cone-channel`), which sum to
-    :math:`P_0` to rounding.
+    All covectors are densities. The channels are the generator terms of
+    :math:`P_0 = P_T + \int_0^T \zeta K^*P\,dt + \int_0^T \zeta B^*P\,dt`
+    (`eq:continuous-adjoint-duhamel`), which sum to :math:`P_0` to rounding.
+
+    Attributes
+    ----------
+    loss
+        The terminal loss, a scalar.
+    times
+        The depth times at which covectors were asked for.
+    covectors
+        :math:`P_t` at these times, of shape ``(times, length, width)``.
+    residual
+        :math:`P_T`, of shape ``(length, width)`` like the other channels.
+    cone
+        The kernel's integral (`eq:depth-integrated-cone-channel`).
+    local
+        The local operator's integral.
     """
 
     loss: Scalar
@@ -50,9 +64,34 @@ def continuous_adjoint(
     integrated beside P. It agrees with the derivative of the forward solve within the tolerances of
     both. To differentiate further, differentiate the flow itself.
 
-    Arguments and errors are those of `adjoint_trajectory`, and the increasing depth `times` at
-    which to save P. A state that is not finite, a solve that fails, and a field that is not causal
-    at either end, as far as `looks_ahead` sees, raise EquinoxRuntimeError.
+    Parameters
+    ----------
+    flow
+        The continuous depth flow.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x.
+    times
+        The depth times at which to save P, increasing, from 0 to the flow's horizon.
+
+    Returns
+    -------
+    ContinuousAdjoint
+        The loss, :math:`P_t` at the times, and the channels of :math:`P_0`, whatever the times are.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ContinuousFlow`, the loss no function, the example no pair, x does not fit
+        the grid, or `times` are no floats along one axis.
+    EquinoxRuntimeError
+        If the times do not increase within the horizon, a state is not finite, a solve fails, or
+        the field is not causal at either end, as far as `looks_ahead` sees.
 
     Examples
     --------
@@ -76,7 +115,8 @@ def continuous_adjoint(
     zeros = jnp.zeros_like(x)
     at_times = diffrax.SubSaveAt(ts=times[::-1], fn=_covector)
     at_end = diffrax.SubSaveAt(t1=True, fn=_parts)
-    rates, saveat = _Rates(forward, flow.profile, grid), diffrax.SaveAt(subs=[at_times, at_end])
+    rates = _Rates(forward, flow.profile, grid)
+    saveat = diffrax.SaveAt(subs=[at_times, at_end])
     backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
     assert backward.ys is not None
     covectors, (cone, local) = flow.reached(backward, backward.ys)

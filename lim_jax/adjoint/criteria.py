@@ -25,9 +25,16 @@ from lim_jax.grid.partition import Regions, regional_averages, require_regions
 class ConeBounds(NamedTuple):
     r"""The cone energy's averages over the left and the middle, with the bounds on them.
 
-    `left_bound` is :math:`\kappa_L T^2 A_{E_L}`, at most `left`
-    (`eq:cone-left-actual-lower-bound`), and `middle_bound` :math:`K_M T^2 A_{E_M}`, at least
-    `middle` (`eq:cone-middle-actual-upper-bound`).
+    Attributes
+    ----------
+    left_bound
+        :math:`\kappa_L T^2 A_{E_L}`, at most `left` (`eq:cone-left-actual-lower-bound`).
+    left
+        The average of the cone energy over E_L.
+    middle
+        The average of the cone energy over E_M.
+    middle_bound
+        :math:`K_M T^2 A_{E_M}`, at least `middle` (`eq:cone-middle-actual-upper-bound`).
     """
 
     left_bound: float
@@ -40,25 +47,45 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     r"""Bound the cone energy's average from below on the left, from above in the middle.
 
     With :math:`\kappa_L` the least :math:`\Gamma` over E_L and :math:`K_M` the largest
-    :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`),
-    of `joint_cone`. On a grid :math:`A_B` averages the square of the cone's own length,
-    :math:`(L - j + 1)/L` on tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
+    :math:`|\Gamma|` over E_M (`eq:cone-left-joint-coercivity`, `eq:cone-middle-joint-upper-bound`).
+    On a grid :math:`A_B` averages the square of the cone's own length, :math:`(L - j + 1)/L` on
+    tokens, not of 1 - q (`eq:cone-geometric-region-factor`).
+
+    Parameters
+    ----------
+    cone
+        The result of `joint_cone`.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the cone's grid.
+
+    Returns
+    -------
+    ConeBounds
+        Both averages and both bounds, Python floats.
+
+    Raises
+    ------
+    ValueError
+        If `cone` is no `JointCone`, `regions` are no `Regions`, or their grids differ in length.
     """
     require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
     require_regions(regions)
     require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
+    require_concrete("cone", cone)
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
     energies = np.asarray(regional_averages(cone.energy, regions))
-    below, above = lowest * scale * float(areas[0]), largest * scale * float(areas[1])
+    below = lowest * scale * float(areas[0])
+    above = largest * scale * float(areas[1])
     return ConeBounds(below, float(energies[0]), float(energies[1]), above)
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
     r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
     inside = np.asarray(regions.weights) > 0
-    lowest, largest = np.asarray(cone.lowest), np.asarray(cone.largest)
+    lowest = np.asarray(cone.lowest)
+    largest = np.asarray(cone.largest)
     return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
 
 
@@ -67,7 +94,8 @@ def _refuting_positions(cone: JointCone, regions: Regions) -> int:
     inside = np.asarray(regions.weights) > 0
     area = (float(cone.horizon) * np.asarray(cone.future, float)) ** 2
     energy = np.asarray(cone.energy, float)
-    least, most = area * np.asarray(cone.lowest, float), area * np.asarray(cone.largest, float)
+    least = area * np.asarray(cone.lowest, float)
+    most = area * np.asarray(cone.largest, float)
     rounding = half_digits(cone.energy.dtype)
     below = inside[0] & (energy < least - rounding * (np.abs(least) + energy))
     above = inside[1] & (energy > most + rounding * (np.abs(most) + energy))
@@ -75,15 +103,36 @@ def _refuting_positions(cone: JointCone, regions: Regions) -> int:
 
 
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
-    r"""Primacy of the cone channel where contributions do not cancel.
+    r"""Certify primacy of the cone channel where contributions do not cancel.
 
     `prop:primacy-noncancellation`: :math:`\kappa_L A_{E_L} > K_M A_{E_M}`
     (`eq:cone-actual-primacy-condition`), the bounds of `cone_bounds`, implies that the cone energy
     is on average larger over E_L than over E_M. It is sufficient and far from necessary: causal
     averaging, which is primacy itself, fails it.
+
+    Parameters
+    ----------
+    cone
+        The result of `joint_cone`, concrete numbers.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the cone's grid.
+
+    Returns
+    -------
+    Certificate
+        The comparison of both bounds, with the factor :math:`T^2`; it is vacuous where
+        :math:`\kappa_L` is not positive. One premise says whether :math:`\kappa_L` and :math:`K_M`
+        bound the cone energy at all positions.
+
+    Raises
+    ------
+    ValueError
+        If `cone` is no `JointCone`, is traced, or has NaN or infinity, or the regions are not on
+        its grid.
     """
     require_concrete("cone", cone)
-    bounds, precision = cone_bounds(cone, regions), jnp.result_type(cone.energy)
+    bounds = cone_bounds(cone, regions)
+    precision = jnp.result_type(cone.energy)
     lowest, _ = _extremes(cone, regions)
     refuted = _refuting_positions(cone, regions)
     statement = "κ_L and K_M bound the cone energy, but at so many positions"
@@ -110,7 +159,19 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
 
 
 class EnergyStability(NamedTuple):
-    r"""Regional energies of :math:`P_T` and :math:`P_0`, and a bound on their differences."""
+    r"""Regional energies of :math:`P_T` and :math:`P_0`, and a bound on their differences.
+
+    Each has three numbers, of the regions left, middle and right.
+
+    Attributes
+    ----------
+    terminal
+        :math:`\mathcal A_B(P_T)`, the average of :math:`\mathbb E\|P_T(p)\|^2` over a region.
+    initial
+        :math:`\mathcal A_B(P_0)`.
+    bound
+        The most that the two may differ by.
+    """
 
     terminal: Float[Array, "3"]
     initial: Float[Array, "3"]
@@ -130,9 +191,30 @@ def energy_stability(
     .. math:: |\mathcal A_B(P_0) - \mathcal A_B(P_T)|
               \le \tfrac{1}{|B|}\,\mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr].
 
-    Of :math:`P_T` and :math:`P_0` of every example, densities, and the `amplification` c, with
-    :math:`\|P_0 - P_T\| \le c\,\|P_T\|` in the grid's norm (`eq:residual-stability-bound`): a c
-    that is negative, or smaller than the covectors say, raises EquinoxRuntimeError.
+    Parameters
+    ----------
+    terminal
+        :math:`P_T` of every example, densities, of shape ``(examples, length, width)``.
+    initial
+        :math:`P_0` of every example, densities, of the same shape.
+    amplification
+        c of every example, of shape ``(examples,)``, with :math:`\|P_0 - P_T\| \le c\,\|P_T\|` in
+        the grid's norm (`eq:residual-stability-bound`): ``product`` or ``exponential`` of
+        `residual.amplification`.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the covectors' grid.
+
+    Returns
+    -------
+    EnergyStability
+        Both energies and the bound, three numbers each.
+
+    Raises
+    ------
+    ValueError
+        If the covectors do not fit the regions' grid, or there is not one c for each example.
+    EquinoxRuntimeError
+        If a c is negative, or smaller than the covectors say.
 
     Examples
     --------
@@ -163,8 +245,10 @@ def _stability(
     terminal: Array, initial: Array, amplification: Array, regions: Regions
 ) -> tuple[EnergyStability, _Change]:
     require_regions(regions)
-    for covectors, name in ((terminal, "terminal"), (initial, "initial")):
-        require_on_grid(covectors, regions.grid, name, "examples length width")
+    axes = "examples length width"
+    require_on_grid(terminal, regions.grid, "terminal", axes)
+    examples, _, width = terminal.shape
+    require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
     cure = "It bounds a norm: take 0 for layers that change nothing."
     amplification = as_nonnegative(amplification, "amplification", cure)
@@ -219,7 +303,7 @@ def recency_survival(
     amplification: Float[Array, "examples *layers"] | GeneratorNorms,
     regions: Regions,
 ) -> Certificate:
-    r"""Survival of a right-heavy terminal covector (`prop:regional-recency-persistence`).
+    r"""Certify that a right-heavy terminal covector survives (`prop:regional-recency-persistence`).
 
     .. math:: \mathsf R_{\rm res} > \Bigl(\tfrac{1}{|E_R|} + \tfrac{1}{|E_M|}\Bigr)
               \mathbb E\bigl[(2c + c^2)\,\|P_T\|^2\bigr]
@@ -232,11 +316,34 @@ def recency_survival(
     every :math:`(1+c)^2 \ge 1 + |E_M|/(|E_R| + |E_M|)`: with the paper's c, where
     :math:`T\Lambda \ge \tfrac12\log(1 + \frac{1-2\delta}{1-\delta})`.
 
-    Arguments are those of `energy_stability`. The `amplification` may also be the `products` of
-    `residual.amplification`, whose first is c: a criterion that cannot hold then says at which
-    depth it could. Of a continuous flow it is :math:`e^{TC} - 1`, of a proved
-    :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`, or `generator_norms`, whose c is no bound
-    between the sampled depth times, so that the certificate never holds.
+    Parameters
+    ----------
+    terminal
+        :math:`P_T` of every example, densities, of shape ``(examples, length, width)``.
+    initial
+        :math:`P_0` of every example, densities, of the same shape.
+    amplification
+        c of every example, of shape ``(examples,)``, from `residual.amplification`; infinity is
+        accepted. It may also be its ``products``, of shape ``(examples, layers)``, whose first is
+        c: a criterion that cannot hold then says at which depth it could. Of a continuous flow it
+        is :math:`e^{TC} - 1`, of a proved :math:`C \ge |\zeta(t)|\,\|D\mathscr F_{\theta_t}\|`; or
+        `generator_norms` of every example, by `vmap`, whose c is no bound between the sampled depth
+        times, so that the certificate never holds.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the covectors' grid.
+
+    Returns
+    -------
+    Certificate
+        The comparison above; it is vacuous where every c is too large for it.
+
+    Raises
+    ------
+    ValueError
+        If a number is traced or NaN, a covector infinite, a covector not on the regions' grid, or
+        there is not one c, or one row of products, for each example.
+    EquinoxRuntimeError
+        If a c is negative.
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
@@ -247,8 +354,10 @@ def recency_survival(
     stability, moved = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
-    bound, contrast = float(change[2] + change[1]), float(before[2] - before[1])
-    ceiling, least = bearable_amplification(regions), later.min(axis=0).tolist()
+    bound = float(change[2] + change[1])
+    contrast = float(before[2] - before[1])
+    ceiling = bearable_amplification(regions)
+    least = later.min(axis=0).tolist()
     heavy = compare("R_res > 0", before[2], before[1], precision)
     statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
     finite = Premise(statement, bound, math.isfinite(bound))
@@ -312,7 +421,7 @@ def right_biased_queries(
     terminal: Float[Array, "examples length width"],
     regions: Regions,
 ) -> Certificate:
-    r"""Recency of the terminal covector from the loss's queries, by averages of their squares.
+    r"""Certify recency of the terminal covector from the loss's queries, by averages of squares.
 
     `eq:right-biased-squared-query-mass`, made sufficient. For a tokenwise readout
     :math:`\mathbb E\|P_T(i)\|^2 = \chi_i^2\rho_i` (`eq:finite-recency-energy-contrast`), so with
@@ -320,9 +429,35 @@ def right_biased_queries(
 
     .. math:: \rho_-\,|E_R|^{-1}\int_{E_R}\chi^2 > \rho_+\,|E_M|^{-1}\int_{E_M}\chi^2
 
-    implies :math:`\mathsf R_{\rm res} > 0`, of the loss's `query_weights` :math:`\alpha` and the
-    `readout_residual_energies` :math:`\rho_i`. The conclusion is measured on :math:`P_T` of every
-    example, and that its energies are :math:`\chi_i^2\rho_i` is a premise.
+    implies :math:`\mathsf R_{\rm res} > 0`.
+
+    Parameters
+    ----------
+    query_weights
+        The loss's :math:`\alpha`, of shape ``(length,)``: not negative, with the sum one;
+        :math:`\chi_i = \alpha_i/\Delta p_i` is their density.
+    residual_energies
+        :math:`\rho_i` from `readout_residual_energies`, of shape ``(length,)``, without query
+        weights.
+    terminal
+        :math:`P_T` of every example, densities, of shape ``(examples, length, width)``, on which
+        the conclusion is measured.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the loss's grid.
+
+    Returns
+    -------
+    Certificate
+        The comparison above. One premise says whether the energies of :math:`P_T` in the middle and
+        on the right are :math:`\chi_i^2\rho_i`. It is vacuous where no query is in E_R, or some
+        query there has :math:`\rho_i = 0`.
+
+    Raises
+    ------
+    ValueError
+        If a number is traced, NaN or infinite, or an array is not on the regions' grid.
+    EquinoxRuntimeError
+        If a query weight or a residual energy is negative, or the weights do not sum to one.
     """
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)
@@ -330,7 +465,8 @@ def right_biased_queries(
     cure = "They are means of squares: take them from readout_residual_energies."
     residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
-    asked, weights = np.asarray(query_weights) > 0, regions.grid.weights
+    asked = np.asarray(query_weights) > 0
+    weights = regions.grid.weights
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
     # Over the two regions that are compared: large energies on the left hide nothing there.
     apart, sizes = (
@@ -346,7 +482,8 @@ def right_biased_queries(
         chosen = asked & inside[region]
         return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
 
-    least, most = extreme(2, np.min, 0.0), extreme(1, np.max, 0.0)
+    least = extreme(2, np.min, 0.0)
+    most = extreme(1, np.max, 0.0)
     reason = decisive = ""
     if not float(squares[2]) > 0:
         reason = "no query asks in the right region"

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import require, require_kind
+from lim_jax._checks import (
+    as_int,
+    described,
+    error_if_not_finite,
+    is_real,
+    require,
+    require_kind,
+)
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
@@ -18,25 +25,43 @@ REGIONS = ("left", "middle", "right")
 
 
 def exact_characterisation(regional: RegionalChannels) -> Certificate:
-    r"""Lost-in-the-Middle as an exact comparison of channels (`cor:exact-double-deficit`).
+    r"""Certify Lost-in-the-Middle by an exact comparison of channels (`cor:exact-double-deficit`).
 
     `eq:exact-left-middle-channel-condition` and `eq:exact-right-middle-channel-condition`:
 
     .. math:: \sum_\alpha [J_\alpha(E_B) - J_\alpha(E_M)] > \Xi(E_M) - \Xi(E_B),\qquad B = L, R.
 
     An equivalence: it holds if and only if its conclusion does, and a tie is a tie of both.
-    `regional` is from `regional_channels`; numbers that are no products of vectors raise
-    ValueError.
+
+    Parameters
+    ----------
+    regional
+        The result of `regional_channels`, concrete numbers.
+
+    Returns
+    -------
+    Certificate
+        Both comparisons; it is vacuous where no position has any influence.
+
+    Raises
+    ------
+    ValueError
+        If `regional` is no `RegionalChannels`, is traced, has NaN or infinity, or holds numbers
+        that are no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
     _require_products(regional)
-    sums, cross = np.asarray(regional.energies).sum(axis=1), np.asarray(regional.cross_terms)
-    added, precision = _added(regional), jnp.result_type(regional.products)
+    sums = np.asarray(regional.energies).sum(axis=1)
+    cross = np.asarray(regional.cross_terms)
+    added = _added(regional)
+    precision = jnp.result_type(regional.products)
     sides = []
     for name, b in (("left", 0), ("right", 2)):
         statement = f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})"
-        contrast, bound, size = sums[b] - sums[1], cross[1] - cross[b], added[b] + added[1]
+        contrast = sums[b] - sums[1]
+        bound = cross[1] - cross[b]
+        size = added[b] + added[1]
         sides.append(compare(statement, contrast, bound, precision, added=size))
     # The total energies, by adding the vectors' products rather than energies and cross terms.
     totals = np.asarray(regional.means).sum(axis=(1, 2))
@@ -54,12 +79,20 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
 
 
 class ChannelBounds(NamedTuple):
-    r"""Bounds on regional channel energies and correlations, by region: left, middle, right.
+    r"""Bounds on regional channel energies and correlations.
 
-    Upper ones :math:`u_{\alpha,B}` by channel (`eq:channel-upper-bounds`); lower ones `left`,
-    :math:`\ell_L \le J_{\rm cone}(E_L)`, and `right`, :math:`\ell_R \le J_{\rm res}(E_R)`
-    (`eq:boundary-channel-lower-bounds`); and :math:`\rho_{\alpha\beta,B}` by pair (residual-cone,
-    residual-local, cone-local), of which 1 is always true.
+    Attributes
+    ----------
+    upper
+        The upper bounds :math:`u_{\alpha,B}` on the energies, by region (left, middle, right) and
+        channel (residual, cone, local) (`eq:channel-upper-bounds`).
+    left
+        The lower bound :math:`\ell_L \le J_{\rm cone}(E_L)` (`eq:boundary-channel-lower-bounds`).
+    right
+        The lower bound :math:`\ell_R \le J_{\rm res}(E_R)`, of the same equation.
+    correlations
+        :math:`\rho_{\alpha\beta,B}`, by region and by pair (residual-cone, residual-local,
+        cone-local); 1 is always true.
     """
 
     upper: Float[Array, "3 3"]
@@ -76,14 +109,63 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     resamples: int = 1000,
 ) -> ChannelBounds:
-    """Estimate bounds from the data, each with bootstrap confidence over the examples."""
+    """Estimate bounds from the data, each with bootstrap confidence over the examples.
+
+    Of one example they are its own values, and say nothing of others.
+
+    Parameters
+    ----------
+    regional
+        The result of `regional_channels`, of one example at least.
+    key
+        The random key by which examples are drawn.
+    confidence
+        The confidence of each bound by itself, a probability above 0 and below 1.
+    resamples
+        How many times as many examples are drawn: ``1 / (1 - confidence)`` at least, or no
+        quantile is that far out.
+
+    Returns
+    -------
+    ChannelBounds
+        One-sided quantiles of the resampled energies and correlations. No upper bound is below the
+        data's own value and no lower bound above it, so that what follows from them is true of the
+        data themselves too.
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these.
+    EquinoxRuntimeError
+        If a product is infinite or NaN.
+    """
+    require_kind(regional, RegionalChannels, "regional", REGIONAL)
+    examples = regional.products.shape[0]
+    require(
+        examples > 0, "regional.products", got="no example", expected="one at least", cure=REGIONAL
+    )
+    require(
+        is_real(confidence) and 0 < confidence < 1,
+        "confidence",
+        got=described(confidence),
+        expected="a probability above 0 and below 1",
+        cure="Try 0.95.",
+    )
+    resamples = as_int(resamples, "resamples")
+    require(
+        confidence <= 1 - 1 / resamples,
+        "resamples",
+        got=f"{resamples} at a confidence of {confidence:g}",
+        expected="1 / (1 - confidence) of them at least",
+        cure="Try 1000.",
+    )
+    products = error_if_not_finite(regional.products, "regional.products")
     # One-sided quantiles of the resampled energies and correlations, and never inside the data's
     # own values, so that the criterion's conclusion is true of the data themselves too.
-    examples = regional.products.shape[0]
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
     def resampled(draw: Array) -> tuple[Array, Array]:
-        sample = RegionalChannels(regional.products[draw])
+        sample = RegionalChannels(products[draw])
         return sample.energies, sample.correlations
 
     energies, correlations = jax.lax.map(resampled, draws)
@@ -94,24 +176,43 @@ def bootstrap_bounds(
 
 
 def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certificate:
-    r"""The independently checkable criterion (`thm:channel-energy-double-deficit`).
+    r"""Certify Lost-in-the-Middle by bounds on the channels (`thm:channel-energy-double-deficit`).
 
-    With :math:`\Gamma_B = 2\sum_{\alpha<\beta}\rho_{\alpha\beta,B}\sqrt{u_{\alpha,B}u_{\beta,B}}`
+    This is the criterion that can be checked independently. With
+    :math:`\Gamma_B = 2\sum_{\alpha<\beta}\rho_{\alpha\beta,B}\sqrt{u_{\alpha,B}u_{\beta,B}}`
     and :math:`U_M = \sum_\alpha u_{\alpha,E_M}`,
 
     .. math:: \ell_L > U_M + \Gamma_M + \Gamma_L, \qquad \ell_R > U_M + \Gamma_M + \Gamma_R
 
     imply that both boundaries average more influence than the middle
-    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`). `regional` is from
-    `regional_channels`; `bounds` from `bootstrap_bounds`, or your own: one that the data contradict
-    raises ValueError, which names it.
+    (`eq:channel-cross-bound-gamma`, `eq:checkable-double-deficit-conditions`).
+
+    Parameters
+    ----------
+    regional
+        The result of `regional_channels`, concrete numbers.
+    bounds
+        The result of `deficits.bootstrap_bounds`, or your own.
+
+    Returns
+    -------
+    Certificate
+        Both comparisons; it is vacuous where the cross terms :math:`\Gamma` of a boundary alone
+        reach its :math:`\ell`, and then says whether more examples may help.
+
+    Raises
+    ------
+    ValueError
+        If the data contradict a bound, which the message names; if a number is traced, NaN or
+        infinite; or if `regional` holds numbers that are no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")
     require_concrete("regional and bounds", (regional, bounds))
     _require_products(regional)
     _require_true(regional, bounds)
-    upper, correlations = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    upper = np.asarray(bounds.upper)
+    correlations = np.asarray(bounds.correlations)
     scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
@@ -120,7 +221,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     hopeless = [name for name in lower if lower[name] <= crossed[name]]
     vacuous = f"cross terms alone may undo the {' and the '.join(hopeless)} boundary (l <= Γ there)"
     vacuous = f"{vacuous}, whatever the middle is" if hopeless else ""
-    sides, precision = [], jnp.result_type(regional.products)
+    sides = []
+    precision = jnp.result_type(regional.products)
     for name in lower:
         statement = f"l({name}) > U(middle) + Γ(middle) + Γ({name})"
         sides.append(compare(statement, lower[name], spent + crossed[name], precision))
@@ -140,7 +242,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 
 def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
     """Say whether bounds as tight as the data's own values would be tight enough."""
-    gamma, energies = 2 * np.abs(regional.pairs).sum(axis=1), np.asarray(regional.energies)
+    gamma = 2 * np.abs(regional.pairs).sum(axis=1)
+    energies = np.asarray(regional.energies)
     own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
     # With such bounds l is the boundary's channel, and Gamma twice the sizes of the pairs.
     never = [name for name in hopeless if float(own[name]) <= 0]
@@ -162,7 +265,8 @@ def _lost_in_the_middle(
     totals: Float[np.ndarray, "3"], regional: RegionalChannels
 ) -> tuple[Inequality, ...]:
     left, middle, right = totals
-    added, precision = _added(regional), jnp.result_type(regional.products)
+    added = _added(regional)
+    precision = jnp.result_type(regional.products)
     return tuple(
         compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
         for name, b, total in (("left", 0, left), ("right", 2, right))
@@ -188,14 +292,18 @@ def _require_products(regional: RegionalChannels) -> None:
 
 def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
     """Raise ValueError for the first bound that the data contradict beyond rounding."""
-    energies, correlations = np.asarray(regional.energies), np.asarray(regional.correlations)
-    upper, most_correlated = np.asarray(bounds.upper), np.asarray(bounds.correlations)
+    energies = np.asarray(regional.energies)
+    correlations = np.asarray(regional.correlations)
+    upper = np.asarray(bounds.upper)
+    most_correlated = np.asarray(bounds.correlations)
     slack = math.sqrt(np.finfo(energies.dtype).eps)
 
     def check(name: str, below: Any, above: Any, kind: str) -> None:
-        below, above = float(below), float(above)
+        below = float(below)
+        above = float(above)
         got = f"a bound that the data contradict: {below:.6g} > {above:.6g}"
-        expected, cure = f"a true {kind} bound", "Widen it, or take bootstrap_bounds."
+        expected = f"a true {kind} bound"
+        cure = "Widen it, or take bootstrap_bounds."
         require(below <= above + slack * abs(above), name, got=got, expected=expected, cure=cure)
 
     for b, region in enumerate(REGIONS):

@@ -33,15 +33,40 @@ from lim_jax.network.slots import State
 def attention_hops(
     flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid, highest: int
 ) -> Float[Array, "times hops length width"]:
-    r"""Split the adjoint at every depth by attention hops, in one reverse sweep.
+    """Split the adjoint at every depth by attention hops, in one reverse sweep.
 
     Exact for the recursion itself, stage by stage in split layers: the rows of each depth k sum to
-    :math:`P_k`. Row r < `highest` is :math:`P_k^{(r)}`, the last row holds `highest` or more hops.
-    Row 0 is zero at every token whose own terminal covector is zero. What is kept is one array of
-    (depth + 1, `highest` + 1, length, width); row 0 of the first axis is the input's.
+    :math:`P_k`. Row 0 is zero at every token whose own terminal covector is zero. One array of the
+    result's size is kept.
 
-    Arguments and errors are those of `adjoint_trajectory`, with the step `euler` or `split`, and
-    `highest`, a positive whole number known before tracing.
+    Parameters
+    ----------
+    flow
+        The depth flow, whose ``step`` is `euler` or `split`.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x.
+    highest
+        The number of hops from which on they are taken together, a positive whole number known
+        before tracing.
+
+    Returns
+    -------
+    Array
+        Densities of shape ``(depth + 1, highest + 1, length, width)``: row r < `highest` of depth k
+        is :math:`P_k^{(r)}`, the last row holds `highest` or more hops. Index 0 of the first axis
+        is the input.
+
+    Raises
+    ------
+    ValueError
+        If the step is another one, `flow` is no `ResidualFlow`, the loss no function, the example
+        no pair, x does not fit the grid, or `highest` is no such number.
 
     Examples
     --------
@@ -83,10 +108,12 @@ def pull_back_hops(
         covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
         first = jnp.zeros_like(kernel)
         if sparse is not None and of_sparse is not None:
-            moved, first = sparse._replace(rows=of_sparse.local), of_sparse.kernel
+            moved = sparse._replace(rows=of_sparse.local)
+            first = of_sparse.kernel
             covector += sparse.dense(len(state))
             local += moved.dense(len(state))
-            sparse, kernel = sparse._replace(rows=sparse.rows + moved.rows), kernel + first
+            sparse = sparse._replace(rows=sparse.rows + moved.rows)
+            kernel = kernel + first
         stages.append(Stage(field, at, covector, Parts(local, kernel), heads))
         one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
@@ -105,10 +132,36 @@ def one_hop_by_head(
               \varepsilon\zeta K_{l,h}^*\,P_{l+1}^{(0)}, \qquad l = k, \dots, M - 1,
 
     in a split layer with the local operators of its network before the head's kernel. Each layer's
-    heads are carried by themselves: as many pullbacks as there are heads and pairs of layers. The
-    parts are those of :math:`P_k^{(1)}`, of the layers from the `depth` k on, a whole number
-    known before tracing. The other arguments and errors are those of `attention_hops`; the layers
-    have attention.
+    heads are carried by themselves: as many pullbacks as there are heads and pairs of layers.
+
+    Parameters
+    ----------
+    flow
+        The depth flow, whose ``step`` is `euler` or `split`, and some of whose layers have heads.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x.
+    depth
+        k, the layer at whose input :math:`P_k^{(1)}` is split: a whole number below the number of
+        layers, known before tracing. The default 0 splits that of the network's input.
+
+    Returns
+    -------
+    Array
+        Densities of shape ``(layers, heads, length, width)``, a row for each layer from k on; zero
+        in layers without attention, and for heads that a layer has fewer than the one that has
+        most. The sum over layers and heads is :math:`P_k^{(1)}`.
+
+    Raises
+    ------
+    ValueError
+        If no layer has heads, the step is another one, `flow` is no `ResidualFlow`, the loss no
+        function, the example no pair, x does not fit the grid, or `depth` is no such number.
 
     Examples
     --------

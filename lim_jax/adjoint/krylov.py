@@ -31,7 +31,15 @@ TWICE = "Norms of operators are differentiated once: their leading vectors are h
 
 
 class NormBounds(NamedTuple):
-    """A ratio that a vector attains, never above the norm, and a probable upper bound."""
+    r"""A ratio that a vector attains, never above the norm, and a probable upper bound.
+
+    Attributes
+    ----------
+    attained
+        The largest :math:`\|Bv\|/\|v\|` that was found, a number for each operator.
+    upper
+        The upper bound, which is below the norm with the probability of failure that was asked for.
+    """
 
     attained: Float[Array, "*operators"]
     upper: Float[Array, "*operators"]

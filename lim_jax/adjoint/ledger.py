@@ -38,8 +38,23 @@ PAIRS = tuple(combinations(range(3), 2))
 class Channels(NamedTuple):
     r"""A flow, its adjoint along depth, and what each layer's channels add to the adjoint.
 
-    An `AdjointTrajectory`, and `cone_by_depth` and `local_by_depth`, what layer k adds: together
-    :math:`P_k - P_{k+1}`.
+    All covectors are densities.
+
+    Attributes
+    ----------
+    loss
+        The terminal loss, a scalar.
+    times
+        The depth times :math:`t_0 = 0, \dots, t_M = T`.
+    states
+        :math:`X_0, \dots, X_M`, of shape ``(M + 1, length, width)``.
+    covectors
+        :math:`P_0, \dots, P_M`, of the states' shape.
+    cone_by_depth
+        What the kernels of layer k add, of shape ``(M, length, width)``.
+    local_by_depth
+        What the local operators of layer k add, of the same shape; with the kernels' part it is
+        :math:`P_k - P_{k+1}`.
     """
 
     loss: Scalar
@@ -75,11 +90,25 @@ class Channels(NamedTuple):
         return self.at_depth(0)
 
     def at_depth(self, depth: int) -> Float[Array, "3 length width"]:
-        r"""The three channels at depth k, in the order of `CHANNELS`; their sum is :math:`P_k`.
+        r"""Return the channels at depth k, in the order of `CHANNELS`; their sum is :math:`P_k`.
 
-        :math:`P_T`, which is the residual channel at every depth, and what the kernels and the
-        local operators of the layers :math:`l \ge k` add to it: densities. k is a whole number from
-        0 to the number of layers, known before tracing (ValueError).
+        They are :math:`P_T`, the residual channel at every depth, and what the kernels and the
+        local operators of the layers :math:`l \ge k` add to it: densities.
+
+        Parameters
+        ----------
+        depth
+            k, a whole number from 0 to the number of layers, known before tracing.
+
+        Returns
+        -------
+        Array
+            The residual, cone and local channel, of shape ``(3, length, width)``.
+
+        Raises
+        ------
+        ValueError
+            If `depth` is no such number.
         """
         layers = self.cone_by_depth.shape[0]
         expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
@@ -101,9 +130,32 @@ def channels(
     covector (`pull_back_stages`). Along a continuous flow, `continuous_adjoint` gives the
     same channels.
 
-    Arguments are those of `adjoint_trajectory`, with the step `euler` or `split` (ValueError). A
-    field that is not causal, as far as `looks_ahead` sees, raises EquinoxRuntimeError: what comes
-    through its context is no cone (`rem:attention-measure-scope`). The library's own are.
+    Parameters
+    ----------
+    flow
+        The depth flow, whose ``step`` is `euler` or `split`.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x.
+
+    Returns
+    -------
+    Channels
+        The adjoint at every depth, and what each layer's kernels and local operators add to it.
+
+    Raises
+    ------
+    ValueError
+        If the step is another one, `flow` is no `ResidualFlow`, the loss no function, the example
+        no pair, or x does not fit the grid.
+    EquinoxRuntimeError
+        If a field is not causal, as far as `looks_ahead` sees: what comes through its context is no
+        cone (`rem:attention-measure-scope`). The library's own fields are causal.
 
     Examples
     --------
@@ -145,10 +197,25 @@ def relative_energies(
 
 @filter_jit
 def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads length width"]:
-    r"""The cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
+    r"""Compute the cone channel by layer and head; the sum over both is :math:`P_{\rm cone}`.
 
-    Of the `attention_sites` at the states and covectors of `channels`. Zero for heads that a layer
-    has fewer than the one that has most.
+    Parameters
+    ----------
+    sites
+        The `attention_sites` at the states and covectors of `channels`.
+    grid
+        The positions of the sites' states.
+
+    Returns
+    -------
+    Array
+        Densities of shape ``(depth, heads, length, width)``; zero in layers without attention, and
+        for heads that a layer has fewer than the one that has most.
+
+    Raises
+    ------
+    ValueError
+        If `sites` are no `AttentionSites`, or their states do not fit the grid.
     """
     require_sites(sites, grid)
     most = max(map(heads_of, attention_kinds(sites.attention)))
@@ -163,10 +230,14 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
 
 
 class RegionalChannels(NamedTuple):
-    r"""The channels' `products` over regions, from which the criteria on energies are computed.
+    r"""Products of the channels over regions, from which the criteria on energies are computed.
 
-    :math:`|B|^{-1}\langle\Pi_B P_\alpha, \Pi_B P_\beta\rangle` for every example, region (left,
-    middle, right) and pair of channels.
+    Attributes
+    ----------
+    products
+        :math:`|B|^{-1}\langle\Pi_B P_\alpha, \Pi_B P_\beta\rangle` for every example, region (left,
+        middle, right) and pair of channels (residual, cone, local), of shape ``(examples, 3, 3,
+        3)``.
     """
 
     products: Float[Array, "examples 3 3 3"]
@@ -231,10 +302,27 @@ class RegionalChannels(NamedTuple):
 def regional_channels(
     vectors: Float[Array, "examples 3 length width"], regions: Regions
 ) -> RegionalChannels:
-    r"""Pair the channels of a batch over E_L, E_M and E_R.
+    """Multiply the channels of a batch with each other over E_L, E_M and E_R.
 
-    `Channels.vectors` of every example, by `vmap`; or the residual, cone and local parts of a
-    `ContinuousAdjoint`, stacked.
+    Parameters
+    ----------
+    vectors
+        The residual, cone and local channel of every example, densities, of shape
+        ``(examples, 3, length, width)``: `Channels.vectors`, by `vmap`, or those of a
+        `ContinuousAdjoint`, stacked.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the channels' grid.
+
+    Returns
+    -------
+    RegionalChannels
+        The products, averaged over each region; energies, cross terms, totals and correlations are
+        its properties.
+
+    Raises
+    ------
+    ValueError
+        If `regions` are no `Regions`, or the vectors are not three channels on their grid.
 
     Examples
     --------
@@ -256,9 +344,12 @@ def regional_channels(
 class BoundaryStrengths(NamedTuple):
     r"""The strengths of the boundary channels, integrals rather than averages.
 
-    `primacy` is :math:`\mathsf P_L = \int_0^\delta \mathbb E\|P_{\rm cone}\|^2`
-    (`eq:primacy-strength`), `recency` :math:`\mathsf P_R = \int_{1-\delta}^1 \mathbb E
-    \|P_{\rm res}\|^2` (`eq:recency-strength`).
+    Attributes
+    ----------
+    primacy
+        :math:`\mathsf P_L = \int_0^\delta \mathbb E\|P_{\rm cone}\|^2` (`eq:primacy-strength`).
+    recency
+        :math:`\mathsf P_R = \int_{1-\delta}^1 \mathbb E\|P_{\rm res}\|^2` (`eq:recency-strength`).
     """
 
     primacy: Scalar

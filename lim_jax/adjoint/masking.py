@@ -46,7 +46,16 @@ def _over_heads(result: Any) -> Float[Array, " length"]:
 class MaskGradient(NamedTuple):
     r"""A loss at the grid's log weights, and its derivatives, which are densities.
 
-    `by_head` is :math:`g_j/\Delta p_j`, `covector` :math:`P_0`, of the same backward pass.
+    Its ``total``, of shape ``(length,)``, is the sum of `by_head` over layers and heads.
+
+    Attributes
+    ----------
+    loss
+        The loss at the grid's log weights, a scalar.
+    by_head
+        :math:`g_j/\Delta p_j`, of shape ``(depth, heads, length)``.
+    covector
+        :math:`P_0`, of the same backward pass, of shape ``(length, width)``.
     """
 
     loss: Scalar
@@ -57,11 +66,22 @@ class MaskGradient(NamedTuple):
 
 
 class MaskPath(NamedTuple):
-    r"""A loss at the two ends of a path, and the integral of the mask gradient along it.
+    """A loss at the two ends of a path, and the integral of the mask gradient along it.
 
-    `by_head` is what each chosen position gave: a density, zero at the others. `remainder`,
-    ``loss - loss_without`` less the integral of `total`, is the quadrature's error in the sum of
-    all positions. If it is not small beside what is read from `total`, take more nodes.
+    Its ``total``, of shape ``(length,)``, is the sum of `by_head` over layers and heads.
+
+    Attributes
+    ----------
+    loss
+        The loss of the whole context, a scalar.
+    loss_without
+        The loss with the chosen positions at the least weight.
+    by_head
+        What each chosen position gave: a density of shape ``(depth, heads, length)``, zero at the
+        others.
+    remainder
+        ``loss - loss_without`` less the integral of ``total``: the quadrature's error in the sum of
+        all positions. If it is not small beside what is read from ``total``, take more nodes.
     """
 
     loss: Scalar
@@ -76,17 +96,41 @@ class MaskPath(NamedTuple):
 def mask_gradient(
     flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> MaskGradient:
-    r"""Differentiate a loss in the log weights of all positions, by layer and head.
+    """Differentiate a loss in the log weights of all positions, by layer and head.
 
-    In one backward pass, layer by layer, which gives the input adjoint too, at the log weights of
-    the grid (`Grid.weighted`). Where a softmax is saturated its derivative says little: taken where
-    the parts that are compared weigh 0.1 to 0.2,
+    In one backward pass, layer by layer, which gives the input adjoint too. Where a softmax is
+    saturated its derivative says little: taken where the parts that are compared weigh 0.1 to 0.2,
     ``grid.weighted(jnp.where(chosen, jnp.log(0.2), 0.0))``, it agrees better with what removing
     them does.
-    Arguments and errors are those of `adjoint_trajectory`; layers have attention of this library,
-    in steps of any kind, and heads that a layer has fewer than the one that has most have zeros.
-    Euclidean derivatives :math:`g_j` are ``grid.weights`` times the result; a part's is their sum
-    over its positions.
+
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step. Layers that have heads have attention, or a recurrent layer, of
+        this library.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x. The derivative is taken at its log weights
+        (`Grid.weighted`), which are zero without them.
+
+    Returns
+    -------
+    MaskGradient
+        The loss, its derivatives by layer and head, and :math:`P_0`. Derivatives are densities: the
+        Euclidean ones :math:`g_j` are ``grid.weights`` times them, and a part's is the sum of these
+        over its positions. Heads that a layer has fewer than the one that has most have zeros.
+
+    Raises
+    ------
+    ValueError
+        If no layer has heads, or some have attention of your own, which may not read log weights;
+        if `flow` is no `ResidualFlow`, the loss no function, the example no pair, or x does not fit
+        the grid.
 
     Examples
     --------
@@ -130,13 +174,44 @@ def mask_path(
               \sum_j c_j = J(\text{whole}) - J(\text{chosen at } w_0)
 
     by Gauss--Legendre quadrature: `nodes` mask gradients one after another, and two forward passes
-    for the loss at both ends, which tell the quadrature's error in the sum of all positions. Leave
-    the first position out of `chosen`: many heads rest on it, and without it the integrand swings.
+    for the loss at both ends, which tell the quadrature's error in the sum of all positions.
 
-    Arguments and errors are those of `mask_gradient`; `chosen`, booleans, says which positions come
-    in, while the others weigh the same all along, and `least` is :math:`w_0`, between 0 and 1. The
-    grid's log weights are added. With its parts, by
-    ``grid.weighted(jnp.zeros(grid.size), parts)``, each part goes on reading itself.
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step. Layers that have heads have attention, or a recurrent layer, of
+        this library.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x. Its log weights are added to those of the path.
+        With its parts, by ``grid.weighted(jnp.zeros(grid.size), parts)``, each part goes on reading
+        itself.
+    chosen
+        Booleans of shape ``(length,)``: the positions that come in, while the others weigh the same
+        all along. Leave the first position out: many heads rest on it, and without it the integrand
+        swings.
+    nodes
+        The number of quadrature nodes, a positive whole number.
+    least
+        :math:`w_0`, the weight at which the chosen positions begin, between 0 and 1.
+
+    Returns
+    -------
+    MaskPath
+        The loss at both ends, and the integral by layer and head, a density: ``grid.weights`` times
+        it is :math:`c_j`.
+
+    Raises
+    ------
+    ValueError
+        If `chosen`, `nodes` or `least` is none of these; if no layer has heads, or some have
+        attention of your own, which may not read log weights; if `flow` is no `ResidualFlow`, the
+        loss no function, the example no pair, or x does not fit the grid.
 
     Examples
     --------
@@ -149,13 +224,16 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    heads, (x, y) = _heads(flow), require_loss(terminal_loss, example)
+    heads = _heads(flow)
+    x, y = require_loss(terminal_loss, example)
     require_grid(grid)
     holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
-    got, expected = described(chosen), f"booleans, one for each of {grid.size} positions"
+    got = described(chosen)
+    expected = f"booleans, one for each of {grid.size} positions"
     cure = "Pass for example parts >= 0."
     require(holds, "chosen", got=got, expected=expected, cure=cure)
-    nodes, between = as_int(nodes, "nodes"), isinstance(least, Real) and 0 < least < 1
+    nodes = as_int(nodes, "nodes")
+    between = isinstance(least, Real) and 0 < least < 1
     cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
     require(between, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
     log_weights = _log_weights(grid)
@@ -182,7 +260,8 @@ def mask_path(
 
 def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
     """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient."""
-    (points, shares), first = np.polynomial.legendre.leggauss(nodes), math.log(least)
+    points, shares = np.polynomial.legendre.leggauss(nodes)
+    first = math.log(least)
     return np.stack([first * (1 - points) / 2, -first * shares / 2])
 
 

@@ -17,11 +17,16 @@ from lim_jax.loss.losses import Labels, checked_queries, logit_residual
 class QueryMasses(NamedTuple):
     r"""The query weights :math:`\alpha` of a loss by region (left, middle, right).
 
-    `masses` are :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`), `squares`
-    :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
-    (`eq:continuum-query-right-bias`); on point regions of tokens :math:`L^2` times the average of
-    :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`). Masses compare regions of different
-    length, so it is these that decide.
+    Masses compare regions of different length, so it is the averages of squares that decide.
+
+    Attributes
+    ----------
+    masses
+        :math:`\omega_B = \sum_{i \in B}\alpha_i` (`eq:query-mass-discrete`), of shape ``(3,)``.
+    squares
+        :math:`|B|^{-1}\int_B \chi^2` of the density :math:`\chi_i = \alpha_i/\Delta p_i`
+        (`eq:continuum-query-right-bias`), of shape ``(3,)``; on point regions of tokens :math:`L^2`
+        times the average of :math:`\alpha_i^2` (`eq:right-biased-squared-query-mass`).
     """
 
     masses: Float[Array, "3"]
@@ -34,7 +39,10 @@ class QueryMasses(NamedTuple):
 
     @property
     def right_biased_by_squares(self) -> Bool[Array, ""]:
-        r"""The same of the averages of squares (`eq:right-biased-squared-query-mass`)."""
+        """Whether the right's average of squares is above the middle's beyond rounding.
+
+        `eq:right-biased-squared-query-mass`.
+        """
         return _above_the_middle(self.squares)
 
 
@@ -45,11 +53,30 @@ def _above_the_middle(regional: Float[Array, "3"]) -> Bool[Array, ""]:
 
 
 def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> QueryMasses:
-    """Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
+    r"""Sum query weights, and average the squares of their density, over E_L, E_M and E_R.
 
     The result says whether queries are right-biased, by masses (`eq:right-biased-query-mass`) or by
-    squares: by masses even queries are where delta is above 1/3. Weights that are negative or do
-    not sum to one raise EquinoxRuntimeError.
+    squares: by masses even queries are where delta is above 1/3.
+
+    Parameters
+    ----------
+    query_weights
+        The loss's weights :math:`\alpha_i` of positions, of shape ``(length,)``: not negative, with
+        the sum one. They are no density.
+    regions
+        The regions E_L, E_M and E_R, from `boundary_regions` on the loss's grid.
+
+    Returns
+    -------
+    QueryMasses
+        The masses and the averages of squares, three numbers each.
+
+    Raises
+    ------
+    ValueError
+        If `regions` are no `Regions`, or the weights are not on their grid.
+    EquinoxRuntimeError
+        If a weight is negative, infinite or NaN, or the weights do not sum to one.
 
     Examples
     --------
@@ -69,9 +96,30 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
 
 
 def readout_support(query_weights: Float[Array, " length"], radius: int) -> Float[Array, " length"]:
-    """Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
+    r"""Mark with 1 where the terminal covector of a local readout may differ from zero, else 0.
 
     The tokens within `radius` of a query (`eq:local-readout-support`).
+
+    Parameters
+    ----------
+    query_weights
+        The loss's weights :math:`\alpha_i` of positions, of shape ``(length,)``: not negative, with
+        the sum one. A position of positive weight is a query.
+    radius
+        How many tokens on each side of a query the readout sees, a whole number from 0 on, known
+        before tracing.
+
+    Returns
+    -------
+    Array
+        Ones and zeros, in the precision of the weights, of shape ``(length,)``.
+
+    Raises
+    ------
+    ValueError
+        If the weights are no floats along one axis, or `radius` is no such number.
+    EquinoxRuntimeError
+        If a weight is negative, infinite or NaN, or the weights do not sum to one.
 
     Examples
     --------
@@ -95,11 +143,44 @@ def readout_residual_energies(
 ) -> Float[Array, " length"]:
     r"""Compute :math:`\rho_i = \mathbb E\,\|C_i^*(\mathrm{softmax}(H_i) - Y_{i+1})\|^2`.
 
-    The derivative of the cross-entropy of token i in the state of token i
-    (`eq:finite-recency-energy-contrast`), without query weights, of every example's terminal states
-    and their labels, rows or class numbers. Labels of another sum than one scale the softmax, as in
-    `loss.logit_residual`. A ``readout(x, grid)`` that is not tokenwise raises EquinoxRuntimeError,
-    as a class number outside the vocabulary does.
+    The square of the derivative of token i's cross-entropy in the state of token i
+    (`eq:finite-recency-energy-contrast`), without query weights, averaged over examples.
+
+    Parameters
+    ----------
+    readout
+        A function ``readout(x, grid)`` from states to logits that is tokenwise, such as
+        `LinearReadout` or `TokenwiseReadout`.
+    states
+        The terminal states of every example, of shape ``(examples, length, width)``.
+    targets
+        The labels of every position: class numbers, of shape ``(examples, length)``, or rows, of
+        shape ``(examples, length, vocabulary)``. Rows of another sum than one scale the softmax, as
+        in `loss.logit_residual`.
+    regions
+        The regions, from `boundary_regions`, on whose grid the states are; the energies are the
+        same for all regions of a grid.
+
+    Returns
+    -------
+    Array
+        :math:`\rho_i`, of shape ``(length,)``: squares of Euclidean derivatives, no densities.
+
+    Raises
+    ------
+    ValueError
+        If `regions` are no `Regions`, the states are not on their grid, or the targets are not of
+        the same examples and positions.
+    EquinoxRuntimeError
+        If the readout reads several tokens for one token's logits, or a class number is outside the
+        vocabulary.
+
+    Examples
+    --------
+    >>> regions = lim.boundary_regions(lim.token_grid(3), "1/3")
+    >>> zeros, classes = jnp.zeros((1, 3, 2)), jnp.zeros((1, 3), int)
+    >>> readout_residual_energies(lambda x, grid: x, zeros, classes, regions).tolist()
+    [0.5, 0.5, 0.5]
     """
     require_regions(regions)
     require_on_grid(states, regions.grid, "states", "examples length width")

@@ -37,8 +37,31 @@ def interaction_orders(
     channel, and the rows up to the number of layers sum to :math:`P_0`. One reverse sweep carries
     all orders.
 
-    Arguments and errors are those of `adjoint_trajectory`, and the `highest` order, a whole number
-    known before tracing and at most the number of layers.
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none.
+    grid
+        The positions of x, in the precision of x.
+    highest
+        The highest order, a whole number from 0 to the number of layers, known before tracing.
+
+    Returns
+    -------
+    Array
+        A density for each order, of shape ``(highest + 1, length, width)``.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ResidualFlow`, the loss no function, the example no pair, x does not fit
+        the grid, or `highest` is no such number.
 
     Examples
     --------
@@ -78,10 +101,37 @@ def interaction_norms(
     r"""Bound :math:`\|B_k\|` of every layer along the flow from x, from both sides.
 
     For the one-field recursion the largest over :math:`\varepsilon` is :math:`\Lambda`
-    (`eq:adjoint-operator-bound`). Of each layer of a flow of any step there is `attained`, which a
-    vector attains, and `upper`, which is too small with the probability `failure`, below 1/2.
-    `steps` is the dimension of each layer's Krylov space. Differentiable once
-    (NotImplementedError).
+    (`eq:adjoint-operator-bound`). Norms are those on :math:`L^2` of the grid.
+
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step.
+    x
+        The input of one example, of shape ``(length, width)``.
+    grid
+        The positions of x, in the precision of x.
+    key
+        The random key of the vector from which every layer's search starts.
+    steps
+        The dimension of each layer's Krylov space, a positive whole number. With as many steps as x
+        has numbers, or more, both bounds are the norm itself.
+    failure
+        The probability, of each layer by itself, that ``upper`` is below the norm: above 0 and
+        below 1/2, known before tracing.
+
+    Returns
+    -------
+    NormBounds
+        ``attained``, which a vector attains, and ``upper``, each a number for every layer.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ResidualFlow`, x does not fit the grid, or `key`, `steps` or `failure` is
+        none of these.
+    NotImplementedError
+        If the norms are differentiated twice: they are differentiable once.
 
     Examples
     --------
@@ -109,7 +159,37 @@ def splitting_remainders(
 
     `eq:residual-jacobian-remainder`, with :math:`A_k = \zeta(t_k)\,D\mathscr F(X_k)`: how far a
     layer's derivative is from that of the one-field step. Zero for `euler`, for `split` of the
-    order of :math:`\varepsilon^2`. Arguments are those of `interaction_norms`.
+    order of :math:`\varepsilon^2`. Norms are those on :math:`L^2` of the grid.
+
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step, whose layers are functions ``field(x, context, grid)``.
+    x
+        The input of one example, of shape ``(length, width)``.
+    grid
+        The positions of x, in the precision of x.
+    key
+        The random key of the vector from which every layer's search starts.
+    steps
+        The dimension of each layer's Krylov space, a positive whole number. With as many steps as x
+        has numbers, or more, both bounds are the norm itself.
+    failure
+        The probability, of each layer by itself, that ``upper`` is below the norm: above 0 and
+        below 1/2, known before tracing.
+
+    Returns
+    -------
+    NormBounds
+        ``attained``, which a vector attains, and ``upper``, each a number for every layer.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ResidualFlow`, a layer cannot be called, x does not fit the grid, or `key`,
+        `steps` or `failure` is none of these.
+    NotImplementedError
+        If the norms are differentiated twice: they are differentiable once.
 
     Examples
     --------
@@ -133,7 +213,19 @@ def splitting_remainders(
 
 
 class GeneratorNorms(NamedTuple):
-    """Bounds on the norm of a continuous flow's generator at some depth times."""
+    """Bounds on the norm of a continuous flow's generator at some depth times.
+
+    Attributes
+    ----------
+    attained
+        What a vector attains at each time, never above the norm.
+    upper
+        The upper bound at each time, below the norm with the probability of failure asked for.
+    times
+        The depth times.
+    horizon
+        The depth T of the flow.
+    """
 
     attained: Float[Array, "*examples times"]
     upper: Float[Array, "*examples times"]
@@ -160,8 +252,43 @@ def generator_norms(
     r"""Bound :math:`|\zeta(t)|\,\|D\mathscr F_{\theta_t}(X_t)^*\|` along a continuous flow.
 
     `eq:adjoint-operator-bound`: :math:`\Lambda` is its supremum over t. The largest over the
-    increasing depth `times` is below it by what the norm changes between them. The other arguments
-    are those of `interaction_norms`; in the example :math:`\Lambda = 2`, at the horizon 1.
+    depth times is below it by what the norm changes between them. In the example
+    :math:`\Lambda = 2`, at the horizon 1. Norms are those on :math:`L^2` of the grid.
+
+    Parameters
+    ----------
+    flow
+        The continuous depth flow.
+    x
+        The input of one example, of shape ``(length, width)``.
+    grid
+        The positions of x, in the precision of x.
+    times
+        The depth times at which the norm is bounded, increasing, from 0 to the flow's horizon.
+    key
+        The random key of the vector from which every search starts.
+    steps
+        The dimension of the Krylov space at each time, a positive whole number. With as many steps
+        as x has numbers, or more, both bounds are the norm itself.
+    failure
+        The probability, of each time by itself, that ``upper`` is below the norm: above 0 and below
+        1/2, known before tracing.
+
+    Returns
+    -------
+    GeneratorNorms
+        Both bounds at every time; ``norms.amplification`` is :math:`e^{T\Lambda} - 1` of the
+        largest upper one.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ContinuousFlow`, x does not fit the grid, or `times`, `key`, `steps` or
+        `failure` is none of these.
+    EquinoxRuntimeError
+        If the times do not increase within the horizon, a state is not finite, or the solver fails.
+    NotImplementedError
+        If the norms are differentiated twice: they are differentiable once.
 
     Examples
     --------
@@ -191,9 +318,14 @@ def generator_norms(
 class Amplification(NamedTuple):
     r"""Bounds c on :math:`\|P_0 - P_T\| \le c\,\|P_T\|`, as certain as the norms they come from.
 
-    The paper's `exponential` :math:`e^{T\Lambda} - 1` (`eq:residual-stability-bound`), the sharper
-    `product` :math:`\prod_k (1 + \|B_k\|) - 1`, and `products`, the same of the layers from each
-    on.
+    Attributes
+    ----------
+    exponential
+        The paper's :math:`e^{T\Lambda} - 1` (`eq:residual-stability-bound`).
+    product
+        The sharper :math:`\prod_k (1 + \|B_k\|) - 1`.
+    products
+        The same product of the layers from each on, of shape ``(layers,)``; the first is `product`.
     """
 
     exponential: Scalar
@@ -204,10 +336,27 @@ class Amplification(NamedTuple):
 def amplification(norms: NormBounds) -> Amplification:
     r"""Bound the change of the terminal covector by the upper bounds on the layers' norms.
 
-    c of `eq:residual-stability-bound`, from the `interaction_norms` of one example.
-    :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never the larger of the two. Of M layers
-    they fail with at most M times the norms' probability of failure. An upper bound below what a
-    vector attains raises EquinoxRuntimeError.
+    c of `eq:residual-stability-bound`. :math:`T\Lambda = M\max_k\|B_k\|`, so the product is never
+    the larger of the two. Of M layers they fail with at most M times the norms' probability of
+    failure.
+
+    Parameters
+    ----------
+    norms
+        The `interaction_norms` of one example; of several, `vmap` over them. For a continuous flow
+        take ``generator_norms(...).amplification`` in place of this.
+
+    Returns
+    -------
+    Amplification
+        The bounds ``exponential`` and ``product``, and ``products`` of the layers from each on.
+
+    Raises
+    ------
+    ValueError
+        If `norms` are no `NormBounds`, or not a number for each layer.
+    EquinoxRuntimeError
+        If an upper bound is below what a vector attains, or a norm is negative.
 
     Examples
     --------
@@ -266,7 +415,8 @@ def _bounds_at(
 
         def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
             arrays, state = arguments
-            combined, root = eqx.combine(arrays, static), jnp.sqrt(grid.weights)[:, None]
+            combined = eqx.combine(arrays, static)
+            root = jnp.sqrt(grid.weights)[:, None]
             _, push = jax.linearize(lambda x: change(combined, x), state)
             return lambda vector: root * push(vector / root)
 

@@ -21,7 +21,24 @@ Result = TypeVar("Result")
 
 
 class AttentionSites(NamedTuple):
-    """Every layer's attention, with a leading layer axis, and where it is linearised."""
+    r"""Every layer's attention, with a leading layer axis, and where it is linearised.
+
+    Attributes
+    ----------
+    attention
+        The attention of all layers: arrays have a leading layer axis. Weights that are fetched, or
+        layers of several kinds, are held as in `ResidualFlow.layers`; `map_sites` goes through
+        them.
+    increments
+        :math:`\varepsilon\zeta(t_k)`, of shape ``(depth,)``.
+    step
+        :math:`\varepsilon`, the same for each layer, of shape ``(depth,)``.
+    states
+        The state that each layer's attention reads, of shape ``(depth, length, width)``.
+    covectors
+        The covector that it pulls back, a density of the states' shape: :math:`P_{k+1}`, carried
+        back by the later stages of the layer.
+    """
 
     # With a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`.
     attention: Any
@@ -39,9 +56,31 @@ def attention_sites(
 ) -> AttentionSites:
     r"""Find every layer's attention, the state that it reads and the covector that it pulls back.
 
-    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`). `states`
-    and `covectors` are :math:`X_0, \dots, X_M` and :math:`P_0, \dots, P_M`, as `adjoint_trajectory`
-    gives them. Layers without heads, and steps other than `euler` and `split`, raise ValueError.
+    The terms of the cone channel are made of these (`eq:depth-integrated-cone-channel`).
+
+    Parameters
+    ----------
+    flow
+        The depth flow, whose ``step`` is `euler` or `split`, and some of whose layers have heads.
+    states
+        :math:`X_0, \dots, X_M`, of shape ``(M + 1, length, width)``, as `adjoint_trajectory` gives
+        them.
+    covectors
+        :math:`P_0, \dots, P_M`, densities, of the states' shape, as `adjoint_trajectory` gives
+        them.
+    grid
+        The positions of the states.
+
+    Returns
+    -------
+    AttentionSites
+        Attention, increments, states and covectors, with a leading axis of layers.
+
+    Raises
+    ------
+    ValueError
+        If no layer has heads, the step is another one, or states or covectors do not fit the grid
+        and the number of layers.
     """
     require_attention(flow)
     for values, name in ((states, "states"), (covectors, "covectors")):
@@ -67,7 +106,8 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
     """Map a function of a layer's attention, None where there is none, and its site over layers."""
     rest = sites._replace(attention=None)
     if isinstance(sites.attention, LayersByKind):
-        call, numbers = sites.attention.call, sites.attention.numbers
+        call = sites.attention.call
+        numbers = sites.attention.numbers
         return jax.lax.map(
             lambda each: call(lambda attention: function(attention, each[1]), each[0]),
             (numbers, rest),
@@ -92,7 +132,8 @@ def require_softmax(attention: Any, reason: str) -> None:
     """Raise ValueError unless all of some layers, of whatever kind, are attention by a softmax."""
     kinds = attention_kinds(attention)
     others = [type(kind).__name__ for kind in kinds if not isinstance(kind, CausalAttention)]
-    got, expected = " and ".join(others), "CausalAttention in every layer"
+    got = " and ".join(others)
+    expected = "CausalAttention in every layer"
     require(not others, "attention", got=got, expected=expected, cure=reason)
 
 

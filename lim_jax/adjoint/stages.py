@@ -64,7 +64,8 @@ def pull_back_stages(
     flow: ResidualFlow, layer: tuple[Any, Scalar], x: State, covector: State, grid: Grid
 ) -> list[Stage]:
     r"""Carry a covector back through the residual stages of one layer, the last stage first."""
-    fields, increment = _stages(flow, layer), layer[1]
+    fields = _stages(flow, layer)
+    increment = layer[1]
     states = [x]
     for stage in fields[:-1]:
         states.append(euler(stage, states[-1], grid, increment))
@@ -83,7 +84,8 @@ def linearised_stages(
     """Linearise the residual stages of one layer, the last first, each once for all covectors."""
     # A field, its state and its `Pull` for each. A sparse covector needs a network that keeps keys
     # and values (`has_kv_cache`), on a token grid.
-    fields, increment = _stages(flow, layer), layer[1]
+    fields = _stages(flow, layer)
+    increment = layer[1]
 
     def scaled(pull: Pull) -> Pull:
         return lambda *inputs: jax.tree.map(lambda part: increment * part, pull(*inputs))
@@ -98,7 +100,8 @@ def linearised_stages(
 
 def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
     """The fields of a layer's residual stages in order; raise ValueError where it has none."""
-    got, expected = getattr(flow.step, "__name__", repr(flow.step)), "euler or split"
+    got = getattr(flow.step, "__name__", repr(flow.step))
+    expected = "euler or split"
     cure = "Other steps have no exact residual stages; for the limit take continuous_adjoint."
     require(flow.step in (euler, split), "flow.step", got=got, expected=expected, cure=cure)
     return (layer[0],) if flow.step is euler else layer[0].sublayers
@@ -120,7 +123,8 @@ def with_rows(heads: Heads, most: int) -> Float[Array, "most length width"]:
 
 def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
     """Linearise attention or a recurrent layer at x, once for all covectors and heads."""
-    weights, softmax = grid.weights[:, None], isinstance(attention, CausalAttention)
+    weights = grid.weights[:, None]
+    softmax = isinstance(attention, CausalAttention)
     where = attention.rope(grid) if softmax else grid
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, where), x)
     heads = heads_of(attention)
@@ -148,7 +152,8 @@ def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
         local, *pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        total, of_sparse = [each.sum(axis=0) for each in pulled], None
+        total = [each.sum(axis=0) for each in pulled]
+        of_sparse = None
         if sparse is not None:
             if softmax:
                 rows, *of_rows = _pull_rows(attention, x, each_head, sparse, grid)
@@ -178,7 +183,8 @@ def _pull_rows(
 ) -> tuple[Array, ...]:
     """Carry a sparse covector back through attention of its rows: to the rows and the sources."""
     assert isinstance(grid, CellGrid)
-    positions, weights = sparse.positions, grid.weights[sparse.positions][:, None]
+    positions = sparse.positions
+    weights = grid.weights[sparse.positions][:, None]
 
     def read(rows: Array, key: Array, value: Array) -> Array:
         def read_row(position: Array, row: Array) -> Array:

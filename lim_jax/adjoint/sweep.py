@@ -25,10 +25,19 @@ SIGNATURE = "of the terminal state and its labels"
 
 
 class AdjointTrajectory(NamedTuple):
-    r"""A flow and its adjoint along depth: densities :math:`P_0, \dots, P_M`, as `covectors`.
+    r"""A flow and its adjoint along depth.
 
-    `loss` is the terminal one (`eq:single-example-loss`); `times` and `states` are as in
-    `flow.Trajectory`.
+    Attributes
+    ----------
+    loss
+        The terminal loss of the example, a scalar (`eq:single-example-loss`).
+    times
+        The depth times :math:`t_0 = 0, \dots, t_M = T` of states and covectors.
+    states
+        :math:`X_0, \dots, X_M`, of shape ``(M + 1, length, width)``.
+    covectors
+        :math:`P_0, \dots, P_M`, densities, of the states' shape: a Euclidean gradient is
+        :math:`\Delta p_i` times the covector at i.
     """
 
     loss: Scalar
@@ -55,14 +64,34 @@ def run_forward(
 
 
 def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) -> State:
-    r"""The terminal covector :math:`P_T = DH(X_T)^*(\dots)` as a density.
+    r"""Compute the terminal covector :math:`P_T = DH(X_T)^*(\dots)` as a density.
 
     The gradient of the loss of the terminal state, divided by :math:`\Delta p`: for cross-entropies
     `eq:terminal-adjoint-softmax` times L (the field under :math:`\mathcal E_L`), in the continuum
     `eq:continuum-terminal-adjoint`, for query weights `eq:autoregressive-terminal-adjoint`. Through
     the readout it is `eq:tokenwise-terminal-adjoint` (linear, `eq:linear-readout-discrete-adjoint`
-    and `eq:linear-readout-continuum-adjoint`), or from a window `eq:local-readout-adjoint`. The
-    example is a terminal state and its labels.
+    and `eq:linear-readout-continuum-adjoint`), or from a window `eq:local-readout-adjoint`.
+
+    Parameters
+    ----------
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout.
+    example
+        A pair ``(state, y)``: the terminal state :math:`X_T`, of shape ``(length, width)``, and its
+        labels, any pytree, or None where the loss looks at none.
+    grid
+        The positions of the state.
+
+    Returns
+    -------
+    Array
+        :math:`P_T`, a density, of the state's shape.
+
+    Raises
+    ------
+    ValueError
+        If the loss is no function, the example no pair, or the state not on the grid.
 
     Examples
     --------
@@ -82,15 +111,35 @@ def adjoint_trajectory(
     r"""Flow forward, then carry the terminal covector back through every layer.
 
     :math:`P_k = (D X_{k+1}/D X_k)^* P_{k+1}`, the adjoint taken in the grid's pairing
-    (`eq:residual-adjoint-step`): the exact discrete form of `eq:adjoint` for either step function.
+    (`eq:residual-adjoint-step`): the exact discrete form of `eq:adjoint` for any step function.
     :math:`P_0` gives the first variation of the loss, :math:`\frac{d}{d\epsilon}\mathscr L(X_0 +
     \epsilon\xi) = \langle P_0, \xi\rangle` (`eq:first-variation`), and
     :math:`\langle P_k, U_k\rangle` is the same at every depth along a tangent U.
 
-    The ``terminal_loss(state, y) -> scalar`` is for example a cross-entropy of a readout. A method
-    of a Module, or a function with a name, is compiled once for all labels of the same shapes; a
-    new lambda is compiled anew. The example is a pair ``(x, y)``: its input :math:`X_0`, on the
-    grid, and its labels, any pytree, or None.
+    Parameters
+    ----------
+    flow
+        The depth flow, of any step.
+    terminal_loss
+        A function ``terminal_loss(state, y)`` that returns a scalar, for example a cross-entropy of
+        a readout. A method of a Module, or a function with a name, is compiled once for all labels
+        of the same shapes; a new lambda is compiled anew.
+    example
+        A pair ``(x, y)``: the input :math:`X_0`, of shape ``(length, width)``, and its labels, any
+        pytree, or None where the loss looks at none. Of a batch, `vmap` over examples.
+    grid
+        The positions of x, in the precision of x.
+
+    Returns
+    -------
+    AdjointTrajectory
+        The loss, the states and the covectors at every depth, which are densities.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is no `ResidualFlow`, the loss no function, the example no pair, or x does not fit
+        the grid.
 
     Examples
     --------

@@ -55,7 +55,15 @@ Sources = tuple[Float[Array, "groups size"], Float[Array, "groups features"]]
 
 
 class Parts(NamedTuple):
-    """The images of one tangent or covector under the local operator B and the kernel K."""
+    r"""The images of one tangent or covector under the local operator B and the kernel K.
+
+    Attributes
+    ----------
+    local
+        :math:`B\xi` of a tangent :math:`\xi`, or :math:`B^*P` of a covector P.
+    kernel
+        :math:`K\xi` of a tangent, or :math:`K^*P` of a covector.
+    """
 
     local: State
     kernel: State
@@ -67,6 +75,30 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     `eq:volterra-linearization`. Their sum is :math:`D\mathscr F(X)\xi`: of one head
     `eq:attention-linearization-exact`, of a whole field `eq:multihead-volterra-derivative`.
 
+    Parameters
+    ----------
+    field
+        Any function ``field(x, context, grid)`` of the two slots, for example a `TransformerField`
+        or its ``attention``.
+    x
+        The state at which the field is linearised, of shape ``(length, width)``; it stands in both
+        slots.
+    tangent
+        :math:`\xi`, a change of the state, of the shape and the precision of x.
+    grid
+        The positions of x.
+
+    Returns
+    -------
+    Parts
+        :math:`B\xi` and :math:`K\xi`, changes of the field's output.
+
+    Raises
+    ------
+    ValueError
+        If the field cannot be called, x or the tangent does not fit the grid, or the tangent has
+        another width or precision than x.
+
     Examples
     --------
     >>> field = lambda x, context, grid: 2 * x + 3 * context
@@ -75,7 +107,8 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
     _require_tangent(field, x, tangent, grid, "tangent")
-    got, expected = f"{tangent.dtype}", f"the state's {x.dtype}"
+    got = f"{tangent.dtype}"
+    expected = f"the state's {x.dtype}"
     cure = "Cast one of them: a tangent lies in the space of its state."
     require(tangent.dtype == x.dtype, "tangent", got=got, expected=expected, cure=cure)
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
@@ -84,9 +117,33 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
 
 
 def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
-    r"""Carry a covector back through the linearised field: :math:`B^*P` and :math:`K^*P` apart.
+    """Carry a covector back through the linearised field: :math:`B^*P` and :math:`K^*P` apart.
 
     `eq:volterra-adjoint`, by one vector-Jacobian product in both slots.
+
+    Parameters
+    ----------
+    field
+        Any function ``field(x, context, grid)`` of the two slots, for example a `TransformerField`
+        or its ``attention``.
+    x
+        The state at which the field is linearised, of shape ``(length, width)``; it stands in both
+        slots.
+    covector
+        P, a density, of the shape of x.
+    grid
+        The positions of x.
+
+    Returns
+    -------
+    Parts
+        :math:`B^*P` and :math:`K^*P`, densities.
+
+    Raises
+    ------
+    ValueError
+        If the field cannot be called, x or the covector does not fit the grid, or the covector has
+        another width than x.
 
     Examples
     --------
@@ -103,10 +160,32 @@ def pull_back(field: Field, x: State, covector: State, grid: Grid) -> Parts:
 
 
 def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length width width"]:
-    r"""The local operator as one matrix :math:`B_i` for each token.
+    """Compute the local operator as one matrix :math:`B_i` for each token.
 
     `eq:attention-local-operator` and the tokenwise derivatives. B mixes no tokens, so a tangent
     that is the same at every token reads a column of all blocks at once, exactly.
+
+    Parameters
+    ----------
+    field
+        Any function ``field(x, context, grid)`` that reads its first slot token by token, for
+        example a `TransformerField` or its ``attention``.
+    x
+        The state at which the field is linearised, of shape ``(length, width)``; it stands in both
+        slots.
+    grid
+        The positions of x.
+
+    Returns
+    -------
+    Array
+        :math:`B_i` of shape ``(length, width, width)``: row a and column b of each matrix is the
+        derivative of the output's component a in the state's component b.
+
+    Raises
+    ------
+    ValueError
+        If the field cannot be called, or x does not fit the grid.
 
     Examples
     --------
@@ -121,12 +200,32 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
 
 
 class KernelFactors(NamedTuple):
-    r"""The factors of the blocks :math:`K(p_i, p_j)`, over heads h and positions.
+    r"""The factors of the blocks :math:`K(p_i, p_j)` of attention, over heads h and positions.
 
-    Of attention at `states`: `kernel` is :math:`A^h(p_i, p_j)`, a density in j, `query`
-    :math:`q^h_i/\sqrt{d_k}`, and `value` and `output` are :math:`v^h_j` and :math:`o^h_i`
-    (`eq:one-head-attention-mean-value`). `slope` is the derivative of capped scores
-    (`score_slopes`), or None. Derivatives of keys and values are taken one token at a time.
+    Make them with `kernel_factors`. Derivatives of keys and values are taken one token at a time.
+
+    Attributes
+    ----------
+    attention
+        The attention, its arrays in float32 at least.
+    states
+        The states at which it is linearised, of shape ``(length, width)``.
+    rope
+        What queries and keys know of their positions (`AttentionMask.rope`), or None.
+    kernel
+        :math:`A^h(p_i, p_j)`, a density in j, of shape ``(heads, length, length)``: each row's
+        products with the prefix weights sum to one, or to less where there is a sink.
+    query
+        :math:`q^h_i/\sqrt{d_k}`, of shape ``(heads, length, size)``.
+    value
+        :math:`v^h_j`, of shape ``(heads, length, features)``.
+    output
+        What a head reads, :math:`o^h_i` (`eq:one-head-attention-mean-value`), of the values' shape.
+    slope
+        The derivative of capped scores in the scores before the cap, of the kernel's shape; None
+        where scores have no cap.
+    gates
+        The factors of what heads read, of the outputs' shape; None where there are no gates.
     """
 
     attention: CausalAttention
@@ -207,10 +306,41 @@ class KernelFactors(NamedTuple):
 
 
 def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFactors:
-    """Evaluate the factors of the blocks of `eq:attention-nonlocal-kernel`, in float32 at least."""
+    """Evaluate the factors of the blocks of `eq:attention-nonlocal-kernel`, in float32 at least.
+
+    Parameters
+    ----------
+    attention
+        The attention sublayer, for example ``field.attention``: `CausalAttention` that attends by a
+        function of this library.
+    x
+        The states at which it is linearised, of shape ``(length, width)``.
+    grid
+        The positions of x.
+
+    Returns
+    -------
+    KernelFactors
+        The factors; ``factors.column(j)``, j an array, forms the blocks :math:`K(p_i, p_j)`, and
+        ``push_column`` and ``pull_column`` apply them without forming them.
+
+    Raises
+    ------
+    ValueError
+        If `attention` is anything else, whose blocks have no closed form here, or x does not fit
+        the grid.
+
+    Examples
+    --------
+    >>> averaging, x = lim.limits.averaging_attention(), jnp.ones((2, 1))
+    >>> factors = kernel_factors(averaging, x, lim.token_grid(2))
+    >>> factors.column(jnp.array(0))[:, 0, 0].tolist()  # 1/p_i, of the mean over the prefix
+    [2.0, 1.0]
+    """
     _require_attention(attention, x, grid)
     attention, x = promote((attention, x))
-    rope, grid = attention.rope(grid), attention.prefixes(grid)
+    rope = attention.rope(grid)
+    grid = attention.prefixes(grid)
     query = attention.queries(x, rope)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, rope))
     kernel = attention.of_heads(partial(continued_kernel, grid=grid), query, key)
@@ -219,7 +349,8 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     slope = None
     if attention.cap is not None:
         slope = jax.vmap(partial(score_slopes, cap=attention.cap))(query, key)
-    query, gates = query / math.sqrt(query.shape[-1]), attention.gates(x)
+    query = query / math.sqrt(query.shape[-1])
+    gates = attention.gates(x)
     return KernelFactors(attention, x, rope, kernel, query, value, output, slope, gates)
 
 
@@ -234,13 +365,34 @@ def causal_by_construction(field: Any) -> bool:
 
 
 def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
-    r"""Whether a field takes anything to the positions before a cut from those after it.
+    r"""Return whether a field takes anything to the positions before a cut from those after it.
 
     `rem:attention-measure-scope` excludes such fields: a statistic of the whole context adds a
     channel that is not Volterra's. The test makes one pull for each of some :math:`\log_2 L` cuts,
     before the second position, before the last, and evenly between: a random covector before the
     cut must give nothing after it, in either slot. It does not see what reads less far ahead
     between two cuts, and nothing on panels, whose prefix integrals are of an interpolant.
+
+    Parameters
+    ----------
+    field
+        Any function ``field(x, context, grid)`` of the two slots.
+    x
+        The state at which the field is linearised, of shape ``(length, width)``; it stands in both
+        slots.
+    grid
+        The positions of x. With one position, or on Gauss--Legendre panels, the answer is False
+        without a test.
+
+    Returns
+    -------
+    Array
+        A boolean of shape ``()``.
+
+    Raises
+    ------
+    ValueError
+        If the field cannot be called, or x does not fit the grid.
 
     Examples
     --------

@@ -1,4 +1,5 @@
 from . import answer as answer
+from . import answer_losses as answer_losses
 from . import asking as asking
 from . import by_token as by_token
 from . import comparing as comparing

@@ -78,7 +78,8 @@ class Answer(NamedTuple):
     @property
     def finding(self) -> str:
         """Which document gave most, in a sentence, and what all of them give."""
-        signed, foil = METHODS[self.method].signed, shown_answer(self.foil, cut=False)
+        signed = METHODS[self.method].signed
+        foil = shown_answer(self.foil, cut=False)
         said = [finding_of(self.parts, self.shown, foil, signed=signed)]
         if self.given is not None:
             whole = sum(part.score for part in self.parts if part.kind == "document")
@@ -91,7 +92,7 @@ class Answer(NamedTuple):
         return " ".join(said)
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers and words, as answer.json has them."""
+        """Return plain numbers and words, as answer.json has them."""
         names = FILES["answer.json, parts"]
         return {
             "question": self.question,
@@ -105,9 +106,22 @@ class Answer(NamedTuple):
         }
 
     def compare(self, second: "Answer") -> ComparedAnswers:
-        """The scores of each part in this answer and in a second, such as one without a document.
+        """Compare the scores of each part in this answer and in a second.
 
-        Raise ValueError where methods differ, one alone has a foil, or no document is in both.
+        Parameters
+        ----------
+        second
+            The other answer, by the same method, such as one that lacks a document.
+
+        Returns
+        -------
+        ComparedAnswers
+            The scores of each part in both.
+
+        Raises
+        ------
+        ValueError
+            Where methods differ, one alone has a foil, or no document is in both.
         """
         return compare_answers(self.record(), second.record())
 

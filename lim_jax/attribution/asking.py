@@ -34,7 +34,22 @@ from lim_jax.prompts.reading import Line, context_of_line, read_documents, space
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
+    """A question with its documents, and how its answer is to be explained; as `ask` takes them."""
+
+    question: str
+    documents: AnyPath | Sequence[str | Document]
+    method: str
+    parts: AnswerParts | None
+    document_parts: DocumentParts | None
+    chat: bool
+    answer: str | None
+    answer_tokens: int
+    foil: str
+    max_length: int
+
+
+class ReadQuestion(NamedTuple):
     """A question that was read: what the model will read, and how its answer is to be scored.
 
     Attributes
@@ -43,22 +58,18 @@ class Asked(NamedTuple):
         The question, and the line of a file that would ask it.
     read
         The context, or the prompt whose answer the model is to give.
-    loss, method
-        Their names.
+    loss
+        Its name.
     answer_parts, document_parts
         How the answer and the documents are cut.
-    answer_tokens
-        The most tokens of the model's own answer.
     """
 
-    question: str
+    question: Question
     line: Line
     read: Context | PromptOnly
     loss: LossName
-    method: str
     answer_parts: AnswerParts
     document_parts: DocumentParts
-    answer_tokens: int
 
     def cost(self, model: LanguageModel) -> Cost:
         """Return what scoring takes: of an answer that is not known yet, about so much."""
@@ -66,10 +77,11 @@ class Asked(NamedTuple):
             answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
             parts = len(context_segments(self.read, self.document_parts))
         else:
-            own = {"answer": 1, "token": self.answer_tokens}
-            answer = own.get(self.answer_parts, max(1, self.answer_tokens // SENTENCE))
+            tokens = self.question.answer_tokens
+            own = {"answer": 1, "token": tokens}
+            answer = own.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
-        return method_named(self.method).cost(parts, answer)
+        return method_named(self.question.method).cost(parts, answer)
 
 
 def ask(
@@ -99,7 +111,9 @@ def ask(
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored: a name of `attribution.methods.table`.
+        How parts are scored, by a name of `attribution.methods.table`: "mask-gradient", the
+        default, "mask-path", "influence", "gradient-times-input", "integrated-gradients",
+        "rollout", "leave-one-out" or "ablations".
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each
@@ -111,8 +125,8 @@ def ask(
     answer
         What is explained; None for what the model answers itself, of `answer_tokens` at most.
     foil
-        What might have been answered instead; then scores are of the odds of the two, else of the
-        log odds of the answer's tokens, on average.
+        What might have been answered instead; then scores are of the odds of the two. Empty for
+        none: scores are of the log odds of the answer's tokens, on average.
     chat
         Whether the model's chat template lays question and documents out, where it has one.
     answer_tokens
@@ -122,7 +136,8 @@ def ask(
     checkpoint
         A folder that keeps what is finished, so that an interrupted call goes on; None for none.
     progress
-        Such as ``tqdm.tqdm``.
+        A bar, called with a list and with `desc`, `unit` and `leave` as ``tqdm.tqdm`` takes them;
+        none by default.
 
     Returns
     -------
@@ -145,55 +160,50 @@ def ask(
     (['document', 'document', 'question', 'rest'], 'She')
     """
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
-    asked = read_question(
-        model,
+    asked = Question(
         question,
         documents,
         method=method,
         parts=parts,
         document_parts=document_parts,
-        answer=answer,
-        foil=foil,
         chat=chat,
+        answer=answer,
         answer_tokens=answer_tokens,
+        foil=foil,
         max_length=max_length,
     )
+    prompt = read_question(model, asked)
     kept = None if checkpoint is None else checkpoint_folder(checkpoint)
-    return answer_question(model, asked, Run(kept, progress))
+    return answer_question(model, prompt, Run(kept, progress))
 
 
-def read_question(
-    model: LanguageModel,
-    question: str,
-    documents: AnyPath | Sequence[str | Document],
-    *,
-    method: str,
-    parts: AnswerParts | None,
-    document_parts: DocumentParts | None,
-    answer: str | None,
-    foil: str,
-    chat: bool,
-    answer_tokens: int,
-    max_length: int,
-) -> Asked:
+def read_question(model: LanguageModel, asked: Question) -> ReadQuestion:
     """Read a question and documents as the model will, before anything is computed.
 
-    Arguments and errors are those of `ask`; the model's weights are not read.
+    Errors are those of `ask`; the model's weights are not read.
     """
-    as_int(max_length, "max_length")
-    as_int(answer_tokens, "answer_tokens")
-    answer_parts = parts_of_answer(method, foil, parts)
-    document_parts = document_parts or method_named(method).document_parts
-    line = question_line(model, question, documents, answer=answer, foil=foil, chat=chat)
-    loss: LossName = "contrast" if foil else "margin"
-    read = context_of_line(line, model.tokenizer, loss, max_length)
-    return Asked(question, line, read, loss, method, answer_parts, document_parts, answer_tokens)
+    as_int(asked.max_length, "max_length")
+    as_int(asked.answer_tokens, "answer_tokens")
+    answer_parts = parts_of_answer(asked.method, asked.foil, asked.parts)
+    document_parts = asked.document_parts or method_named(asked.method).document_parts
+    line = question_line(
+        model,
+        asked.question,
+        asked.documents,
+        answer=asked.answer,
+        foil=asked.foil,
+        chat=asked.chat,
+    )
+    loss: LossName = "contrast" if asked.foil else "margin"
+    read = context_of_line(line, model.tokenizer, loss, asked.max_length)
+    return ReadQuestion(asked, line, read, loss, answer_parts, document_parts)
 
 
-def answer_question(model: LanguageModel, asked: Asked, run: Run) -> Answer:
+def answer_question(model: LanguageModel, asked: ReadQuestion, run: Run) -> Answer:
     """Let the model answer, where the answer is not given, and score the parts of the context."""
-    context = answered_context(model, asked.read, asked.loss, asked.answer_tokens, run.bar)
-    scores = method_named(asked.method).scores(
+    question = asked.question
+    context = answered_context(model, asked.read, asked.loss, question.answer_tokens, run.bar)
+    scores = method_named(question.method).scores(
         model.network,
         context,
         segments_of_answer(context, model.tokenizer, asked.answer_parts),
@@ -202,11 +212,11 @@ def answer_question(model: LanguageModel, asked: Asked, run: Run) -> Answer:
         run,
     )
     return Answer(
-        question=asked.question,
+        question=question.question,
         text=answer_text(context, model.tokenizer),
         foil=asked.line.foil.strip(),
         cut=context.cut,
-        method=asked.method,
+        method=question.method,
         parts=part_rows(asked.line, context, scores),
         context=context,
         scores=scores,
@@ -261,12 +271,14 @@ def question_line(
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
-    answer, foil = answer and answer.strip(), foil.strip()
+    answer = answer and answer.strip()
+    foil = foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
-    answer, foil = answer and spaced(answer), foil and spaced(foil)
+    answer = answer and spaced(answer)
+    foil = foil and spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
 
 
@@ -302,7 +314,8 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
     def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
-        score, most = by_name.get((name, kind), 0.0), ""
+        score = by_name.get((name, kind), 0.0)
+        most = ""
         kind = kind if kind == REST else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)

@@ -27,7 +27,13 @@ def whole_by_token(
     """
     require_whole(answer, "as the method scores no part of it")
     (row,) = scores_of_ids(
-        of_tokens, model, [context.window], ask=[context.asked], loss=loss,
-        parts=[document_numbers(context)], scores_name=name, **of_context(name, run),
-    )  # fmt: skip
+        of_tokens,
+        model,
+        [context.window],
+        ask=[context.asked],
+        loss=loss,
+        parts=[document_numbers(context)],
+        scores_name=name,
+        **of_context(name, run),
+    )
     return scores_by_token(answer, parts, row[None])

@@ -78,14 +78,22 @@ def compare_answers(
 ) -> ComparedAnswers:
     """Put the scores of each part beside each other, of two answers by one method."""
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
-    require(kinds[0] == kinds[1], "second", got=f"scores {kinds[1]}",
-            expected=f"{kinds[0]}, as the first's",
-            cure="Ask both by one method, and with a foil or without.")  # fmt: skip
+    require(
+        kinds[0] == kinds[1],
+        "second",
+        got=f"scores {kinds[1]}",
+        expected=f"{kinds[0]}, as the first's",
+        cure="Ask both by one method, and with a foil or without.",
+    )
     scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
-    require("document" in shared, "second", got="an answer from others",
-            expected="at least one document of the first's",
-            cure="Documents are compared by name.")  # fmt: skip
+    require(
+        "document" in shared,
+        "second",
+        got="an answer from others",
+        expected="at least one document of the first's",
+        cure="Documents are compared by name.",
+    )
     ordered = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == REST, p[1] != "document"))
     parts = []
     for name, kind in ordered:
@@ -124,6 +132,11 @@ def _read(file: Path, name: str) -> Record:
     except ValueError:
         record = {}
     whole = isinstance(record, dict) and ENTRIES <= record.keys()
-    require(whole, name, got=f"{file}, which is damaged or of another version",
-            expected="what lim-jax ask writes", cure="Ask anew with `overwrite`.")  # fmt: skip
+    require(
+        whole,
+        name,
+        got=f"{file}, which is damaged or of another version",
+        expected="what lim-jax ask writes",
+        cure="Ask anew with `overwrite`.",
+    )
     return record

@@ -22,7 +22,9 @@ from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.results import load, save
 
-EXPLANATION, CONE_MASS = "explanation.npz", "cone_mass.npz"  # in the folder of unfinished results
+# In the folder of unfinished results.
+EXPLANATION = "explanation.npz"
+CONE_MASS = "cone_mass.npz"
 
 
 class ReadContexts(NamedTuple):

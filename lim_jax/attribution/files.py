@@ -27,7 +27,8 @@ CONTEXTS = "contexts.npz"
 def write_measured(result: Measured, signed: SignedProfile | None, folder: Path) -> None:
     """Write profile.json, profile.csv, tokens.csv, records.csv and what `write_contexts` does."""
     document: dict[str, Any] = {name: one.record() for name, one in result.influences.items()}
-    whole, columns = result.influence, FILES["profile.csv"]
+    whole = result.influence
+    columns = FILES["profile.csv"]
     numbers = [whole.grid.nodes, whole.density, whole.density_error]
     if signed is not None:
         columns = FILES["profile --signed, profile.csv"]
@@ -105,8 +106,13 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     got = f"{folder}, which has no {CONTEXTS}"
     require(path.is_file(), name, got=got, expected=expected, cure=cure)
     measured = load(path)
-    require(isinstance(measured, MeasuredContexts), name, got=f"{path} with another result",
-            expected="measured contexts", cure="Run lim-jax profile anew.")  # fmt: skip
+    require(
+        isinstance(measured, MeasuredContexts),
+        name,
+        got=f"{path} with another result",
+        expected="measured contexts",
+        cure="Run lim-jax profile anew.",
+    )
     return measured
 
 
@@ -140,7 +146,8 @@ def plain_estimate(part: Any) -> dict[str, Any]:
 
 def write_orders(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
     """Write the tables by place, by document and of both, and of every order."""
-    effects, names = result.effects, result.names
+    effects = result.effects
+    names = result.names
     places = range(1, len(names) + 1)
     effect_of = {"place": (places, effects.by_place), "document": (names, effects.by_document)}
     for name, (labels, part) in effect_of.items():
@@ -178,7 +185,8 @@ def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each part of the answer and each part of the documents."""
     for row, answer in enumerate(scores.answer):
         for number, column in enumerate(scores.documents.tolist()):
-            part, score = scores.parts[column], float(scores.by_part[row, column])
+            part = scores.parts[column]
+            score = float(scores.by_part[row, column])
             yield row, answer.text, number, part.within, part.text, part.places.size, score
 
 
@@ -188,7 +196,8 @@ def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:
     pairs = zip(compared.names, compared.answers, strict=True)
     both = [{"name": name} | {entry: answer[entry] for entry in said} for name, answer in pairs]
     of_each = dict(zip(("first", "second"), both, strict=True))
-    method, records = compared.answers[0]["method"], [part._asdict() for part in compared.parts]
+    method = compared.answers[0]["method"]
+    records = [part._asdict() for part in compared.parts]
     document = {"finding": compared.finding, "method": method, **of_each, "records": records}
     write_json(folder / "compare.json", document)
     names = FILES["compare, records.csv of answers"]

@@ -65,7 +65,9 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
 def _mean_attention(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length"]:
-    rope, prefixes = attention.rope(grid), attention.prefixes(grid)
-    query, (key, _) = attention.queries(x, rope), attention.sources(x, rope)
+    rope = attention.rope(grid)
+    prefixes = attention.prefixes(grid)
+    query = attention.queries(x, rope)
+    key, _ = attention.sources(x, rope)
     of_head = partial(attention_weights, grid=prefixes)
     return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)

@@ -87,8 +87,14 @@ def _by_head(
 def heads_table(heads: Sequence[HeadOfPart]) -> str:
     """A line for each head."""
     rows = [
-        (f"“{head.name}”", f"{head.layer}", f"{head.head}", f"{head.score:+.4f}",
-         f"{head.error:.4f}" if np.isfinite(head.error) else "-", f"{head.contexts}")
+        (
+            f"“{head.name}”",
+            f"{head.layer}",
+            f"{head.head}",
+            f"{head.score:+.4f}",
+            f"{head.error:.4f}" if np.isfinite(head.error) else "-",
+            f"{head.contexts}",
+        )
         for head in heads
-    ]  # fmt: skip
+    ]
     return text_table([HEAD, *rows])

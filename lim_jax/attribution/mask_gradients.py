@@ -13,14 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lim_jax.attribution.answer_losses import (
+    answer_rows,
+    losses_of_rows,
+    of_query_weights,
+    padded_rows,
+)
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.scores import Run, of_context, require_whole
+from lim_jax.attribution.scores import Run, of_context
 from lim_jax.attribution.segments import FIRST, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.measure import Grid
-from lim_jax.loss.losses import Slices
-from lim_jax.loss.readouts import Logits
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
@@ -48,157 +51,94 @@ def mask_gradients(
     document's: many heads rest on it, whatever it says.
     """
     numbers = document_numbers(context)
-    nodes = jax.device_put(rule.T.astype(model.embedding.dtype))
-    if context.contrast is None and isinstance(loss, LossOfLogits):
-        batches = jax.device_put(_in_batches(answer_weights(model, context, answer)))
-        scores = jax.tree_util.Partial(_of_parts, batches, nodes)
-    else:
-        require_whole(answer, "as this loss is of all of it")
-        scores = jax.tree_util.Partial(_of_the_whole, nodes)
+    rows = answer_rows(model, context, answer, loss)
+    batches = None if rows is None else _in_batches(rows)
+    nodes = rule.T.astype(model.embedding.dtype)
     (columns,) = scores_of_ids(
-        scores, model, [context.window], ask=[context.asked], loss=loss, parts=[numbers],
+        jax.tree_util.Partial(_summed_gradients, *jax.device_put((batches, nodes))),
+        model,
+        [context.window],
+        ask=[context.asked],
+        loss=loss,
+        parts=[numbers],
         **of_context("mask gradient", run),
-    )  # fmt: skip
+    )
     return np.where(numbers != FIRST, columns.T[: len(answer)], 0)
-
-
-def answer_weights(
-    model: CausalLM, context: Context, answer: Sequence[Segment]
-) -> Float[np.ndarray, "answer queries"]:
-    """Return the weights of the loss of each part of the answer, at the places that ask."""
-    weights = np.zeros((len(answer), context.length))
-    for row, segment in zip(weights, answer, strict=True):
-        row[segment.places] = context.weights[segment.places]
-    return weights[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
-
-
-def losses_of_rows(
-    ask: LossOfLogits, logits: Logits | Slices, y: Targets, rows: Float[Array, "rows _"]
-) -> Float[Array, " rows"]:
-    """Return the losses by other query weights, from the same logits."""
-
-    def of_row(row: Float[Array, " queries"]) -> Float[Array, ""]:
-        whole, of_row = of_query_weights(y, row)
-        return whole * ask.of_logits(logits, of_row)
-
-    return jax.lax.map(of_row, padded_rows(rows, y))
-
-
-def padded_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
-    """Return query weights filled up with zeros, as the targets of a padded context are."""
-    return jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
-
-
-def of_query_weights(y: Targets, row: Float[Array, " queries"]) -> tuple[Float[Array, ""], Targets]:
-    """Return the sum of other query weights, and targets that have these over their sum.
-
-    A loss is linear in the weights, but takes those of sum one.
-    """
-    whole = row.sum()
-    weights = jnp.where(whole > 0, row / jnp.where(whole > 0, whole, 1), y.weights)
-    return whole, y._replace(weights=weights)
 
 
 def effects_of_documents(
     model: CausalLM, context: Context, answer: Sequence[Segment], loss: Loss, run: Run
 ) -> Float[np.ndarray, " answer"]:
     """Return by how much each part's loss falls as all documents come in from next to nothing."""
-    if context.contrast is None and isinstance(loss, LossOfLogits):
-        rows = jax.device_put(answer_weights(model, context, answer))
-        scores = jax.tree_util.Partial(_ends_of_parts, rows)
-    else:
-        require_whole(answer, "as this loss is of all of it")
-        scores = _ends
+    rows = jax.device_put(answer_rows(model, context, answer, loss))
     (ends,) = scores_of_ids(
-        scores, model, [context.window], ask=[context.asked], loss=loss,
-        parts=[document_numbers(context)], **of_context("all documents", run),
-    )  # fmt: skip
+        jax.tree_util.Partial(_losses_at_ends, rows),
+        model,
+        [context.window],
+        ask=[context.asked],
+        loss=loss,
+        parts=[document_numbers(context)],
+        **of_context("all documents", run),
+    )
     return ends[0] - ends[1]
 
 
-def mask_gradient_at(
-    loss: LossOfIds,
-    model: CausalLM,
-    ids: Int[Array, " length"],
-    y: Targets | Contrast,
-    parts: Int[Array, " length"],
+def with_documents_at(
     log_weight: Float[Array, ""] | float,
-) -> Tokens:
-    """Return minus the loss's derivative in the log weights, where all documents have the same."""
-    x = loss.embed(model, ids, y)
-    chosen = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
-    y = y._replace(parts=parts)  # a part reads itself as before
-    return -jax.grad(lambda u: loss.loss(model, x, y._replace(log_weights=u)))(chosen)
+    x: State,
+    y: Targets | Contrast,
+    parts: Int[Array, " length"],
+) -> Targets | Contrast:
+    """Return what is asked where all documents have one log weight, each reading itself as before.
+
+    `parts` has the number of each token's document, and below zero for none, which keeps its
+    weight.
+    """
+    log_weights = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
+    return y._replace(log_weights=log_weights, parts=parts)
 
 
-def _ends(
+def whole_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Contrast) -> Tokens:
+    """Return the derivative of the whole answer's loss in the log weights that `y` has."""
+    return jax.grad(lambda u: loss(model, x, y._replace(log_weights=u)))(y.log_weights)
+
+
+def _losses_at_ends(
+    rows: Float[Array, "rows queries"] | None,
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Targets | Contrast,
-    parts: Int[Array, " length"],
-) -> Float[Array, "2 1"]:
-    """Return the loss where all documents weigh next to nothing, and the whole context's."""
-    x = loss.embed(model, ids, y)
-
-    def at(log_weight: Float[Array, ""]) -> Float[Array, ""]:
-        chosen = jnp.where(parts >= 0, log_weight, 0)
-        return loss.loss(model, x, y._replace(log_weights=chosen, parts=parts))
-
-    return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))[:, None]
-
-
-def _ends_of_parts(
-    rows: Float[Array, "rows queries"],
-    loss: LossOfIds,
-    model: CausalLM,
-    ids: Int[Array, " length"],
-    y: Targets,
     parts: Int[Array, " length"],
 ) -> Float[Array, "2 rows"]:
-    """Return the same for each part of the answer."""
-    x, ask = loss.embed(model, ids, y), loss.loss
-    assert isinstance(ask, LossOfLogits)
+    """Return the losses where all documents weigh next to nothing, and the whole context's."""
+    x = loss.embed(model, ids, y)
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, " rows"]:
-        log_weights = jnp.where(parts >= 0, log_weight, 0)
-        end = model.flow(x, token_grid(x.shape[0], x.dtype).weighted(log_weights, parts))
-        logits = model.logits_of_queries(end, y)
-        return losses_of_rows(ask, logits, y, rows)
+        return losses_of_rows(rows, loss, model, x, with_documents_at(log_weight, x, y, parts))
 
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
 
-def _of_the_whole(
+def _summed_gradients(
+    batches: Float[Array, "batches rows queries"] | None,
     nodes: Float[Array, "nodes 2"],
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Targets | Contrast,
     parts: Int[Array, " length"],
-) -> Float[Array, "length 1"]:
-    def at(node: Float[Array, "2"]) -> Tokens:
-        return node[1] * mask_gradient_at(loss, model, ids, y, parts, node[0])
-
-    return jax.lax.map(at, nodes).sum(axis=0)[:, None]
-
-
-def _of_parts(
-    batches: Float[Array, "batches rows queries"],
-    nodes: Float[Array, "nodes 2"],
-    loss: LossOfIds,
-    model: CausalLM,
-    ids: Int[Array, " length"],
-    y: Targets,
-    parts: Int[Array, " length"],
 ) -> Float[Array, "length _"]:
-    x, ask = loss.embed(model, ids, y), loss.loss
-    assert isinstance(ask, LossOfLogits)
+    """Return minus the derivatives of all rows' losses, or of the whole answer's without rows."""
+    x = loss.embed(model, ids, y)
 
     def at(node: Float[Array, "2"]) -> Float[Array, "_ length"]:
-        log_weights = jnp.where(parts >= 0, node[0], 0)
-        grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
-        return node[1] * _gradients(batches, ask, model, x, y, grid)
+        log_weight, share = node
+        asked = with_documents_at(log_weight, x, y, parts)
+        if batches is None:
+            return share * whole_mask_gradient(loss.loss, model, x, asked)[None]
+        assert isinstance(loss.loss, LossOfLogits) and isinstance(asked, Targets)
+        return share * _gradients_of_rows(batches, loss.loss, model, x, asked)
 
     return -jax.lax.map(at, nodes).sum(axis=0).T
 
@@ -212,21 +152,23 @@ def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "b
     return filled.reshape(batches, size, -1)
 
 
-def _gradients(
+def _gradients_of_rows(
     batches: Float[Array, "batches rows queries"],
-    ask: LossOfLogits,
+    loss: LossOfLogits,
     model: CausalLM,
     x: State,
     y: Targets,
-    grid: Grid,
 ) -> Float[Array, "_ length"]:
-    """Return the derivatives in the grid's log weights, of losses with other query weights."""
-    flow, log_weights = model.flow, grid.log_weights
+    """Return the derivatives in the log weights of `y`, of losses with other query weights."""
+    flow = model.flow
+    log_weights = y.log_weights
+    assert log_weights is not None
+    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, y.parts)
     states = flow.trajectory(x, grid).states
 
     def terminal(row):
-        whole, of_row = of_query_weights(y, row)
-        return whole * jax.grad(ask.terminal, argnums=1)(model, states[-1], of_row)
+        whole, asked = of_query_weights(y, row)
+        return whole * jax.grad(loss.terminal, argnums=1)(model, states[-1], asked)
 
     def backward(carried, layer, state):
         def transition(state, log_weights):

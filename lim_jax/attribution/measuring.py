@@ -91,7 +91,7 @@ def measure(
     if shown:
         page = checkpoint and checkpoint / "page"
         of_page = network, windows[:shown], queries[:shown]
-        accounts = shown_accounts(*of_page, loss=loss, checkpoint=page, bar=bar)
+        accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
     known = 0 if network.flow.fetched else len(accounts)
     energies = [np.asarray(account.energy) for account in accounts[:known]]
     if known < len(contexts):
@@ -107,7 +107,9 @@ def measure(
     if orders:
         alone, averaged, shares = averaged_orders(orders, energies)
     else:
-        alone, averaged, shares = contexts, energies, record_shares(contexts, energies)
+        alone = contexts
+        averaged = energies
+        shares = record_shares(contexts, energies)
     measured = measured_contexts(alone, averaged, shares, delta)
     return Measured(
         contexts,
@@ -121,7 +123,7 @@ def measure(
     )
 
 
-def shown_accounts(
+def accounts_of_contexts(
     network: CausalLM,
     windows: Windows,
     query_weights: Sequence[Profile],
@@ -131,20 +133,17 @@ def shown_accounts(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenAccount]:
-    """The accounts of the contexts of a page, each kept in a file of the folder `checkpoint`."""
-    shown = [jax.device_put(np.asarray(window)) for window in windows[:SHOWN]]
-    dtype = network.embedding.dtype
-    asked = [jax.device_put(weights.astype(dtype)) for weights in query_weights[:SHOWN]]
+    """Account for every token of contexts; each is kept in a file of the folder `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
     def account(number: int) -> TokenAccount:
-        context = shown[number], asked[number]
+        context = windows[number], query_weights[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
-    numbers = bar(range(len(shown)), desc="page", unit="context")
+    numbers = bar(range(len(windows)), desc="page", unit="context")
     if checkpoint is None:
         return [account(number) for number in numbers]
-    fingerprint = digest((network, shown, asked, depth, loss))
+    fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
     run = {"function": "account_of_context", "account": fingerprint}
 
     def read(leaves: list) -> TokenAccount:
@@ -159,10 +158,18 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
     """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
     longest = max(context.length for context in contexts)
     most, why = network.limit or (longest, "")
-    require(longest <= most, "context", got=f"{longest} tokens",
-            expected=f"at most {most}, {why}",
-            cure="Take a smaller `max_length`, or shorter texts.")  # fmt: skip
+    require(
+        longest <= most,
+        "context",
+        got=f"{longest} tokens",
+        expected=f"at most {most}, {why}",
+        cure="Take a smaller `max_length`, or shorter texts.",
+    )
     largest = max(int(context.window.max()) for context in contexts)
-    require(largest < network.vocabulary, "tokenizer", got=f"the id {largest}",
-            expected=f"ids below {network.vocabulary}, the network's words",
-            cure="Tokenizer and weights must be of one model.")  # fmt: skip
+    require(
+        largest < network.vocabulary,
+        "tokenizer",
+        got=f"the id {largest}",
+        expected=f"ids below {network.vocabulary}, the network's words",
+        cure="Tokenizer and weights must be of one model.",
+    )

@@ -60,7 +60,8 @@ def shuffled_shares(
     """What is due to the documents and what to their places, over all lines."""
     pairs = zip(lines, _by_line(lines, energies), strict=True)
     shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
-    names, places = lines[0].names, range(len(lines[0].names))
+    names = lines[0].names
+    places = range(len(lines[0].names))
     alike = all(set(line.names) == set(names) for line in lines)
     if alike:
         numbers = [[names.index(name) for name in line.names] for line in lines]
@@ -75,10 +76,12 @@ def shuffled_shares(
 
 
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
-    texts = {(name, part_text(context, places))
-             for context in (line.contexts[0] for line in lines)
-             for name, places in places_by_name(context.spans).items()
-             if name in lines[0].names}  # fmt: skip
+    texts = {
+        (name, part_text(context, places))
+        for context in (line.contexts[0] for line in lines)
+        for name, places in places_by_name(context.spans).items()
+        if name in lines[0].names
+    }
     return len(texts) == len(lines[0].names)
 
 

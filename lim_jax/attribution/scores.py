@@ -19,7 +19,15 @@ ALL_PARTS: tuple[AnswerParts, ...] = ("answer", "sentence", "token")
 
 
 class Cost(NamedTuple):
-    """What a method takes for one context: passes forward, and gradients."""
+    """What a method takes for one context.
+
+    Attributes
+    ----------
+    passes
+        How many passes forward it takes, those of gradients too.
+    gradients
+        How many gradients it takes back, each of which counts for two more passes in `total`.
+    """
 
     passes: int
     gradients: int = 0

@@ -105,7 +105,8 @@ def scores_finding(scored: ScoredContexts) -> str:
     """Which part's score is the largest on average, and which speaks against what is asked."""
     named = (part for part in scored.records if part.kind != REST)
     ordered = sorted(named, key=lambda part: part.score)
-    least, top = ordered[0], ordered[-1]
+    least = ordered[0]
+    top = ordered[-1]
     finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
     if least.score < 0 < top.score:
         finding += f" “{least.name}” has the least, {_with_error(least)}."

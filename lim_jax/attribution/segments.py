@@ -58,13 +58,17 @@ def cut_tokens(
     A token belongs where its last visible character is. What has no token of its own goes with the
     part after it.
     """
-    text, ends = "".join(texts), np.cumsum([len(token) for token in texts]).tolist()
-    belongs, at = [], len(text) - 1
+    text = "".join(texts)
+    ends = np.cumsum([len(token) for token in texts]).tolist()
+    belongs = []
+    at = len(text) - 1
     for token, end in zip(reversed(texts), reversed(ends), strict=True):
         # Of a character of several tokens all are where the last is, which has its text.
         at = last_visible(text, end - len(token), end) if token else at
         belongs.append(at)
-    belongs, parts, begun = np.array(belongs[::-1]), [], 0
+    belongs = np.array(belongs[::-1])
+    parts = []
+    begun = 0
     for start, end in spans:
         inside = np.flatnonzero((start <= belongs) & (belongs < end)).tolist()
         if inside:
@@ -79,8 +83,13 @@ def answer_segments(
 ) -> list[Segment]:
     """The parts of a context's answer; one that is compared with a foil is refused."""
     require_name(parts, get_args(AnswerParts), "parts", "Of documents: document_parts.")
-    require(context.contrast is None, "parts", got="an answer with a foil",
-            expected="an answer alone", cure="Leave the foil out.")  # fmt: skip
+    require(
+        context.contrast is None,
+        "parts",
+        got="an answer with a foil",
+        expected="an answer alone",
+        cure="Leave the foil out.",
+    )
     asked = np.flatnonzero(context.weights)
     texts = texts_of_ids(context.window[asked + 1], tokenizer)
     return _segments("answer", asked, texts, parts)
@@ -131,7 +140,8 @@ def _of_document(
     segments = []
     for number, stretch in enumerate(stretches):
         texts = [shown[place] for place in stretch.tolist()]
-        text, title = "".join(texts), 0
+        text = "".join(texts)
+        title = 0
         if number == 0:
             apart = len(stretches) > 1  # a template may put a title elsewhere than the text
             title = min(len(text), title_size(name, text + "\n" * apart))

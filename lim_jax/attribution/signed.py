@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.mask_gradients import mask_gradient_at
+from lim_jax.attribution.mask_gradients import whole_mask_gradient, with_documents_at
 from lim_jax.attribution.measuring import Bar, no_bar
 from lim_jax.attribution.orders import averages_of_lines
 from lim_jax.attribution.parts import windows_and_asked
@@ -88,4 +88,5 @@ def signed_profile(
 
 
 def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
-    return mask_gradient_at(loss, model, ids, y, parts, 0.0)
+    x = loss.embed(model, ids, y)
+    return -whole_mask_gradient(loss.loss, model, x, with_documents_at(0.0, x, y, parts))

@@ -34,12 +34,18 @@ from lim_jax.weights import FetchedLayers
 FIRST = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
 # compile; the bounds on all layers' norms that of 35.
-SECONDS, GRADIENTS, COMPILING, NORMS = 60.0, 4, 15.0, 35
+SECONDS = 60.0
+GRADIENTS = 4
+COMPILING = 15.0
+NORMS = 35
 # Contexts whose heads are told by named part: a gradient of each, and 4 s to compile.
-HEADS, COMPILING_HEADS = 16, 4.0
+HEADS = 16
+COMPILING_HEADS = 4.0
 # Of one context, in passes forward: its energies, and what a page shows of it. A pass makes its
 # operations at some two thirds of the rate of a large product.
-ENERGIES, PAGE, PASS_RATE = 4.5, 9.0, 0.65
+ENERGIES = 4.5
+PAGE = 9.0
+PASS_RATE = 0.65
 MASSES = 4  # contexts of an average cone mass: exact norms of every block settle it
 
 
@@ -114,9 +120,14 @@ def _too_wide(influence: Influence) -> bool:
 
 
 def measuring_seconds(
-    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3,
-    *, compute: str | None = None,
-) -> float:  # fmt: skip
+    network: CausalLM,
+    lengths: Sequence[int],
+    shown: int,
+    answered: int = 0,
+    cost: int = 3,
+    *,
+    compute: str | None = None,
+) -> float:
     """How long contexts are likely to take, by their operations and the rate of a product.
 
     The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
@@ -127,7 +138,8 @@ def measuring_seconds(
     twice = network.flow.fetched
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
     operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
-    width, compute = network.embedding.shape[1], compute or network.flow.compute
+    width = network.embedding.shape[1]
+    compute = compute or network.flow.compute
     product = each = 1 / _product_rate(width, None)
     if compute is not None:
         product = 1 / _product_rate(width, compute)
@@ -136,7 +148,8 @@ def measuring_seconds(
 
 def _pass_operations(network: CausalLM, tokens: int) -> int:
     """Of one pass forward: two for each weight and token, and what tokens read of one another."""
-    layers, width = network.flow.layers, network.embedding.shape[1]
+    layers = network.flow.layers
+    width = network.embedding.shape[1]
     order = layers.order if isinstance(layers, LayersByKind) else network.flow.depth * (0,)
     reading = [
         _reading_operations(attention_of(kind), width, tokens) for kind in network.flow.kinds
@@ -151,8 +164,10 @@ def _reading_operations(reader: Any, width: int, tokens: int) -> int:
         return sum(_reading_operations(part, width, tokens) for part in reader.sublayers)
     if not isinstance(reader, RecurrentMixer):
         return 2 * width * tokens**2 if isinstance(reader, CausalAttention) else 0
-    (groups, size), (heads, features) = reader.key.shape[-3:-1], reader.value.shape[-3:-1]
-    keys, of_heads = (groups, tokens, size), (heads, tokens)
+    groups, size = reader.key.shape[-3:-1]
+    heads, features = reader.value.shape[-3:-1]
+    keys = (groups, tokens, size)
+    of_heads = (heads, tokens)
     decays = size if isinstance(reader, KimiDelta) else 1
     shapes = keys, keys, (*of_heads, features), (*of_heads, decays), of_heads
     rows = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
@@ -179,7 +194,8 @@ def _weights_met(layer: Any) -> int:
     met = 0
     for node in jax.tree.leaves(layer, is_leaf=is_mixture):
         if is_mixture(node):
-            count, every = node.router.shape[-2], _weights_met(node.experts)
+            count = node.router.shape[-2]
+            every = _weights_met(node.experts)
             met -= every - every * node.routing.top // count
         met += sum(
             math.prod(leaf.shape) for leaf in jax.tree.leaves(node) if hasattr(leaf, "shape")
@@ -189,7 +205,8 @@ def _weights_met(layer: Any) -> int:
 
 def _product_rate(width: int, compute: str | None) -> float:
     """Operations in a second of products of tokens with a matrix, as this machine makes them."""
-    tokens, matrix = jnp.ones((2048, width), "float32"), jnp.ones((4 * width, width), "float32")
+    tokens = jnp.ones((2048, width), "float32")
+    matrix = jnp.ones((4 * width, width), "float32")
     with computing(compute):
         product = jax.jit(linear).trace(matrix, tokens).lower().compile()
     jax.block_until_ready(product(matrix, tokens))  # the first call takes longer
@@ -201,7 +218,8 @@ def _product_rate(width: int, compute: str | None) -> float:
 def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient: float) -> float:
     """Seconds of norms; and of all pairs and cone masses by operations, at a gradient's rate."""
     flow = network.flow
-    weights, width = _layer_weights(network), network.embedding.shape[1]
+    weights = _layer_weights(network)
+    width = network.embedding.shape[1]
     pairs = 2 * contexts * length**3 * flow.depth**2 * width
     masses = 60 * min(contexts, MASSES) * length**2 * flow.depth * width**2
     rate = 6 * weights * length / gradient

@@ -17,7 +17,8 @@ MOST = 3  # tokens of a part that are named
 
 def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Tokens as they are shown, with their numbers: those of one character are one."""
-    groups, begun = [], 0
+    groups = []
+    begun = 0
     for at, text in enumerate(texts):
         if text:
             groups.append((text, list(range(begun, at + 1))))
@@ -30,7 +31,8 @@ def held_by_text(
     texts: Sequence[str], energies: Sequence[float] | Float[Any, " tokens"], places: Sequence[int]
 ) -> dict[str, float]:
     """What tokens of one text hold together, of some places, as `joined_tokens` shows them."""
-    chosen, by_text = set(places), {}
+    chosen = set(places)
+    by_text = {}
     for text, group in joined_tokens(texts):
         inside = [at for at in group if at in chosen]
         if inside:

@@ -8,13 +8,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import require
-from lim_jax.attribution.mask_gradients import answer_weights, losses_of_rows
+from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows
 from lim_jax.attribution.parts import windows_and_asked
-from lim_jax.attribution.scores import Run, require_whole
+from lim_jax.attribution.scores import Run
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
-from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
-from lim_jax.models.ids import losses_of_ids, scores_of_ids
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.foils import Contrast
+from lim_jax.models.ids import scores_of_ids
 from lim_jax.prompts.contexts import Context, Span
 
 Kept = Bool[np.ndarray, "texts parts"]
@@ -74,25 +75,18 @@ def losses_without(
         "checkpoint": run.checkpoint,
         "progress": partial(run.bar, desc="texts", unit="text", leave=False),
     }
-    if context.contrast is not None or not isinstance(loss, LossOfLogits):
-        require_whole(answer, "as this loss is of all of it")
-        return losses_of_ids(model, windows, **options)[:, None]
     # Where a text was cut the answer asks as before, so that all texts have one program.
-    weights = jax.device_put(answer_weights(model, context, answer))
-    program = jax.tree_util.Partial(_of_parts, weights)
+    rows = jax.device_put(answer_rows(model, context, answer, loss))
+    program = jax.tree_util.Partial(_losses_of_text, rows)
     return np.stack(scores_of_ids(program, model, windows, **options))
 
 
-def _of_parts(
-    weights: Float[Array, "answer queries"],
+def _losses_of_text(
+    rows: Float[Array, "answer queries"] | None,
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
-    y: Targets,
+    y: Targets | Contrast,
     _: Int[Array, " length"],
 ) -> Float[Array, " answer"]:
-    """Return the losses of parts of an answer, of one pass forward."""
-    of_logits = loss.loss
-    assert isinstance(of_logits, LossOfLogits)
-    state = model.last_state(loss.embed(model, ids, y), y)
-    return losses_of_rows(of_logits, model.logits_of_queries(state, y), y, weights)
+    return losses_of_rows(rows, loss, model, loss.embed(model, ids, y), y)

@@ -20,11 +20,14 @@ from lim_jax.checkpoints import integers, quantised
 from lim_jax.checkpoints.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PRECISIONS = ("F64", "F32", "F16", "BF16")
-EIGHT_BITS, BYTES = "F8_E4M3", "U8"
+EIGHT_BITS = "F8_E4M3"
+BYTES = "U8"
 ADAPTER = "adapter_config.json"
-QUANTISED, MODELOPT = ("quantization_config", "quantization"), "hf_quant_config.json"
+QUANTISED = ("quantization_config", "quantization")
+MODELOPT = "hf_quant_config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
@@ -34,13 +37,27 @@ REPOSITORY = "Download the whole repository of the model."
 
 
 class Checkpoint(NamedTuple):
-    """A folder that was looked through; its tensors are still in their files."""
+    """A folder that was looked through; its tensors are still in their files.
+
+    Attributes
+    ----------
+    config
+        The options of ``config.json``.
+    files
+        The file of every tensor, by its unquantised name.
+    stored
+        The file of everything that files hold, scales too, by its name there.
+    quantisation
+        How matrices are quantised; None if they are not.
+    aliases
+        From names of `files` to those of the files themselves, where the two differ.
+    """
 
     config: Configuration
-    files: Mapping[str, Path]  # the file of every tensor, by its unquantised name
-    stored: Mapping[str, Path]  # the file of everything that files hold, scales too
+    files: Mapping[str, Path]
+    stored: Mapping[str, Path]
     quantisation: quantised.Quantisation | None = None
-    aliases: Mapping[str, str] = {}  # from names of `files` to those of the files themselves
+    aliases: Mapping[str, str] = {}
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, converted as it comes."""
@@ -143,9 +160,11 @@ class Checkpoint(NamedTuple):
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
-        got, cure = "numbers of four bits", integers.UNQUANTISED
+        got = "numbers of four bits"
+        cure = integers.UNQUANTISED
         require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
-        packed, (rows, columns) = name + quantised.PACKED, shape
+        packed = name + quantised.PACKED
+        rows, columns = shape
         packed = packed if packed in self.stored else name
         pairs = self._rows(packed, (rows, columns // 2), (BYTES,))
         groups = rows, columns // quantised.GROUP
@@ -154,7 +173,8 @@ class Checkpoint(NamedTuple):
             factor = self._scales(name + quantised.FACTOR, (1, 1))
         else:
             divisor = self._scales(name + quantised.DIVISOR, (1, 1))
-            got, expected = str(divisor.item()), "a number to divide by"
+            got = str(divisor.item())
+            expected = "a number to divide by"
             require_in(name + quantised.DIVISOR, divisor.item() != 0, got, expected)
             factor = 1 / divisor
         return lambda part: quantised.dequantise_nvfp4(
@@ -229,11 +249,33 @@ def require_finite(name: str, values: np.ndarray) -> None:
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
-    """Look through a folder of ``config.json`` and safetensors; ValueError if it is broken."""
+    """Look through a folder of ``config.json`` and safetensors files, whole or sharded.
+
+    No weight is read: the headers of the files say what they hold.
+
+    Parameters
+    ----------
+    folder
+        The folder, as its publisher left it.
+
+    Returns
+    -------
+    Checkpoint
+        The configuration, and the file of every tensor.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``models``.
+    ValueError
+        If the folder is none, is broken or lacks a file, holds an adapter or pickled weights alone,
+        or is quantised in a way that is not known.
+    """
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
     require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)
-    adapter, cure = folder / ADAPTER, "Merge it into its model, and save that."
+    adapter = folder / ADAPTER
+    cure = "Merge it into its model, and save that."
     got = f"an adapter ({ADAPTER}) in {folder}"
     require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
@@ -264,11 +306,14 @@ def _require_weights(folder: Path) -> None:
     shards = [file.name for file in files if SHARD.fullmatch(file.name)]
     pickled = [file.name for file in files if file.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     others = [file.name for file in files if file.suffix in (".safetensors", ".gguf")]
-    got, cure = "neither", REPOSITORY
+    got = "neither"
+    cure = REPOSITORY
     if links:
-        got, cure = absent(links[0]), "Download it again."
+        got = absent(links[0])
+        cure = "Download it again."
     elif shards:
-        got, cure = f"{shards[0]} without an index", f"Download {INDEX} beside it."
+        got = f"{shards[0]} without an index"
+        cure = f"Download {INDEX} beside it."
     elif pickled:
         got = f"only pickled weights ({pickled[0]})"
         cure = "Pickled files run code when they are read: convert them to safetensors."
@@ -299,13 +344,15 @@ def _sharded(folder: Path) -> dict[str, Path]:
         expected = "safetensors files in the folder itself"
         require_in(INDEX, inside, f"the file {name!r}", expected, cure)
     beside = (folder / WHOLE).exists() and WHOLE not in weight_map.values()
-    got, cure = f"{WHOLE} beside {INDEX}, which does not name it", "Move one of them away."
+    got = f"{WHOLE} beside {INDEX}, which does not name it"
+    cure = "Move one of them away."
     require_in("folder", not beside, f"{got}, in {folder}", "one of the two", cure)
     held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
     for file in held:
         for name in sorted(held[file] ^ stated[file]):
-            got, cure = f"{name} in one of index and {file}", "They must be of one download."
+            got = f"{name} in one of index and {file}"
+            cure = "They must be of one download."
             require_in(INDEX, False, got, "the same tensors in both", cure)
     return {name: folder / file for name, file in weight_map.items()}
 
@@ -320,7 +367,8 @@ def _names(file: Path) -> list[str]:
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
-        got, most = f"a header of {size} bytes", f"at most {LONGEST_HEADER}"
+        got = f"a header of {size} bytes"
+        most = f"at most {LONGEST_HEADER}"
         require_in(file.name, size <= LONGEST_HEADER, got, most)
         return _loads(stream.read(size), file), 8 + size
 
@@ -331,7 +379,8 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
     start += header[name]["data_offsets"][0]
 
     def rows(part: slice) -> np.ndarray:
-        some, size = (part.stop - part.start, *shape[1:]), math.prod(shape[1:])
+        some = (part.stop - part.start, *shape[1:])
+        size = math.prod(shape[1:])
         offset = start + part.start * size
         return np.fromfile(file, np.uint8, math.prod(some), offset=offset).reshape(some)
 
@@ -340,7 +389,8 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    got, expected = f"{absent(file)} in {file.parent}", "every file that the index names"
+    got = f"{absent(file)} in {file.parent}"
+    expected = "every file that the index names"
     require_in("weights", file.is_file(), got, expected, REPOSITORY)
     try:
         handle = safetensors.safe_open(file, framework="numpy")

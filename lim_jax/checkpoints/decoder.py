@@ -34,12 +34,37 @@ def read_decoder(
     placement: WeightPlacement = ON_DEVICE,
     compute: str | None = None,
 ) -> Weights:
-    """Read a decoder's weights from a checkpoint of `open_checkpoint`, layer by layer.
+    """Read a decoder's weights from a checkpoint, layer by layer.
 
-    Returns the arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
-    network accounts for. `dtype` is ``"float32"`` or ``"float64"``. Raises ValueError on misfits.
+    Parameters
+    ----------
+    checkpoint
+        The files, of `open_checkpoint` or of `gguf_file.open_gguf`.
+    dtype
+        The precision of the arrays, ``"float32"`` or ``"float64"``.
+    recipe
+        The decoder: its sizes, the masks of its layers, the names of its tensors, and readers of
+        its parts.
+    placement
+        Where layers and embeddings are put as they are read; by default all on the device.
+    compute
+        The precision of products, of `network.ResidualFlow`: "bfloat16" rounds their operands; None
+        is for what `jax.default_matmul_precision` says.
+
+    Returns
+    -------
+    Weights
+        The arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
+        network accounts for.
+
+    Raises
+    ------
+    ValueError
+        If a tensor is missing, of another shape or not finite, the head is none over words, or the
+        configuration has an option that nobody read.
     """
-    sizes, names = recipe.sizes, recipe.names
+    sizes = recipe.sizes
+    names = recipe.names
     refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
     published = placement.precision and published_precision(checkpoint)
     half = published if published == placement.precision else None
@@ -143,7 +168,8 @@ def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:
-    names, at = recipe.names, f"{recipe.names.layer}.{index}"
+    names = recipe.names
+    at = f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))
     attention = network = None
     if recipe.attention is not None:

@@ -25,7 +25,8 @@ from lim_jax.network.norms import Norm
 from lim_jax.network.slots import Field
 from lim_jax.network.tokenwise import GatedFeedForward
 
-DENSE, SPARSE = "dense", "sparse"
+DENSE = "dense"
+SPARSE = "sparse"
 LATENT_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever the other norms have
 
 
@@ -64,17 +65,20 @@ class Mixture(NamedTuple):
         if dense and read.has(f"{at}.{self.dense_name}.{recipe.names.gate}.weight"):
             name = self.dense_name
         at = f"{at}.{name}" if name else at
-        width, count = recipe.sizes.width, self.num_experts
+        width = recipe.sizes.width
+        count = self.num_experts
         parts = {}
         if dense:
-            router, arrays = read.zeros(count, width), _zeros(read, self, recipe)
+            router = read.zeros(count, width)
+            arrays = _zeros(read, self, recipe)
         else:
             router = read(f"{at}.{self.router}.weight", count, width)
             arrays = self.read(read, at, self, recipe)
         if self.router_bias:
             parts["router_bias"] = read(f"{at}.{self.router}.bias", count)
         if self.preference is not None:
-            name, shape = f"{at}.{self.preference}", (*self.preference_axes, count)
+            name = f"{at}.{self.preference}"
+            shape = (*self.preference_axes, count)
             parts["preference"] = read.zeros(count) if dense else read(name, *shape).reshape(count)
         if self.shared_gate is not None:
             name = f"{at}.{self.shared_gate}.weight"
@@ -84,10 +88,15 @@ class Mixture(NamedTuple):
             parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
             parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
         return MixtureOfExperts(
-            norm, router, Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
-            self.routing, **parts, shared=_shared(read, at, self, recipe, dense),
-            weighs_input=self.weighs_input, output_norm=output_norm,
-        )  # fmt: skip
+            norm,
+            router,
+            Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
+            self.routing,
+            **parts,
+            shared=_shared(read, at, self, recipe, dense),
+            weighs_input=self.weighs_input,
+            output_norm=output_norm,
+        )
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -97,7 +106,8 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
 
 def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
     """Read the network of all tokens, which is the only one of a dense layer."""
-    width, of_dense = recipe.sizes.width, mixture.dense_intermediate_size
+    width = recipe.sizes.width
+    of_dense = mixture.dense_intermediate_size
     of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
     name, hidden = mixture.shared or (None, 0)
     if not mixture.dense_layers:
@@ -163,9 +173,13 @@ class Stacked(NamedTuple):
         biases = read(f"{at}.{self.up}_bias", count, 2 * hidden)
         down_bias = read(f"{at}.{self.down}_bias", count, width)
         return {
-            "gate": both[:, ::2], "up": both[:, 1::2], "down": downs,
-            "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2], "down_bias": down_bias,
-        }  # fmt: skip
+            "gate": both[:, ::2],
+            "up": both[:, 1::2],
+            "down": downs,
+            "gate_bias": biases[:, ::2],
+            "up_bias": biases[:, 1::2],
+            "down_bias": down_bias,
+        }
 
     def _matrices(self, read: Reader, name: str, shape: tuple[int, int, int]) -> Tensor:
         count, rows, columns = shape
@@ -198,7 +212,8 @@ def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
 def read_dense_layers(config: Configuration, depth: int, first: int) -> frozenset[int]:
     """Return which layers are dense, by ``mlp_layer_types``, or the first where that is absent."""
     kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
-    holds, got = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}, f"mlp_layer_types = {kinds}"
+    holds = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}
+    got = f"mlp_layer_types = {kinds}"
     require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
     return frozenset(k for k, kind in enumerate(kinds) if kind == DENSE)
 
@@ -234,11 +249,14 @@ def read_mla(
     def attention(
         read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
     ) -> LatentAttention:
-        width, heads = recipe.sizes.width, recipe.sizes.heads
+        width = recipe.sizes.width
+        heads = recipe.sizes.heads
         rotated = recipe._replace(rope_interleaved=rope_interleaved)
         norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
-        names, layer = recipe.names, at
-        at, parts = f"{layer}.{names.output.rpartition('.')[0]}", {}
+        names = recipe.names
+        layer = at
+        at = f"{layer}.{names.output.rpartition('.')[0]}"
+        parts = {}
         if latent is not None:
             parts["query_down"] = read(f"{at}.q_a_proj.weight", latent, width)
             name = f"{at}.q_a_layernorm"
@@ -256,10 +274,17 @@ def read_mla(
             gate = read(f"{layer}.{names.output_gate}.weight", heads, width)
             parts["gate"] = np.repeat(gate[:, None, :], features, axis=1)
         return LatentAttention(
-            norm, query, up[:, :still], up[:, still:], split_heads(output, heads),
-            down=down[:rank], rope_key=shared, **parts,
+            norm,
+            query,
+            up[:, :still],
+            up[:, still:],
+            split_heads(output, heads),
+            down=down[:rank],
+            rope_key=shared,
+            **parts,
             down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
-            mask=mask, scale=recipe.scale,
-        )  # fmt: skip
+            mask=mask,
+            scale=recipe.scale,
+        )
 
     return attention

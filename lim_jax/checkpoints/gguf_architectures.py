@@ -19,7 +19,9 @@ Tensors = frozenset[str]  # their names
 Reading = Callable[[Configuration, Options, Tensors], dict[str, Any]]
 Factors = Mapping[str, list[float]]
 # The tensors that rotary frequencies are divided by: Llama 3's scaling, done; and of long contexts.
-FREQUENCIES, LONG, SHORT = "rope_freqs", "rope_factors_long", "rope_factors_short"
+FREQUENCIES = "rope_freqs"
+LONG = "rope_factors_long"
+SHORT = "rope_factors_short"
 # Configuration that change no number of the network, and the supported values of others.
 HARMLESS = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 SUPPORTED = {
@@ -28,7 +30,9 @@ SUPPORTED = {
     "pooling_type": (0,), "rope.scaling.attn_factor": (1.0,),
     "tensor_data_layout": ("Meta AI original pth",),
 }  # fmt: skip
-SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's functions of a router
+# Of llama.cpp's functions of a router.
+SOFTMAX = 1
+SIGMOID = 2
 STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
@@ -60,19 +64,24 @@ def _expert_counts(options: Configuration) -> dict[str, Any]:
 
 def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Heads of full layers have sizes of their own, and values that may be their keys."""
-    kinds, depth = _kinds(options, sizes, 6), sizes["num_hidden_layers"]
-    small, name = options.get_int("attention.key_length_swa"), "attention.head_count_kv"
+    kinds = _kinds(options, sizes, 6)
+    depth = sizes["num_hidden_layers"]
+    small = options.get_int("attention.key_length_swa")
+    name = "attention.head_count_kv"
     for other in ("attention.value_length_swa", "rope.dimension_count_swa"):
         _require_same(options, other, small, "attention.key_length_swa")
     groups = options.get(name, sizes["num_attention_heads"])
     groups = groups if isinstance(groups, list) else depth * [groups]
-    of_kind = {kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
-               for kind in (SLIDING, FULL)}  # fmt: skip
+    of_kind = {
+        kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
+        for kind in (SLIDING, FULL)
+    }
     same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
     same = same and all(type(n) is int and n > 0 for n in groups)
     options.require(name, groups, same, "one number for each kind of layers")
     (sliding,), (full,) = of_kind.values()
-    rope, own = sizes["rope_parameters"], {"head_dim": sizes["head_dim"]}
+    rope = sizes["rope_parameters"]
+    own = {"head_dim": sizes["head_dim"]}
     own["num_key_value_heads"] = full
     config = {
         "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
@@ -87,10 +96,16 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     }  # fmt: skip
     if not options.get("expert_count"):
         return config
-    return config | {"enable_moe_block": True} | _ints(
-        options, num_experts="expert_count", top_k_experts="expert_used_count",
-        moe_intermediate_size="expert_feed_forward_length",
-    )  # fmt: skip
+    return (
+        config
+        | {"enable_moe_block": True}
+        | _ints(
+            options,
+            num_experts="expert_count",
+            top_k_experts="expert_used_count",
+            moe_intermediate_size="expert_feed_forward_length",
+        )
+    )
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
@@ -99,9 +114,11 @@ def _proportional(rope: Options, head_dim: int) -> Options:
         return rope
     turned = sum(factor == 1 for factor in rope["factors"])
     holds = all(factor >= STILL for factor in rope["factors"][turned:])
-    got, expected = f"factors {rope['factors']}", f"ones, and then no less than {STILL}"
+    got = f"factors {rope['factors']}"
+    expected = f"ones, and then no less than {STILL}"
     require_in("rope_freqs.weight", holds, got, expected)
-    part, base = 2 * turned / head_dim, rope["rope_theta"]
+    part = 2 * turned / head_dim
+    base = rope["rope_theta"]
     return {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": base}
 
 
@@ -177,10 +194,15 @@ def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
     routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
-    return _windows(options, sizes, 4) | routed | {
-        "num_experts": options.get_int("expert_count"), "mup_enabled": True,
-        "route_scale": options.get_positive("expert_weights_scale", 1.0),
-    }  # fmt: skip
+    return (
+        _windows(options, sizes, 4)
+        | routed
+        | {
+            "num_experts": options.get_int("expert_count"),
+            "mup_enabled": True,
+            "route_scale": options.get_positive("expert_weights_scale", 1.0),
+        }
+    )
 
 
 def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -190,29 +212,35 @@ def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[
     groups = options.get_int("expert_group_count")
     config = _routed(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
-        "n_routed_experts": options.get_int("expert_count"), "n_group": groups,
+        "n_routed_experts": options.get_int("expert_count"),
+        "n_group": groups,
         "topk_group": options.get_int("expert_group_used_count"),
         "norm_topk_prob": _flag(options, "expert_weights_norm", False),
         "routed_scaling_factor": options.get_positive("expert_weights_scale", 1.0),
-    }  # fmt: skip
+    }
     if gating == SOFTMAX:
         _require_only(options, "expert_weights_norm", False, default=False)
         config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
-    rank, rotary = options.get_int("attention.kv_lora_rank"), sizes["head_dim"]
+    rank = options.get_int("attention.kv_lora_rank")
+    rotary = sizes["head_dim"]
     # Newer files state the sizes of attention on latent vectors, and the heads' own as further.
     absorbed = options.get("attention.key_length_mla") is not None
-    end, query = "_mla" if absorbed else "", "attention.q_lora_rank"
+    end = "_mla" if absorbed else ""
+    query = "attention.q_lora_rank"
     if absorbed:
         _require_same(options, "attention.key_length", rank + rotary, "latent and rotated features")
         _require_same(options, "attention.value_length", rank, "attention.kv_lora_rank")
-    key, size = f"attention.key_length{end}", options.get_int(f"attention.key_length{end}")
+    key = f"attention.key_length{end}"
+    size = options.get_int(f"attention.key_length{end}")
     options.require(key, size, size > rotary, f"more than rope.dimension_count, {rotary}")
     return config | {
-        "num_key_value_heads": sizes["num_attention_heads"], "kv_lora_rank": rank,
+        "num_key_value_heads": sizes["num_attention_heads"],
+        "kv_lora_rank": rank,
         "q_lora_rank": options.get_int(query) if query in options else None,
-        "qk_rope_head_dim": rotary, "qk_nope_head_dim": size - rotary,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": size - rotary,
         "v_head_dim": options.get_int(f"attention.value_length{end}"),
-    }  # fmt: skip
+    }
 
 
 def _flag(options: Configuration, name: str, default: bool) -> bool:
@@ -221,7 +249,8 @@ def _flag(options: Configuration, name: str, default: bool) -> bool:
 
 
 def _require_only(options: Configuration, name: str, only: Any, default: Any) -> None:
-    value, cure = options.get(name, default), "Other experts are not known here."
+    value = options.get(name, default)
+    cure = "Other experts are not known here."
     holds = type(value) is type(only) and value == only
     options.require(name, value, holds, f"{only}", cure)
 
@@ -233,7 +262,8 @@ def _scalar(sizes: Options, layers: int) -> Any:
 
 
 def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
-    name, depth = "attention.sliding_window_pattern", sizes["num_hidden_layers"]
+    name = "attention.sliding_window_pattern"
+    depth = sizes["num_hidden_layers"]
     pattern = options.get(name)
     if not isinstance(pattern, list):
         return list(full_every(options.get_int(name, period), depth))
@@ -256,25 +286,28 @@ def _trained(options: Configuration) -> int:
 
 
 def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
-    value, cure = options.get(name, size), "Heads of several sizes are not known here."
+    value = options.get(name, size)
+    cure = "Heads of several sizes are not known here."
     options.require(name, value, value == size, f"{size}, as {of}", cure)
 
 
 def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     return {
-        "query_pre_attn_scalar": _scalar(sizes, 46), "layer_types": _kinds(options, sizes, 2),
+        "query_pre_attn_scalar": _scalar(sizes, 46),
+        "layer_types": _kinds(options, sizes, 2),
         "sliding_window": options.get_int("attention.sliding_window", 4096),
         **_caps(options, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
-    }  # fmt: skip
+    }
 
 
 def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     return {
-        "query_pre_attn_scalar": _scalar(sizes, 62), **_windows(options, sizes, 6),
+        "query_pre_attn_scalar": _scalar(sizes, 62),
+        **_windows(options, sizes, 6),
         "rope_parameters": {FULL: sizes["rope_parameters"]},
         "rope_local_base_freq": options.get_positive("rope.freq_base_swa", 10_000.0),
         **_caps(options, final_logit_softcapping=None),
-    }  # fmt: skip
+    }
 
 
 def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -383,8 +416,10 @@ def published_config(
     name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
 ) -> dict[str, Any]:
     """Return the publisher's configuration of a file's options without the architecture's name."""
-    file, architecture = Configuration(options, GGUF), ARCHITECTURES[name]
-    width, heads = file.get_int("embedding_length"), file.get_int("attention.head_count")
+    file = Configuration(options, GGUF)
+    architecture = ARCHITECTURES[name]
+    width = file.get_int("embedding_length")
+    heads = file.get_int("attention.head_count")
     if architecture.family == "deepseek_v2":  # whose heads have parts of several sizes
         head_dim = file.get_int("rope.dimension_count")
     else:
@@ -434,10 +469,12 @@ def _scaling(
     if kind == "longrope":
         require_in(GGUF, SHORT in factors, f"{LONG}.weight, and no {SHORT}.weight", "both")
         return {
-            "rope_type": "longrope", "long_factor": factors[LONG], "short_factor": factors[SHORT],
+            "rope_type": "longrope",
+            "long_factor": factors[LONG],
+            "short_factor": factors[SHORT],
             "attention_factor": options.get_positive("rope.scaling.attn_factor", 1.0),
             TRAINED: _trained(options),
-        }  # fmt: skip
+        }
     if kind == "yarn":
         return _yarn(options, architecture)
     if kind == "linear" and factor:
@@ -447,17 +484,19 @@ def _scaling(
 
 
 def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
-    expected, cure = "none, by which it is YaRN's own", "Readers disagree whether it stands for "
+    expected = "none, by which it is YaRN's own"
+    cure = "Readers disagree whether it stands for "
     cure += "YaRN's own or multiplies that. Take the publisher's folder with safetensors."
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         got = f"{name} = {described(options.get(name))} of a yarn scaling"
         require_in(GGUF, options.get(name) is None, got, expected, cure)
     scaling = {
-        "rope_type": "yarn", "factor": options.get_positive("rope.scaling.factor"),
+        "rope_type": "yarn",
+        "factor": options.get_positive("rope.scaling.factor"),
         TRAINED: _trained(options),
         "beta_fast": options.get_positive("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": options.get_positive("rope.scaling.yarn_beta_slow", 1.0),
-    }  # fmt: skip
+    }
     if (multiplier := options.get("rope.scaling.yarn_log_multiplier")) is not None:
         times = {"deepseek_v2": 10, "ministral3": 1}.get(architecture.family, 0)  # as llama.cpp's
         got = f"rope.scaling.yarn_log_multiplier = {multiplier}"

@@ -35,7 +35,8 @@ class GGUFCheckpoint(NamedTuple):
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised, with its rows in the publisher's order."""
         require_tensor(self.files, name)
-        whole, stored = self.files[name].whole, self.files[name].shape
+        whole = self.files[name].whole
+        stored = self.files[name].shape
         if whole is None:
             return read_rows(name, shape, dtype, self.rows(name, shape))
         values = whole(read_rows(name, stored, dtype, self.rows(name, stored)))
@@ -84,7 +85,8 @@ class GGUFCheckpoint(NamedTuple):
 def dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
     """Read some rows and dequantise them."""
     size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
-    count, offset = part.stop - part.start, tensor.offset + part.start * size
+    count = part.stop - part.start
+    offset = tensor.offset + part.start * size
     stored = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
     shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
     try:

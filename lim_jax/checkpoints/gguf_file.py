@@ -27,9 +27,11 @@ Tensors = Mapping[str, Stored]
 FACTORS = (FREQUENCIES, LONG, SHORT)
 # llama.cpp's names of tensors, and the fields of a recipe's names that have the publisher's.
 OUTSIDE = {
-    "token_embd": "embedding", "position_embd": "positions", "output_norm": "last",
+    "token_embd": "embedding",
+    "position_embd": "positions",
+    "output_norm": "last",
     "output": "head",
-}  # fmt: skip
+}
 LAYER = {
     "attn_norm": "before_attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
     "attn_qkv": "fused_qkv", "attn_output": "output", "attn_gate": "output_gate",
@@ -62,10 +64,12 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`."""
     stored, options = read_header(file)
     kind = options.get("general.type", "model")  # others are adapters, and parts that read images
-    got, cure = f"general.type = {kind}", "Merge an adapter by llama.cpp's own programs."
+    got = f"general.type = {kind}"
+    cure = "Merge an adapter by llama.cpp's own programs."
     require_in(file.name, kind == "model", got, "model: a whole one", cure)
     name = options.get("general.architecture")
-    got, cure = f"the architecture {name!r}", "Take the publisher's folder with safetensors."
+    got = f"the architecture {name!r}"
+    cure = "Take the publisher's folder with safetensors."
     expected = f"one of the {len(ARCHITECTURES)} in models.gguf_architectures.ARCHITECTURES"
     require_in(file.name, name in ARCHITECTURES, got, expected, cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
@@ -75,8 +79,10 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
             factors[stem] = dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), own, words, frozenset(stored), factors)
-    recipe, permuted = recipe_of(Configuration(config)), ARCHITECTURES[str(name)].permuted
-    names, tensors = _layer_names(recipe, config["model_type"]), {}
+    recipe = recipe_of(Configuration(config))
+    permuted = ARCHITECTURES[str(name)].permuted
+    names = _layer_names(recipe, config["model_type"])
+    tensors = {}
     for tensor_name in stored:
         tensors |= _published(tensor_name, stored, recipe, names, permuted)
     return GGUFCheckpoint(Configuration(config), tensors, options)
@@ -85,7 +91,8 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
 def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
     """Return the publisher's names of a layer's tensors by llama.cpp's, both without an end."""
     # But for those that have no end in the publisher's files: they are whole in both.
-    names, mixture = recipe.names, recipe.network
+    names = recipe.names
+    mixture = recipe.network
     network = f"{names.network}." if names.network else ""
     own = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
     own |= {f"ffn_{part}": f"{network}{getattr(names, part)}" for part in GATED}
@@ -105,8 +112,10 @@ def _published(
     name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
     """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
-    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    as_it_is, prefix = Published((tensor,), tensor.shape), recipe.names.prefix
+    tensor = stored[name]
+    stem, _, kind = name.rpartition(".")
+    as_it_is = Published((tensor,), tensor.shape)
+    prefix = recipe.names.prefix
     if recipe.norm is sublayers.unit_offset_rms_norm and name.endswith("norm.weight"):
         as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
@@ -114,7 +123,8 @@ def _published(
         own = getattr(recipe.names, OUTSIDE.get(stem, ""), None)
         own = own if own is None or stem == "output" else prefix + own
         return {name if own is None else f"{own}.{kind}": as_it_is}
-    at, stem = f"{prefix}{recipe.names.layer}.{block[1]}.", block[2]
+    at = f"{prefix}{recipe.names.layer}.{block[1]}."
+    stem = block[2]
     if (own := names.get(f"{stem}.{kind}")) is not None:
         return {at + own: as_it_is}
     if stem.endswith("_exps"):
@@ -146,14 +156,18 @@ def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
 
 
 def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
-    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    mixture, reader = recipe.network, Stacked()
+    tensor = stored[name]
+    stem, _, kind = name.rpartition(".")
+    mixture = recipe.network
+    reader = Stacked()
     if isinstance(mixture, Mixture):
         inside = f"{recipe.names.network}." if recipe.names.network else ""
-        at, reader = f"{at}{inside}", mixture.read
+        at = f"{at}{inside}"
+        reader = mixture.read
     part = re.search(r"ffn_(gate|up|down)_exps$", stem)
     if isinstance(reader, ByExpert) and part is not None:
-        own, each = getattr(reader, part[1]), range(tensor.shape[0])
+        own = getattr(reader, part[1])
+        each = range(tensor.shape[0])
         return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
     biased = isinstance(reader, Stacked) and reader.interleaved
     if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
@@ -171,8 +185,10 @@ def _expert(tensor: Stored, number: int) -> Published:
 
 def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
     """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
-    tensor, (stem, _, kind) = stored[name], name.rpartition(".")
-    turned, interleaved = reader.transposed, reader.interleaved
+    tensor = stored[name]
+    stem, _, kind = name.rpartition(".")
+    turned = reader.transposed
+    interleaved = reader.interleaved
     fused, down = (at + own + ("_bias" if kind == "bias" else "") for own in reader[:2])
 
     def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -212,7 +228,9 @@ def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Pu
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
     tensor = Published(
-        (stored[keys], stored[values]), (heads, still + stored[values].shape[1], rank), of_heads,
+        (stored[keys], stored[values]),
+        (heads, still + stored[values].shape[1], rank),
+        of_heads,
         whole=lambda rows: rows.reshape(-1, rank),
-    )  # fmt: skip
+    )
     return {f"{at}self_attn.kv_b_proj.weight": tensor}

@@ -13,9 +13,11 @@ from lim_jax._refusal import Refusal
 from lim_jax.checkpoints.options import require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
-MAGIC, VERSIONS = b"GGUF", (2, 3)
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
 # The format's numbers of kinds of values; those of numbers by their precision.
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
     11: "<i8", 12: "<f8",
@@ -67,7 +69,8 @@ class _Header:
             return self.text()
         if kind != ARRAY:
             return self.numbers(kind, 1)[0]
-        kind, count = self.whole(4), self.whole()
+        kind = self.whole(4)
+        count = self.whole()
         if kind in NUMBERS:
             return self.numbers(kind, count)
         return [self.value(kind) for _ in range(count)]
@@ -101,7 +104,8 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         require_in(part.name, of_them, got, f"number {number} of {count}")
         tensors |= more
     stated = options.get("split.tensors.count", len(tensors))
-    got, expected = f"{len(tensors)} tensors in {count} files", f"{stated}, as the first says"
+    got = f"{len(tensors)} tensors in {count} files"
+    expected = f"{stated}, as the first says"
     require_in(file.name, len(tensors) == stated, got, expected)
     return tensors, options
 
@@ -119,10 +123,12 @@ def _of_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
 
 
 def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, Any]]:
-    magic, version = header.taken(4), header.whole(4)
+    magic = header.taken(4)
+    version = header.whole(4)
     if magic != MAGIC or version not in VERSIONS:
         raise ValueError(f"{magic} of version {version}")
-    num_tensors, num_options = header.whole(), header.whole()
+    num_tensors = header.whole()
+    num_options = header.whole()
     options = {}
     for _ in range(num_options):
         name = header.text()
@@ -144,7 +150,8 @@ def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, A
 
 
 def _info(header: _Header) -> tuple[str, Any, tuple[int, ...], tuple[int, ...], int]:
-    name, axes = header.text(), header.whole(4)
+    name = header.text()
+    axes = header.whole(4)
     shape = tuple(reversed(header.numbers(10, axes)))
     kind = gguf.GGMLQuantizationType(header.whole(4))
     return name, kind, shape, tuple(gguf.quant_shape_to_byte_shape(shape, kind)), header.whole()

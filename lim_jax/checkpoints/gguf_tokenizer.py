@@ -26,8 +26,10 @@ LLAMA3 = (
 QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN35 = QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 SEED = QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-OTHERS, NO_HAN = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*", r"&&[^\p{Han}]]"
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+NO_HAN = r"&&[^\p{Han}]]"
 
 
 def _by_case(upper: str, lower: str, contracted: str) -> str:
@@ -42,10 +44,11 @@ KIMI = (
     rf"|\p{{N}}{{1,3}}{OTHERS.replace('/', '')}{AT_THE_END}"
 )
 DEEPSEEK3 = (
-    r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{AT_THE_END}",
-)  # fmt: skip
+)
 # Letters with a case, as DeepSeek lists them.
 CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
@@ -69,7 +72,8 @@ class Cut(NamedTuple):
     begins: bool = False  # whether texts begin with a mark, if a file does not say
 
 
-GPT2, DIGITS = Cut((), bytewise=True), Cut((r"\p{N}",), bytewise=True)
+GPT2 = Cut((), bytewise=True)
+DIGITS = Cut((r"\p{N}",), bytewise=True)
 OF_LLAMA3 = Cut((LLAMA3,), whole_words=True, begins=True)
 CUTS: Mapping[str, Cut] = {
     "gpt-2": GPT2, "phi-2": GPT2, "exaone4": GPT2, "trillion": GPT2, "granite-docling": GPT2,
@@ -112,9 +116,10 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     begins = header.get("tokenizer.ggml.add_bos_token", begins) and kind != "gemma4"
     ends = header.get("tokenizer.ggml.add_eos_token", False)
     marks = {
-        part: words[index] for part, states in (("bos", begins), ("eos", ends))
+        part: words[index]
+        for part, states in (("bos", begins), ("eos", ends))
         if states and (index := header.get(f"tokenizer.ggml.{part}_token_id")) is not None
-    }  # fmt: skip
+    }
     if marks:
         pattern = f"{marks.get('bos', '')} $A {marks.get('eos', '')}".strip()
         numbered = [(word, words.index(word)) for word in dict.fromkeys(marks.values())]
@@ -126,7 +131,8 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
 
 def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     """Byte-level pair encoding, whose words spell bytes as GPT-2's do."""
-    cut, cutters = CUTS[header["tokenizer.ggml.pre"]], tokenizers.pre_tokenizers
+    cut = CUTS[header["tokenizer.ggml.pre"]]
+    cutters = tokenizers.pre_tokenizers
     pairs = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges", [])]
     model = tokenizers.models.BPE(words, pairs, ignore_merges=cut.whole_words)
     tokenizer = tokenizers.Tokenizer(model)
@@ -145,11 +151,15 @@ def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     prefixed = header.get("tokenizer.ggml.add_space_prefix", True)
     prefixed = prefixed and header["tokenizer.ggml.model"] == "llama"
     model = tokenizers.models.BPE(
-        words, _pairs(words, header), byte_fallback=True, fuse_unk=True,
+        words,
+        _pairs(words, header),
+        byte_fallback=True,
+        fuse_unk=True,
         unk_token=None if unknown is None else [*words][unknown],
-    )  # fmt: skip
+    )
     tokenizer = tokenizers.Tokenizer(model)
-    decoders, normalizers = tokenizers.decoders, tokenizers.normalizers
+    decoders = tokenizers.decoders
+    normalizers = tokenizers.normalizers
     before = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after = [decoders.Strip(" ", 1, 0)] if prefixed else []

@@ -31,7 +31,8 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     match = NAME.fullmatch(local.as_posix())
     if local.exists() or local.suffix == ".gguf" or match is None:
         return local
-    name, revision = match["name"], match["revision"]
+    name = match["name"]
+    revision = match["revision"]
     got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
     cure = 'The package comes with an extra: python -m pip install "lim_jax[models]".'
     require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)

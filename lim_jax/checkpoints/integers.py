@@ -13,7 +13,9 @@ from lim_jax.checkpoints.options import require_in
 
 WORD = 32
 BITS = 2, 4, 8  # of which a word holds several
-REAL, WORDS, PLACES = ("F32", "F16", "BF16"), ("I32", "U32"), ("I32", "I64")
+REAL = ("F32", "F16", "BF16")
+WORDS = ("I32", "U32")
+PLACES = ("I32", "I64")
 # Which of a word's eight numbers AWQ's kernels put into each place of it.
 AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 UNQUANTISED = (
@@ -74,7 +76,8 @@ def packed_rows(
     words: tuple[int, ...],
 ) -> Rows:
     """Return a function that reads some rows of a matrix, of which files hold so many `words`."""
-    size, expected = packing.group or shape[-1], f"unquantised numbers of shape {shape}"
+    size = packing.group or shape[-1]
+    expected = f"unquantised numbers of shape {shape}"
     fits = len(shape) == 2 and shape[1] % size == 0
     require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
     read = {"pack-quantized": _compressed, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[packing.scheme]
@@ -106,7 +109,8 @@ def _compressed(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
     """Of compressed-tensors: words along inputs, and of zeros along outputs."""
-    (rows, columns), in_word = shape, WORD // packing.bits
+    rows, columns = shape
+    in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
     words = tensors(f"{at}weight_packed", (rows, -(-columns // in_word)), WORDS)
     scales = tensors(f"{at}weight_scale", (rows, groups), REAL)
@@ -127,13 +131,16 @@ def _gptq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
     """Of GPTQ: transposed, words along inputs, and of zeros along outputs."""
-    (rows, columns), in_word = shape, WORD // packing.bits
+    rows, columns = shape
+    in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
     words = tensors(f"{at}qweight", (columns // in_word, rows), WORDS)
     scales = tensors(f"{at}scales", (groups, rows), REAL)
     packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE)
-    zeros, most = unpack(packed, packing.bits) + packing.zero_offset, 2**packing.bits - 1
-    got, expected = f"a zero of {most} and one, which readers take in two ways", f"at most {most}"
+    zeros = unpack(packed, packing.bits) + packing.zero_offset
+    most = 2**packing.bits - 1
+    got = f"a zero of {most} and one, which readers take in two ways"
+    expected = f"at most {most}"
     require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
 
     def read(part: slice) -> np.ndarray:
@@ -148,8 +155,10 @@ def _awq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
     """Of AWQ: transposed, words along outputs, of which they hold the even ones first."""
-    (rows, columns), in_word = shape, WORD // packing.bits
-    groups, places = columns // (packing.group or columns), np.argsort(AWQ_ORDER)
+    rows, columns = shape
+    in_word = WORD // packing.bits
+    groups = columns // (packing.group or columns)
+    places = np.argsort(AWQ_ORDER)
 
     def ordered(words: np.ndarray) -> np.ndarray:
         by_word = unpack(words, packing.bits).reshape(*words.shape, in_word)
@@ -160,7 +169,8 @@ def _awq(
     zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
 
     def read(part: slice) -> np.ndarray:
-        first, last = part.start // in_word, -(-part.stop // in_word)
+        first = part.start // in_word
+        last = -(-part.stop // in_word)
         numbers = ordered(words((slice(None), slice(first, last)))).T
         numbers = numbers[part.start - first * in_word :][: part.stop - part.start]
         scale = scales((slice(None), part)).T.astype(np.float64)

@@ -14,7 +14,8 @@ from lim_jax.checkpoints.options import (
     require_in,
 )
 
-TEXT, TIED = "text_config", "tie_word_embeddings"
+TEXT = "text_config"
+TIED = "tie_word_embeddings"
 OTHERS = {
     "exaone4_5": "exaone4", "gemma4": "gemma4_text", "internvl": "qwen2", "lfm2_vl": "lfm2",
     "llava": "llama", "mistral3": "mistral", "voxtral": "llama",
@@ -22,10 +23,15 @@ OTHERS = {
 # The sizes of LLaVA's texts, by their family, where files do not state them.
 OF_LLAVA: Mapping[str, Mapping[str, int]] = {
     family: {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": hidden,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": groups,
-    } for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
-}  # fmt: skip
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": hidden,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": groups,
+    }
+    for family, hidden, groups in (("llama", 11_008, 32), ("mistral", 14_336, 8))
+}
 QWENS = "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"
 # The defaults of each publisher's reader.
 MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
@@ -61,7 +67,8 @@ SAVE_TEXT = "Save the text's model by itself, and load that."
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
     config = checkpoint.config
-    family, flat = config.get("model_type"), config.get(TEXT) is None
+    family = config.get("model_type")
+    flat = config.get(TEXT) is None
     if flat and family not in FLAT:
         return checkpoint
     inner = config.options if flat else config[TEXT]
@@ -102,7 +109,8 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     for stored in checkpoint.files:
         if IMAGES.match(stored):
             continue
-        older, newer = OLDER.fullmatch(stored), NEWER.fullmatch(stored)
+        older = OLDER.fullmatch(stored)
+        newer = NEWER.fullmatch(stored)
         plain = stored.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
         got = f"{stored}, which is neither the text's nor known to be of images"
         parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"

@@ -50,8 +50,11 @@ SUPPORTED = {
 # How classes of networks end that have another head than that over words.
 CLASSIFIES = re.compile("(Classification|QuestionAnswering|MultipleChoice|Reward(Model)?)$")
 Options = Mapping[str, Any]
-CONFIG, GGUF = "config.json", "GGUF"  # the files that errors name
-DOWNLOAD, CONVERT = "Download it again.", "Convert the publisher's folder again."
+# The files that errors name.
+CONFIG = "config.json"
+GGUF = "GGUF"
+DOWNLOAD = "Download it again."
+CONVERT = "Convert the publisher's folder again."
 OTHER_NETWORK = "It may change the network, whose numbers would be others than the publisher's."
 
 
@@ -167,7 +170,8 @@ def _alike(value: Any, other: Any) -> bool:
 
 def refuse_other_architectures(config: Options, family: str) -> None:
     """Raise ValueError if the weights say that they are of another family than the options are."""
-    expected, other = "a language model", "Take the model that it was made from, ...ForCausalLM."
+    expected = "a language model"
+    other = "Take the model that it was made from, ...ForCausalLM."
     for name in config.get("architectures") or ():
         classifies = CLASSIFIES.search(str(name)) is not None
         got = f"architectures = {name}, which gives no logits over words"

@@ -46,9 +46,12 @@ USUAL = {
 }  # fmt: skip
 COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
 SHARED = (
-    "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size",
-    "shared_intermediate_size", "moe_shared_expert_intermediate_size",
-)  # fmt: skip
+    "n_shared_experts",
+    "num_shared_experts",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)
 TOPS = "num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk"
 # Options of a router, which say nothing where a network has no experts.
 OF_ROUTERS = (
@@ -61,7 +64,8 @@ OF_ROUTERS = (
 
 def own_options(config: Configuration, recipe: Recipe) -> Values:
     """Return the values by which options say what a recipe's network does."""
-    sizes, network = recipe.sizes, recipe.network
+    sizes = recipe.sizes
+    network = recipe.network
     stated: dict[str, Any] = dict(USUAL)
     stated |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
     stated |= _of_attention(recipe) | _of_residuals(recipe)
@@ -73,7 +77,9 @@ def own_options(config: Configuration, recipe: Recipe) -> Values:
 
 
 def _of_attention(recipe: Recipe) -> dict[str, Any]:
-    biases, sizes, names = recipe.biases, recipe.sizes, recipe.names
+    biases = recipe.biases
+    sizes = recipe.sizes
+    names = recipe.names
     rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     positions = [mask.positions for mask in recipe.masks]
     linear = any(isinstance(of_layer, Alibi) for of_layer in positions)
@@ -109,17 +115,23 @@ def _of_residuals(recipe: Recipe) -> dict[str, Any]:
     """Return what options say of embeddings, the residual path and the head."""
     parallel = recipe.step is euler
     return {
-        "parallel_attn": parallel, "use_parallel_block": parallel,
-        "use_parallel_residual": parallel, "residual_multiplier": recipe.increment,
+        "parallel_attn": parallel,
+        "use_parallel_block": parallel,
+        "use_parallel_residual": parallel,
+        "residual_multiplier": recipe.increment,
         "do_layer_norm_before": recipe.names.before_attention is not None,
         "embedding_multiplier": recipe.embedding_scale,
-        "mup_enabled": recipe.embedding_scale != 1, "final_logit_softcapping": recipe.logit_cap,
-        "logit_scale": recipe.logit_scale, "logits_scaling": 1 / recipe.logit_scale,
-        "use_embedding_sharing": recipe.tied, "num_nextn_predict_layers": recipe.num_mtp_layers,
-        "num_mtp_modules": recipe.num_mtp_layers, "mtp_num_hidden_layers": recipe.num_mtp_layers,
+        "mup_enabled": recipe.embedding_scale != 1,
+        "final_logit_softcapping": recipe.logit_cap,
+        "logit_scale": recipe.logit_scale,
+        "logits_scaling": 1 / recipe.logit_scale,
+        "use_embedding_sharing": recipe.tied,
+        "num_nextn_predict_layers": recipe.num_mtp_layers,
+        "num_mtp_modules": recipe.num_mtp_layers,
+        "mtp_num_hidden_layers": recipe.num_mtp_layers,
         "use_mtp": recipe.num_mtp_layers > 0,
         "use_gemma_norm": recipe.norm is sublayers.unit_offset_rms_norm,
-    }  # fmt: skip
+    }
 
 
 def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
@@ -144,7 +156,8 @@ def _of_dense(config: Configuration) -> dict[str, Any]:
 
 
 def _of_mixture(mixture: Mixture) -> dict[str, Any]:
-    routing, dense = mixture.routing, mixture.dense_layers
+    routing = mixture.routing
+    dense = mixture.dense_layers
     _, shared = mixture.shared or ("", 0)
     first = dense == frozenset(range(len(dense)))  # the first layers are dense, or none
     count = shared // mixture.intermediate_size

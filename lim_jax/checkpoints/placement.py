@@ -24,7 +24,8 @@ from lim_jax.weights import (
 
 Layer = Callable[[int], Any]
 ROWS_AT_ONCE = 1024
-HALVES, MIXED = {"BF16": "bfloat16", "F16": "float16"}, "mixed"
+HALVES = {"BF16": "bfloat16", "F16": "float16"}
+MIXED = "mixed"
 # The fields of layers that hold matrices, which half precision is for. All else stays whole: norms
 # of any class, biases, and taps and rates, which are few and into which multipliers are put.
 # fmt: off
@@ -170,7 +171,8 @@ def halved(layer: Any, precision: str) -> Any:
 
 def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
     """All layers along a leading axis, filled as they are read: at most one is in memory twice."""
-    joined, tree = [], None
+    joined = []
+    tree = None
     for index in range(depth):
         leaves, tree = jax.tree.flatten(layer(index))
         joined = joined or [unfilled((depth, *leaf.shape), leaf.dtype) for leaf in leaves]

@@ -15,21 +15,31 @@ from lim_jax._checks import described
 from lim_jax.checkpoints.integers import BITS, UNQUANTISED, Packing, unpacked_names
 from lim_jax.checkpoints.options import Options, require_config
 
-BLOCKS, SCALES = "_blocks", "_scales"  # of mxfp4
-PACKED, FACTOR, DIVISOR = "_packed", "_scale_2", "_global_scale"  # of nvfp4
+# Of mxfp4.
+BLOCKS = "_blocks"
+SCALES = "_scales"
+# Of nvfp4.
+PACKED = "_packed"
+FACTOR = "_scale_2"
+DIVISOR = "_global_scale"
 SCALE = ("_scale_inv", "_scale")  # publishers' names of what fp8 is multiplied by
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FOUR_BITS = np.array([*POSITIVE, *(-number for number in POSITIVE)])
-BIAS, NAN = 127, 255  # of the exponents that are mxfp4's scales
+# Of the exponents that are mxfp4's scales.
+BIAS = 127
+NAN = 255
 PAIRS = 16  # bytes of two numbers each, in a block of one scale of mxfp4
 GROUP = 16  # numbers in a block of one scale of nvfp4
 # Which schemes modelopt's names stand for.
 MODELOPT = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
 MIXED = "MIXED_PRECISION"
 PACKINGS = (
-    "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "pack-quantized",
     "mixed-precision",
-)  # fmt: skip
+)
 # The options of each method, and their known values.
 SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     "fp8": {
@@ -150,7 +160,8 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
         algorithms = stated.get("quantized_layers") or {}
     schemes = set()
     for layer, of_layer in algorithms.items():
-        algorithm, group = of_layer.get("quant_algo"), of_layer.get("group_size", GROUP)
+        algorithm = of_layer.get("quant_algo")
+        group = of_layer.get("group_size", GROUP)
         known = algorithm in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
         require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
@@ -168,14 +179,16 @@ def _compressed(stated: Options) -> Quantisation:
     for weights in of_groups:
         kind = tuple(weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
         block = {
-            ("float", 8, "tensor", None): (None, None), ("float", 8, "channel", None): (1, None),
+            ("float", 8, "tensor", None): (None, None),
+            ("float", 8, "channel", None): (1, None),
             ("float", 8, "block", None): _block("block_structure", weights),
             ("float", 4, "tensor_group", GROUP): (None, None),
-        }.get(kind)  # fmt: skip
+        }.get(kind)
         expected = "float weights of 8 bits, or of 4 in groups of 16"
         got = f"weights of type, bits, strategy and group {kind}"
-        require_config(block is not None and not weights.get("actorder"), got, expected,
-                       UNQUANTISED)  # fmt: skip
+        require_config(
+            block is not None and not weights.get("actorder"), got, expected, UNQUANTISED
+        )
         found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
     blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
     got = f"weights in {len(found)} ways"
@@ -216,9 +229,11 @@ def unquantised_names(
     for name, place in stored.items():
         if _is_scale(name, stored, four_bits):
             continue
-        stem, scale = name.removesuffix(PACKED), "_scale"
+        stem = name.removesuffix(PACKED)
+        scale = "_scale"
         if four_bits:
-            stem, scale = name.removesuffix(BLOCKS), SCALES
+            stem = name.removesuffix(BLOCKS)
+            scale = SCALES
         tensors[stem if stem + scale in stored else name] = place
     return tensors
 

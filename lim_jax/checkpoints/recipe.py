@@ -15,7 +15,23 @@ from lim_jax.network.slots import Field
 
 
 class Sizes(NamedTuple):
-    """The sizes of a decoder and the epsilon of its norms."""
+    """The sizes of a decoder and the epsilon of its norms.
+
+    Attributes
+    ----------
+    width, depth, heads
+        The width of a state, the number of layers, and the attention heads of each.
+    intermediate_size
+        How many hidden features the tokenwise network has.
+    vocabulary
+        How many words there are.
+    norm_eps
+        The epsilon of the norms.
+    num_kv_heads
+        How many heads have keys and values; the others share them.
+    head_dim
+        The size of a head's queries and keys.
+    """
 
     width: int
     depth: int
@@ -49,11 +65,31 @@ def sizes_of(
     norm_eps: float = 1e-6,
     head_dim: int | None = None,
 ) -> Sizes:
-    """Read the sizes of a decoder from the options of its ``config.json`` of these names.
+    """Read the sizes of a decoder from the options of its ``config.json``.
 
-    By default there are as many key heads as heads, and the hidden layer of the tokenwise network
-    is four times the width. `norm_eps` and `head_dim` are for configurations that state none;
-    without `head_dim` the heads share the width. Raises ValueError if sizes do not fit.
+    Parameters
+    ----------
+    config
+        The options.
+    names
+        The names of the options that state the sizes; by default Llama's, which also serve where a
+        family's own name of the width, the depth or the heads is not stated.
+    norm_eps
+        The epsilon of the norms, for configurations that state none.
+    head_dim
+        The size of a head, for configurations that state none; None if the heads share the width.
+
+    Returns
+    -------
+    Sizes
+        The sizes and the epsilon. By default there are as many key heads as heads, and the hidden
+        layer of the tokenwise network is four times the width.
+
+    Raises
+    ------
+    ValueError
+        If a size is no positive whole number, the epsilon is not between 0 and 1, or heads that
+        share the width do not divide it.
     """
     pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
     width, depth, heads = (config.get_int(_stated(config, *pair)) for pair in pairs)
@@ -79,7 +115,46 @@ def _stated(config: Configuration, own: str, usual: str) -> str:
 
 
 class Names(NamedTuple):
-    """The names of a decoder's tensors, after `prefix`; None for what it does not have."""
+    """The names of a decoder's tensors, without their endings ``.weight`` and ``.bias``.
+
+    Attributes
+    ----------
+    prefix
+        Stands before the names of all tensors but the head's; files of base models may lack it.
+    embedding, embedding_norm
+        The embedding of words, and a norm of its rows, or None.
+    positions
+        The embedding of learned positions, or None.
+    layer
+        Stands before a layer's number, which stands before the names of its tensors.
+    query, key, value, fused_qkv
+        The projections of attention: three matrices, or the one that holds all three.
+    output
+        The projection behind attention.
+    sinks
+        The numbers of the heads' sinks, with the name's ending, or None.
+    output_gate
+        The matrix of the gate of what heads read, or None.
+    query_norm, key_norm
+        The norms of heads' queries and keys, which a recipe with a `head_norm` reads.
+    network
+        Stands before the names of the tokenwise network's matrices; empty for none, which
+        `sublayers.plain_mlp` reads.
+    gate, up, down
+        The matrices of the tokenwise network; without a gate `up` and `down` alone.
+    before_attention, after_attention
+        A layer's norms before attention and behind it, or None each.
+    before_network, after_network
+        A layer's norms before the tokenwise network and behind it, or None each.
+    last
+        The norm behind the last layer.
+    head
+        The matrix that gives logits, without `prefix`.
+    ignored
+        Tensors of a layer that hold no weights, with their endings.
+    further
+        The beginning of the whole names of tensors of layers that predict further tokens, or None.
+    """
 
     prefix: str = "model."
     embedding: str = "embed_tokens"
@@ -105,8 +180,8 @@ class Names(NamedTuple):
     after_network: str | None = None
     last: str = "norm"
     head: str = "lm_head"
-    ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # of a layer
-    further: str | None = None  # begins tensors of layers that predict further tokens
+    ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
+    further: str | None = None
 
 
 class Biases(NamedTuple):

@@ -59,24 +59,32 @@ def gated_delta(
     """Return a reader of gated delta layers, for `recipe.Recipe.attention`."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> GatedDelta:
-        before, width = _norm_before(read, at, recipe), recipe.sizes.width
-        heads, features, at = sizes.heads, sizes.features, f"{at}.linear_attn"
+        before = _norm_before(read, at, recipe)
+        width = recipe.sizes.width
+        heads = sizes.heads
+        features = sizes.features
+        at = f"{at}.linear_attn"
         eta = recipe.sizes.norm_eps if norm_eps is None else norm_eps
         scale: Tensor = np.tile(read(f"{at}.{norm}.weight", features), (heads, 1))
         matrix = read(f"{at}.{output}.weight", width, heads * features)
         return GatedDelta(
-            before, **matrices(read, at, sizes, width), output=split_heads(matrix, heads),
-            rate_bias=read(f"{at}.dt_bias", heads), log_decay=read(f"{at}.A_log", heads),
-            head_norm=GroupedNorm(scale, heads, eta), activation=recipe.activation,
+            before,
+            **matrices(read, at, sizes, width),
+            output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads),
+            log_decay=read(f"{at}.A_log", heads),
+            head_norm=GroupedNorm(scale, heads, eta),
+            activation=recipe.activation,
             largest_write=largest_write,
-        )  # fmt: skip
+        )
 
     return attention
 
 
 def qwen3_5_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
     """Read a matrix of queries, keys and values, and one of each kind besides."""
-    heads, features = sizes.heads, sizes.features
+    heads = sizes.heads
+    features = sizes.features
     rows = 2 * sizes.groups * sizes.size + heads * features
     return {
         **_by_part(read(f"{at}.in_proj_qkv.weight", rows, width), sizes),
@@ -97,23 +105,28 @@ def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) ->
     query, key, value, gate = np.split(by_group, cuts, axis=1)
     both = read(f"{at}.in_proj_ba.weight", 2 * heads, width).reshape(groups, 2, each, width)
     return {
-        "query": query, "key": key, "value": value.reshape(heads, features, width),
+        "query": query,
+        "key": key,
+        "value": value.reshape(heads, features, width),
         "gate": gate.reshape(heads, features, width),
-        "write": both[:, 0].reshape(heads, width), "rate": both[:, 1].reshape(heads, width),
+        "write": both[:, 0].reshape(heads, width),
+        "rate": both[:, 1].reshape(heads, width),
         **_taps(read, f"{at}.conv1d", sizes),
-    }  # fmt: skip
+    }
 
 
 def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
     """Read a matrix of each kind, and convolutions in three tensors, wherever they are cut."""
-    values, heads = (sizes.heads, sizes.features), (sizes.heads,)
+    values = (sizes.heads, sizes.features)
+    heads = (sizes.heads,)
     return _apart(read, at, sizes, width, {"gate": ("g", values), "rate": ("a", heads)})
 
 
 def _apart(read: Reader, at: str, sizes: DeltaSizes, width: int, more: Shapes) -> Arrays:
     """Read a matrix of each kind, by its letter and shape, and convolutions in three tensors."""
     groups, heads, size, features, taps = sizes
-    keys, values = (groups, size), (heads, features)
+    keys = (groups, size)
+    values = (heads, features)
     shapes: Shapes = {"query": ("q", keys), "key": ("k", keys), "value": ("v", values)}
     shapes = {**shapes, "write": ("b", (heads,)), **more}
     arrays = {}
@@ -132,26 +145,32 @@ def kimi_delta(
     heads: int, size: int, taps: int, *, names: tuple[str, ...], low_rank: bool, least_decay: Any
 ) -> Callable[..., KimiDelta]:
     """Return a reader of Kimi's delta layers, whose output has one of these names."""
-    sizes, shape = DeltaSizes(heads, heads, size, size, taps), (heads, size)
+    sizes = DeltaSizes(heads, heads, size, size, taps)
+    shape = (heads, size)
     more: Shapes = {"rate": ("f", shape), "gate": ("g", shape)}
     if low_rank:
         more = {"rate": ("f_b", shape), "gate": ("g_b", shape)}
         more |= {"rate_down": ("f_a", (size,)), "gate_down": ("g_a", (size,))}
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> KimiDelta:
-        before, width = _norm_before(read, at, recipe), recipe.sizes.width
+        before = _norm_before(read, at, recipe)
+        width = recipe.sizes.width
         output = next((n for n in names if read.has(f"{at}.{n}.weight")), names[0])
         matrix = read(f"{at}.{output}.weight", width, heads * size)
         at = f"{at}.{output.rpartition('.')[0]}"
         decays = read(f"{at}.A_log", *((1, 1, heads, 1) if low_rank else (heads,)))
         scale: Tensor = np.tile(read(f"{at}.o_norm.weight", size), (heads, 1))
         return KimiDelta(
-            before, **_apart(read, at, sizes, width, more), output=split_heads(matrix, heads),
-            rate_bias=read(f"{at}.dt_bias", heads * size).reshape(shape), least_decay=least_decay,
-            log_decay=decays.reshape(heads), activation=recipe.activation,
+            before,
+            **_apart(read, at, sizes, width, more),
+            output=split_heads(matrix, heads),
+            rate_bias=read(f"{at}.dt_bias", heads * size).reshape(shape),
+            least_decay=least_decay,
+            log_decay=decays.reshape(heads),
+            activation=recipe.activation,
             head_norm=GroupedNorm(scale, heads, recipe.sizes.norm_eps),
             gate_activation=jax.nn.sigmoid,
-        )  # fmt: skip
+        )
 
     return attention
 
@@ -161,9 +180,10 @@ def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
     query, key, value = np.split(rows, [groups * size, 2 * groups * size])
     rest = rows.shape[1:]
     return {
-        "query": query.reshape(groups, size, *rest), "key": key.reshape(groups, size, *rest),
+        "query": query.reshape(groups, size, *rest),
+        "key": key.reshape(groups, size, *rest),
         "value": value.reshape(heads, features, *rest),
-    }  # fmt: skip
+    }
 
 
 def _taps(read: Reader, name: str, sizes: DeltaSizes) -> Arrays:
@@ -211,7 +231,8 @@ def mamba_sizes(
     size: int = 256,
 ) -> MambaSizes:
     """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, where it is fixed."""
-    heads, groups = config.get_int(names.heads, 128), config.get_int(names.groups, groups)
+    heads = config.get_int(names.heads, 128)
+    groups = config.get_int(names.groups, groups)
     expected = "as many heads in each"
     require_config(heads % groups == 0, f"{heads} heads in {groups} groups", expected)
     of_head = config.get(names.features, features)
@@ -219,13 +240,19 @@ def mamba_sizes(
         require_config(inner % heads == 0, f"{heads} heads of width {inner}", "heads of one width")
         of_head = inner // heads
     of_head = Configuration({names.features: of_head}).get_int(names.features)
-    fits, got = inner in (None, heads * of_head), f"{heads} heads of {of_head}"
+    fits = inner in (None, heads * of_head)
+    got = f"{heads} heads of {of_head}"
     require_config(fits, got, f"the width {inner} together")
     return MambaSizes(
-        heads, of_head, groups, config.get_int(names.size, size), config.get_int(names.taps, 4),
-        config.get_flag(names.input_bias), config.get_flag(names.output_bias),
+        heads,
+        of_head,
+        groups,
+        config.get_int(names.size, size),
+        config.get_int(names.taps, 4),
+        config.get_flag(names.input_bias),
+        config.get_flag(names.output_bias),
         config.get_flag(names.tap_bias, True),
-    )  # fmt: skip
+    )
 
 
 class MambaFactors(NamedTuple):
@@ -267,7 +294,9 @@ def mamba2(
     factors: MambaFactors = PLAIN,
 ) -> Callable[..., Mamba2]:
     """Return a reader of Mamba-2 layers, for `recipe.Recipe.attention`."""
-    heads, features, inner = sizes.heads, sizes.features, sizes.heads * sizes.features
+    heads = sizes.heads
+    features = sizes.features
+    inner = sizes.heads * sizes.features
     # Factors of matrices are put where numbers stay in full precision. A norm of gated numbers
     # would take the last one out again.
     after_norm = head_norm and not norm_before_gate
@@ -275,7 +304,8 @@ def mamba2(
     gates = Scaled(jax.nn.silu, factors.gate, of_gates)
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
-        width, norm = recipe.sizes.width, _norm_before(read, at, recipe)
+        width = recipe.sizes.width
+        norm = _norm_before(read, at, recipe)
         at = f"{at}.{name}"
         arrays = _mamba_inputs(read, at, sizes, width, factors)
         if head_norm:
@@ -285,13 +315,16 @@ def mamba2(
         if sizes.output_bias:
             arrays["output_bias"] = factors.outside * read(f"{at}.out_proj.bias", width)
         return Mamba2(
-            jax.tree.map(lambda scale: factors.inside * scale, norm), **arrays,
+            jax.tree.map(lambda scale: factors.inside * scale, norm),
+            **arrays,
             output=split_heads(read(f"{at}.out_proj.weight", width, inner), heads),
-            log_decay=read(f"{at}.A_log", heads), skip=read(f"{at}.D", heads),
+            log_decay=read(f"{at}.A_log", heads),
+            skip=read(f"{at}.D", heads),
             norm_before_gate=norm_before_gate,
             gate_activation=jax.nn.silu if (factors.gate, of_gates) == (1.0, 1.0) else gates,
-            rate_limits=rate_limits, activation=activation,
-        )  # fmt: skip
+            rate_limits=rate_limits,
+            activation=activation,
+        )
 
     return attention
 
@@ -331,12 +364,11 @@ def lightning(heads: int, size: int, depth: int, factor: float) -> Callable[...,
     """Return a reader of lightning attention, whose output is multiplied by a factor."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
-        before, width, number = (
-            _norm_before(read, at, recipe),
-            recipe.sizes.width,
-            at.split(".")[-1],
-        )
-        at, inner = f"{at}.self_attn", heads * size
+        before = _norm_before(read, at, recipe)
+        width = recipe.sizes.width
+        number = at.split(".")[-1]
+        at = f"{at}.self_attn"
+        inner = heads * size
         rows = read(f"{at}.qkv_proj.weight", 3 * inner, width).reshape(heads, 3, size, width)
         gate = read(f"{at}.output_gate.weight", inner, width).reshape(heads, size, width)
         output = split_heads(read(f"{at}.out_proj.weight", width, inner), heads)
@@ -346,10 +378,23 @@ def lightning(heads: int, size: int, depth: int, factor: float) -> Callable[...,
         decays = read.zeros(heads) + np.log(later * 0.5 ** (8 / heads * (1 + np.arange(heads))))
         query, key, value = np.moveaxis(rows, 1, 0)
         return Mamba2(
-            before, query, key, value, None, None, decays, gate, output, None, None, None,
-            head_norm=GroupedNorm(scale, 1, LIGHTNING_NORM_EPS), skip=None,
-            activation=recipe.activation, gate_activation=jax.nn.sigmoid,
-        )  # fmt: skip
+            before,
+            query,
+            key,
+            value,
+            None,
+            None,
+            decays,
+            gate,
+            output,
+            None,
+            None,
+            None,
+            head_norm=GroupedNorm(scale, 1, LIGHTNING_NORM_EPS),
+            skip=None,
+            activation=recipe.activation,
+            gate_activation=jax.nn.sigmoid,
+        )
 
     return attention
 
@@ -358,7 +403,9 @@ def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution
     """Return a reader of short convolutions, for `recipe.Recipe.attention`."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> ShortConvolution:
-        before, width, at = _norm_before(read, at, recipe), recipe.sizes.width, f"{at}.conv"
+        before = _norm_before(read, at, recipe)
+        width = recipe.sizes.width
+        at = f"{at}.conv"
         parts = "write", "read", "value"
         rows = np.split(read(f"{at}.in_proj.weight", 3 * width, width), 3)
         arrays: Arrays = dict(zip(parts, rows, strict=True))

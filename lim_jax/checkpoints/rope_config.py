@@ -20,8 +20,12 @@ from lim_jax.network.frequencies import (
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Positions, Rotary
 
-WINDOW, CHUNK = 4096, 8192  # the publishers' defaults
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+# The publishers' defaults.
+WINDOW = 4096
+CHUNK = 8192
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
 PART = "partial_rotary_factor"
 TRAINED = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions")
@@ -118,10 +122,14 @@ def _yarn(
     if amplitude is None and all(weights):
         amplitude = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
     scaled = yarn_scaling(
-        frequencies, base=base, factor=factor, trained=trained,
-        fast=rope.get("beta_fast") or 32, slow=rope.get("beta_slow") or 1,
+        frequencies,
+        base=base,
+        factor=factor,
+        trained=trained,
+        fast=rope.get("beta_fast") or 32,
+        slow=rope.get("beta_slow") or 1,
         whole_pairs=rope.get("truncate", True),
-    )  # fmt: skip
+    )
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
 
 
@@ -157,7 +165,8 @@ def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[fl
 
 
 def _trained(config: Configuration, rope: Configuration) -> int:
-    inner, outer = rope.get(TRAINED), config.get(TRAINED)
+    inner = rope.get(TRAINED)
+    outer = config.get(TRAINED)
     got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
     agree = None in (inner, outer) or inner == outer
     require_config(agree, got, "the same in both", "Readers disagree about which goes first.")
@@ -200,7 +209,8 @@ def _require_known(rope: Configuration, scaling: Any) -> None:
 def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
     """Return the options of rotary positions, with `kind` those of one kind of layers."""
     # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
-    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    newer = config.get("rope_parameters")
+    older = config.get("rope_scaling")
     for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
         holds = value is None or isinstance(value, Mapping)
         config.require(name, value, holds, "an object of names and values")
@@ -219,7 +229,8 @@ def _of_kind(newer: Options, older: Options, kind: str) -> Options:
         expected = f"an entry for each kind of layers, such as {FULL}"
         cure = "The family's layers differ: give each kind its own options."
         require_config(False, f"{name} in rope_parameters", expected, cure)
-    holds, got = "type" not in older or "rope_type" in older, described(older.get("type"))
+    holds = "type" not in older or "rope_type" in older
+    got = described(older.get("type"))
     cure = "In families whose layers differ, transformers ignores type."
     require_config(holds, f"type = {got} in rope_scaling", "rope_type", cure)
     return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
@@ -228,8 +239,10 @@ def _of_kind(newer: Options, older: Options, kind: str) -> Options:
 def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:
     """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated."""
     # Only families that have chunked layers by default accept ``chunked_attention``.
-    kinds, known = tuple(config.get("layer_types") or default), {FULL, SLIDING} | set(default)
-    holds, cure = len(kinds) == depth and set(kinds) <= known, "Other kinds are not known here."
+    kinds = tuple(config.get("layer_types") or default)
+    known = {FULL, SLIDING} | set(default)
+    holds = len(kinds) == depth and set(kinds) <= known
+    cure = "Other kinds are not known here."
     got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"
     require_config(holds, got, f"{depth} of {' or '.join(sorted(known))}", cure)
     return kinds
@@ -255,7 +268,8 @@ def masks_of(
 ) -> tuple[AttentionMask, ...]:
     """What each layer sees, by its kind; `window` is the default of ``sliding_window``."""
     by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
-    seen, sliding = {FULL: {}}, config.get("sliding_window", window)
+    seen = {FULL: {}}
+    sliding = config.get("sliding_window", window)
     if SLIDING in kinds:
         seen[SLIDING] = {
             "window": Configuration({"sliding_window": sliding}).get_int("sliding_window")

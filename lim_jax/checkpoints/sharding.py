@@ -17,7 +17,8 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.ring import RingAttention
 from lim_jax.weights import HalfLayers, HalfRows, Rows
 
-AXIS, CONTEXT = "model", "context"
+AXIS = "model"
+CONTEXT = "context"
 
 Index = tuple[slice, ...]
 
@@ -28,13 +29,15 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     By the `sharded_axes` of a layer's parts; embeddings and heads along their width, since rows are
     read by number. Each process reads all layers, and holds its own devices' part of them.
     """
-    got, expected = f"the axes {mesh.axis_names}", f"one named {AXIS!r}"
+    got = f"the axes {mesh.axis_names}"
+    expected = f"one named {AXIS!r}"
     cure = "Weights go over that one; leave the others to examples and contexts."
     require(AXIS in mesh.axis_names, "mesh", got=got, expected=expected, cure=cure)
 
     def layers(layer: Layer, depth: int) -> PyTree:
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
-        parts, tree = [], None
+        parts = []
+        tree = None
         for index in range(depth):
             read = in_bits(layer(index), precision)
             leaves, tree = jax.tree_util.tree_flatten_with_path(read)

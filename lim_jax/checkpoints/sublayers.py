@@ -107,7 +107,9 @@ def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
 
 def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read queries, keys and values from a matrix each."""
-    sizes, names, groups = recipe.sizes, recipe.names, recipe.sizes.num_kv_heads
+    sizes = recipe.sizes
+    names = recipe.names
+    groups = recipe.sizes.num_kv_heads
     counts = (names.query, sizes.heads), (names.key, groups), (names.value, groups)
     pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts]
     return _named(pairs, recipe)
@@ -131,13 +133,15 @@ def gated_queries(read: Reader, at: str, recipe: Recipe) -> Arrays:
 
 def fused_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read one matrix that holds all queries, then all keys, then all values."""
-    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
+    heads = recipe.sizes.heads
+    groups = recipe.sizes.num_kv_heads
     return _fused(read, at, recipe, lambda rows: np.split(rows, [heads, heads + groups]))
 
 
 def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read one matrix that holds, group by group, the queries, the key and the value."""
-    heads, groups = recipe.sizes.heads, recipe.sizes.num_kv_heads
+    heads = recipe.sizes.heads
+    groups = recipe.sizes.num_kv_heads
 
     def cut(rows: Tensor) -> list[Tensor]:
         by_group = rows.reshape(groups, -1, *rows.shape[1:])
@@ -163,7 +167,8 @@ def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arr
 
 
 def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
-    size, width = recipe.sizes.head_dim, recipe.sizes.width
+    size = recipe.sizes.head_dim
+    width = recipe.sizes.width
     rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
     bias = read(f"{name}.bias", count * size) if recipe.biases.qkv else None
     return rows, None if bias is None else bias.reshape(count, size)
@@ -180,8 +185,11 @@ def gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
     """Read a gated network from three matrices."""
-    sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
-    inner, width = sizes.intermediate_size, sizes.width
+    sizes = recipe.sizes
+    names = recipe.names
+    at = f"{at}.{recipe.names.network}"
+    inner = sizes.intermediate_size
+    width = sizes.width
     shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
     matrices = [read.matrix(f"{at}.{name}.weight", *shape) for name, shape in shapes.items()]
     biases = [_mlp_bias(read, f"{at}.{name}", recipe, shape[0]) for name, shape in shapes.items()]
@@ -194,8 +202,11 @@ def fused_gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
     """Read a gated network whose gates stand before the rest in one matrix."""
-    sizes, names, at = recipe.sizes, recipe.names, f"{at}.{recipe.names.network}"
-    inner, width = sizes.intermediate_size, sizes.width
+    sizes = recipe.sizes
+    names = recipe.names
+    at = f"{at}.{recipe.names.network}"
+    inner = sizes.intermediate_size
+    width = sizes.width
     gate, up = np.split(read.matrix(f"{at}.{names.up}.weight", 2 * inner, width), 2)
     matrices: list[Tensor] = [gate, up, read.matrix(f"{at}.{names.down}.weight", width, inner)]
     return GatedFeedForward(norm, *matrices, activation=recipe.activation, output_norm=output_norm)
@@ -205,8 +216,10 @@ def plain_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
     """Read a network of two matrices without a gate."""
-    sizes, names = recipe.sizes, recipe.names
-    inner, width = sizes.intermediate_size, sizes.width
+    sizes = recipe.sizes
+    names = recipe.names
+    inner = sizes.intermediate_size
+    width = sizes.width
     at = f"{at}.{names.network}" if names.network else at
     arrays = []
     for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
@@ -219,7 +232,8 @@ def xielu_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
     """Read a network of two matrices, and the numbers of its activation, `reading.xielu`."""
-    numbers, plain = [], plain_mlp(read, at, recipe, norm, output_norm)
+    numbers = []
+    plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
         number = read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape)
         numbers.append(number.reshape(()))
@@ -234,17 +248,21 @@ def read_attention(
     read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
 ) -> CausalAttention:
     """Read multi-head attention."""
-    sizes, names = recipe.sizes, recipe.names
-    width, heads = sizes.width, sizes.heads
+    sizes = recipe.sizes
+    names = recipe.names
+    width = sizes.width
+    heads = sizes.heads
     inner = heads * sizes.head_dim
     output = read_matrix(read, f"{at}.{names.output}", width, inner, recipe)
-    norms, groups = {}, sizes.num_kv_heads
+    norms = {}
+    groups = sizes.num_kv_heads
     if recipe.head_norm is not None:
         norms["query_norm"] = recipe.head_norm(read, f"{at}.{names.query_norm}", heads, recipe)
         norms["key_norm"] = recipe.head_norm(read, f"{at}.{names.key_norm}", groups, recipe)
     if recipe.value_norm is not None:
         norms["value_norm"] = recipe.value_norm(read, at, groups, recipe)
-    biased, sinks = recipe.biases.attention_output, names.sinks
+    biased = recipe.biases.attention_output
+    sinks = names.sinks
     projections = recipe.projections(read, at, recipe)
     if names.output_gate is not None:
         gate = read_matrix(read, f"{at}.{names.output_gate}", inner, width, recipe)
@@ -255,9 +273,13 @@ def read_attention(
         output_bias=read(f"{at}.{names.output}.bias", width) if biased else None,
         output_norm=read_norm(read, at, names.after_attention, recipe),
         sinks=None if sinks is None else read(f"{at}.{sinks}", heads),
-        mask=mask, scale=recipe.scale, cap=recipe.cap,
-        rope_before_qk_norm=recipe.rope_before_qk_norm, **projections, **norms,
-    )  # fmt: skip
+        mask=mask,
+        scale=recipe.scale,
+        cap=recipe.cap,
+        rope_before_qk_norm=recipe.rope_before_qk_norm,
+        **projections,
+        **norms,
+    )
 
 
 def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:

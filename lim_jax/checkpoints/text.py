@@ -18,7 +18,9 @@ from lim_jax.checkpoints.gguf_tokenizer import CURE, tokenizer_of_header
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
 CONFIGS = "generation_config.json", "config.json"
-TEMPLATE, OPTIONS, TEMPLATE_KEY = "chat_template.jinja", "tokenizer_config.json", "chat_template"
+TEMPLATE = "chat_template.jinja"
+OPTIONS = "tokenizer_config.json"
+TEMPLATE_KEY = "chat_template"
 MARKS = ("bos", "eos", "unk", "pad")
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
 Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty
@@ -56,12 +58,29 @@ def read_tokenizer(path: Path, header: Header) -> Any:
 
 
 def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
-    """The text of each id, which joined are the text of all.
+    """Return the text of each id, which joined are the text of all.
 
-    If several ids make one letter, the last has it and the others are empty. `tokenizer` is the
-    model's own, of the package tokenizers; None if ids are bytes of UTF-8.
+    If several ids make one letter, the last has it and the others are empty.
 
-    Raises ValueError if `ids` is no array of whole numbers, or without a tokenizer one is no byte.
+    Parameters
+    ----------
+    ids
+        The ids, along one axis.
+    tokenizer
+        The model's own, of the package tokenizers (`LanguageModel.tokenizer`); None if ids are
+        bytes of UTF-8.
+
+    Returns
+    -------
+    list of str
+        A text for each id. Bytes that are no UTF-8 are shown by its replacement character.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If there is a tokenizer, and the extra ``models`` is not installed.
+    ValueError
+        If `ids` is no array of whole numbers, or without a tokenizer one is no byte.
 
     Examples
     --------
@@ -122,6 +141,8 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
         return None
     # A mark's own word may stand in an object with how it is read.
     tokens = {name: token for name, token in options.items() if name.endswith("_token")}
-    words = {name: token.get("content") if isinstance(token, dict) else token
-             for name, token in tokens.items()}  # fmt: skip
+    words = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in tokens.items()
+    }
     return ChatTemplate(source, {n: word for n, word in words.items() if isinstance(word, str)})

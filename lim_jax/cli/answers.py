@@ -34,7 +34,8 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
     """A line on answers that were cut, and one on a chat template that is there and not used."""
     cut = sum(context.cut for context in contexts)
     plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)
-    lines, every = [], len(contexts)
+    lines = []
+    every = len(contexts)
     if cut:
         lines.append(
             f"Cut after the most tokens that an answer may have ({DOTS}): {cut} of {every}."

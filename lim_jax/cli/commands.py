@@ -66,7 +66,8 @@ def as_flags(words: str) -> str:
 
 
 def _flag(argument: re.Match[str]) -> str:
-    name, value = argument[1].replace("_", "-"), argument[2]
+    name = argument[1].replace("_", "-")
+    value = argument[2]
     if value == "False":
         return f"--no-{name}"
     return f"--{name}" if value in (None, "True") else f"--{name} {value.strip(QUOTES)}"

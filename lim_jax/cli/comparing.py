@@ -50,11 +50,13 @@ def compare(
         first: The folder of a finished lim-jax profile, or of lim-jax ask.
         second: Another, from which the first is subtracted.
     """
-    first, second = as_path(first, "first"), as_path(second, "second")
+    first = as_path(first, "first")
+    second = as_path(second, "second")
     arguments = {"first": first, "second": second}
     with run_folder(out, "compare", arguments, overwrite=overwrite) as folder:
         require_extra("jinja2", "report")
-        names, answers = _names(first, second), read_answers(first, second)
+        names = _names(first, second)
+        answers = read_answers(first, second)
         if answers:
             sentences, rows, figures = _answers(answers, names, folder)
         else:
@@ -63,9 +65,13 @@ def compare(
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
         write_comparison(
-            folder / "compare.html", title=title, sentences=sentences, rows=rows, figures=figures,
+            folder / "compare.html",
+            title=title,
+            sentences=sentences,
+            rows=rows,
+            figures=figures,
             pages=list(zip(names, _pages(first, second), strict=False)),
-        )  # fmt: skip
+        )
         written = "records.csv" if answers else "tables, figures"
         print(f"Wrote compare.json, {written} and compare.html to {folder}.")
     return 0
@@ -78,7 +84,8 @@ def _profiles(
     parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
     parts = {name: part for name, part in parts.items() if part is not None}
     records = [record_row(name, shares) for name, shares in compared.shares.items()]
-    columns, said = FILES["compare, records.csv"], finding(compared, names)
+    columns = FILES["compare, records.csv"]
+    said = finding(compared, names)
     written = {
         "finding": said,
         "first": names[0],
@@ -90,8 +97,10 @@ def _profiles(
     write_json(folder / "compare.json", written)
     write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
     write_table(folder / "records.csv", columns, records)
-    titles = {"Both densities, and their difference": "",
-              "The same without the queried tokens": "queries left out"}  # fmt: skip
+    titles = {
+        "Both densities, and their difference": "",
+        "The same without the queried tokens": "queries left out",
+    }
     figures = {}
     for (name, part), (caption, title) in zip(parts.items(), titles.items(), strict=False):
         drawn = plots.profile.influence_difference(part, names, title)
@@ -117,6 +126,7 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 def _names(first: Path, second: Path) -> Names:
     """The folders' own names, or all of their paths where these are one."""
-    one, two = first.resolve().name, second.resolve().name
+    one = first.resolve().name
+    two = second.resolve().name
     names = (one, two) if one != two else (str(first), str(second))
     return in_one_line(names[0]), in_one_line(names[1])

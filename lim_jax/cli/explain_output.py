@@ -10,7 +10,7 @@ from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explaining import ReadContexts
 from lim_jax.attribution.heads import HeadOfPart, heads_table
-from lim_jax.attribution.measuring import shown_accounts
+from lim_jax.attribution.measuring import SHOWN, accounts_of_contexts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
@@ -55,7 +55,9 @@ def report_explanation(
 
 def words(result: Explanation, records: Sequence[Record]) -> list[str]:
     """An explanation in lines: the finding, documents, positions, ways, certificates."""
-    influence, rest, regions = result.influence, result.without_queries, result.influence.regions
+    influence = result.influence
+    rest = result.without_queries
+    regions = result.influence.regions
     weights = np.asarray(influence.grid.weights)
     channels, hops = (
         np.asarray(parts) @ weights for parts in (result.channel_energies, result.hop_energies)
@@ -121,16 +123,17 @@ def write_explained_page(
     out: Path,
 ) -> None:
     """Write explanation.html, of the first contexts with every token shaded."""
-    rows = list(map(np.asarray, read.windows))
-    accounts = shown_accounts(
-        asked.network, rows, list(asked.weights), depth=result.depth, loss=asked.loss
+    shown = read.contexts[:SHOWN]
+    weights = list(asked.weights[:SHOWN])
+    rows = list(map(np.asarray, read.windows[:SHOWN]))
+    accounts = accounts_of_contexts(
+        asked.network, rows, weights, depth=result.depth, loss=asked.loss
     )
-    shown = read.contexts[: len(accounts)]
     report.write_page(
         out / "explanation.html",
         result.influence,
         accounts,
-        [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows[: len(accounts)]],
+        [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows],
         title=title,
         certificates=result.certificates,
         without_queries=result.without_queries,

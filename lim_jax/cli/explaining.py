@@ -90,7 +90,8 @@ def explain(
         html: Write explanation.html too, a page of the first five contexts with every token
             shaded, which takes a longer look at each.
     """
-    model, data = as_path(model, "model"), as_path(data, "data")
+    model = as_path(model, "model")
+    data = as_path(data, "data")
     arguments = {
         "model": model,
         "data": data,
@@ -161,15 +162,20 @@ def _require_options(loss: LossName, max_length: int, delta: float, html: bool) 
 def _require_within(
     network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
 ) -> None:
-    require(contexts is None or contexts <= len(read.windows), "contexts", got=f"{contexts}",
-            expected=f"at most {len(read.windows)}, those of the data",
-            cure="Give more data, or leave --contexts out.")  # fmt: skip
+    require(
+        contexts is None or contexts <= len(read.windows),
+        "contexts",
+        got=f"{contexts}",
+        expected=f"at most {len(read.windows)}, those of the data",
+        cure="Give more data, or leave --contexts out.",
+    )
     as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
 
 
 def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
     """What will be done on contexts of these lengths, and how long it is likely to take."""
-    what, seconds = "certificates that can decide", budget.seconds
+    what = "certificates that can decide"
+    seconds = budget.seconds
     if certificates == "all":
         what = "all certificates and cone masses"
         seconds += budget.certificate_seconds

@@ -18,8 +18,11 @@ from lim_jax.checkpoints.hub import model_path
 from lim_jax.models import CausalLM, LanguageModel
 
 GIB = 2**30
-LONG, MUCH = 180.0, 0.9  # seconds, from which it is said what bfloat16 would save, and a share
-PLACEMENT, WHOLE, FILES = "weights.txt", "in memory", "in their files"
+LONG = 180.0  # seconds, from which it is said what bfloat16 would save
+MUCH = 0.9  # the share of the time above which it saves too little to be said
+PLACEMENT = "weights.txt"
+WHOLE = "in memory"
+FILES = "in their files"
 AVAILABLE = Path("/proc/meminfo")
 
 

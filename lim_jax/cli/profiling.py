@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tyro
 from tqdm import tqdm
@@ -37,6 +38,7 @@ from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.loss_kinds import LOSSES, LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.reading import read_prompts
+from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import finding, record_lines, records_finding, score_lines
 from lim_jax.results.measured import CELLS
@@ -91,7 +93,8 @@ def profile(
         html: Write profile.html too, a page of the first five contexts with every token shaded,
             which takes a longer look at each: by channel, hops, layer and head.
     """
-    model, data = as_path(model, "model"), as_path(data, "data")
+    model = as_path(model, "model")
+    data = as_path(data, "data")
     arguments = {
         "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
         "max_length": max_length, "shuffle": shuffle, "signed": signed,
@@ -112,50 +115,81 @@ def profile(
         unfinished = folder / UNFINISHED
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
-        read, contexts = contexts, answered(contexts, opened, loss, answer_tokens)
-        require_fitting(network := opened.network, contexts)
+        read = contexts
+        contexts = answered(contexts, opened, loss, answer_tokens)
+        require_fitting(opened.network, contexts)
         described = described_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
-        _announce(network, contexts, method, shown, described, 3 * signed)
-        bar = placed_bar(network, unfinished)
+        _announce(opened.network, contexts, method, shown, described, 3 * signed)
+        asked = AskedContexts(opened, data, contexts, lines, loss, described)
         said = [f"== {model} on {data}: {described}, loss {loss} =="]
-        said += own_answers(read, contexts, opened)
+        print(*said, *own_answers(read, contexts, opened), sep="\n")
+        run = Run(unfinished, placed_bar(opened.network, unfinished))
         if method is None:
-            result = measure(
-                network,
-                contexts,
-                loss,
-                delta=delta,
-                orders=lines,
-                shown=shown,
-                checkpoint=unfinished,
-                bar=bar,
-            )
-            by_sign = None
-            if signed:
-                by_sign = signed_profile(
-                    network,
-                    contexts,
-                    loss,
-                    delta=delta,
-                    orders=lines,
-                    checkpoint=unfinished,
-                    bar=bar,
-                )
-            print(*said, _words(result), sep="\n")
-            if by_sign is not None:
-                print(by_sign)
-            write_profile(result, f"{opened.name}, {loss}, {described}", folder, by_sign)
-            if html:
-                asked = f"What does {opened.name} use of {data.name}?"
-                write_profile_page(result, opened, loss, asked, folder)
-            print(f"Wrote profile.json, tables and figures to {folder}.")
+            profile_densities(asked, run, folder, delta=delta, signed=signed, shown=shown)
         else:
-            scored = score_contexts(network, contexts, loss, method, Run(unfinished, bar))
-            print(*said, scores_finding(scored), *score_lines(scored.records), sep="\n")
-            write_scores(scored, loss, folder)
-            print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
+            profile_parts(asked, run, folder, method)
     return 0
+
+
+class AskedContexts(NamedTuple):
+    """What is profiled: a model, contexts of a file, and what is asked of them.
+
+    Of lines whose documents are shuffled `orders` has each one's contexts, which are among
+    `contexts`; `described` says of how many contexts and tokens these are.
+    """
+
+    model: LanguageModel
+    data: Path
+    contexts: Sequence[Context]
+    orders: Sequence[ShuffledContexts]
+    loss: LossName
+    described: str
+
+
+def profile_densities(
+    asked: AskedContexts, run: Run, folder: Path, *, delta: float, signed: bool, shown: int
+) -> None:
+    """Measure densities, print what was found, and write it; the first `shown` are on a page."""
+    network = asked.model.network
+    result = measure(
+        network,
+        asked.contexts,
+        asked.loss,
+        delta=delta,
+        orders=asked.orders,
+        shown=shown,
+        checkpoint=run.checkpoint,
+        bar=run.bar,
+    )
+    by_sign = None
+    if signed:
+        by_sign = signed_profile(
+            network,
+            asked.contexts,
+            asked.loss,
+            delta=delta,
+            orders=asked.orders,
+            checkpoint=run.checkpoint,
+            bar=run.bar,
+        )
+    print(_words(result))
+    if by_sign is not None:
+        print(by_sign)
+    title = f"{asked.model.name}, {asked.loss}, {asked.described}"
+    write_profile(result, title, folder, by_sign)
+    if shown:
+        title = f"What does {asked.model.name} use of {asked.data.name}?"
+        write_profile_page(result, asked.model, asked.loss, title, folder)
+    print(f"Wrote profile.json, tables and figures to {folder}.")
+
+
+def profile_parts(asked: AskedContexts, run: Run, folder: Path, method: MethodName) -> None:
+    """Score the named parts by a method, print what was found, and write it."""
+    scored = score_contexts(asked.model.network, asked.contexts, asked.loss, method, run)
+    print(scores_finding(scored), *score_lines(scored.records), sep="\n")
+    write_scores(scored, asked.loss, folder)
+    print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
 
 
 def _announce(
@@ -184,8 +218,13 @@ def _require_options(
     if html:
         require_page_packages()
         cure = "A page takes one pass apart, and this loss has others: pass --no-html."
-        require(kind.one_pass, "html", got=f"a page of --loss {loss}",
-                expected="a loss of one pass", cure=cure)  # fmt: skip
+        require(
+            kind.one_pass,
+            "html",
+            got=f"a page of --loss {loss}",
+            expected="a loss of one pass",
+            cure=cure,
+        )
     for name, given in (("html", html), ("shuffle", shuffle), ("signed", signed)):
         require(
             not given or method is None,
@@ -195,8 +234,13 @@ def _require_options(
             cure=NO_DENSITY,
         )
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
-    require(not foil or kind.needs_foil, "foil", got=f"{foil!r} with --loss {loss}",
-            expected=takes, cure="No other loss reads a foil.")  # fmt: skip
+    require(
+        not foil or kind.needs_foil,
+        "foil",
+        got=f"{foil!r} with --loss {loss}",
+        expected=takes,
+        cure="No other loss reads a foil.",
+    )
 
 
 def _findings(result: Measured) -> list[str]:
@@ -240,7 +284,8 @@ def write_profile_page(
     findings: Sequence[str] = (),
 ) -> None:
     """Write profile.html, of the first contexts; without `findings` those of `profile`."""
-    accounts, shuffled = result.accounts, result.shuffled
+    accounts = result.accounts
+    shuffled = result.shuffled
     shown = result.contexts[: len(accounts)]
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
@@ -248,10 +293,18 @@ def write_profile_page(
         for context in shown
     ]
     report.write_page(
-        folder / "profile.html", result.influence, accounts, texts, title=title, answer=answer,
-        findings=findings or _findings(result), without_queries=result.without_queries,
-        about={"model": model.name, "loss": loss_kind(loss).words}, records=result.records,
+        folder / "profile.html",
+        result.influence,
+        accounts,
+        texts,
+        title=title,
+        answer=answer,
+        findings=findings or _findings(result),
+        without_queries=result.without_queries,
+        about={"model": model.name, "loss": loss_kind(loss).words},
+        records=result.records,
         names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
-        measured=len(result.contexts), spans=[context.spans for context in shown],
+        measured=len(result.contexts),
+        spans=[context.spans for context in shown],
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
-    )  # fmt: skip
+    )

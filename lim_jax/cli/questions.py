@@ -9,7 +9,7 @@ from tqdm import tqdm
 from lim_jax import models
 from lim_jax._checks import as_path
 from lim_jax.attribution.answer import Answer
-from lim_jax.attribution.asking import Asked, answer_question, read_question
+from lim_jax.attribution.asking import Question, ReadQuestion, answer_question, read_question
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.scores import Run
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
@@ -71,47 +71,34 @@ def ask(
         max_length: The most tokens of question and documents; more are refused.
         html: Write the page, answer.html.
     """
-    model, documents = as_path(model, "model"), as_path(documents, "documents")
-    arguments = {
-        "model": model,
-        "question": question,
-        "documents": documents,
-        "method": method,
-        "parts": parts,
-        "document_parts": document_parts,
-        "chat": chat,
-        "answer": answer,
-        "answer_tokens": answer_tokens,
-        "foil": foil,
-        "max_length": max_length,
-        "html": html,
-        "compute": compute,
-    }
+    model = as_path(model, "model")
+    documents = as_path(documents, "documents")
+    asked = Question(
+        question,
+        documents,
+        method=method,
+        parts=parts,
+        document_parts=document_parts,
+        chat=chat,
+        answer=answer,
+        answer_tokens=answer_tokens,
+        foil=foil,
+        max_length=max_length,
+    )
+    arguments = {"model": model, **asked._asdict(), "html": html, "compute": compute}
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         if html:
             require_page_packages()  # before a long computation
         opened = open_model(model, download, compute)
-        asked = read_question(
-            opened,
-            question,
-            documents,
-            method=method,
-            parts=parts,
-            document_parts=document_parts,
-            answer=answer,
-            foil=foil,
-            chat=chat,
-            answer_tokens=answer_tokens,
-            max_length=max_length,
-        )
+        prompt = read_question(opened, asked)
         unfinished = folder / UNFINISHED
-        at_once = max(asked.read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
+        at_once = max(prompt.read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         opened = network_within(opened, memory, at_once, unfinished)
-        _announce(opened, asked)
+        _announce(opened, prompt)
         run = Run(unfinished, placed_bar(opened.network, unfinished))
-        answered = answer_question(opened, asked, run)
+        answered = answer_question(opened, prompt, run)
         _print(answered, answer_notes([answered.context], opened))
         write_answer(answered, folder)
         written = "answer.json and tables"
@@ -128,9 +115,9 @@ def _print(answered: Answer, notes: Sequence[str]) -> None:
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
 
-def _announce(model: models.LanguageModel, asked: Asked) -> None:
+def _announce(model: models.LanguageModel, asked: ReadQuestion) -> None:
     own = isinstance(asked.read, PromptOnly)
     work = "Answering and measuring" if own else "Measuring"
     cost = asked.cost(model)
     takes = foretold(model.network, [asked.read.length], 0, int(own), cost.total)
-    tqdm.write(f"{work} {asked.read.length} tokens by {asked.method}, {cost}: {takes}")
+    tqdm.write(f"{work} {asked.read.length} tokens by {asked.question.method}, {cost}: {takes}")

@@ -21,7 +21,8 @@ def shuffled_lines(
     data: Path, model: LanguageModel, asked: LossName, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, each laid out in orders of its own, the same at every run."""
-    tokenizer, lines = model.tokenizer, read_lines(data, model.chat_template, foil)
+    tokenizer = model.tokenizer
+    lines = read_lines(data, model.chat_template, foil)
     first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
     return [
         shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)
@@ -31,17 +32,22 @@ def shuffled_lines(
 
 def shuffled_findings(result: ShuffledShares) -> list[str]:
     """What is due to documents and to places, in sentences, and over what the errors are."""
-    contexts, orders = result.effects.contexts, result.effects.orders
+    contexts = result.effects.contexts
+    orders = result.effects.orders
     of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
     if contexts == 1:
         of_errors = (
             f"Errors are over {orders} orders of one line, and say nothing about others: "
             "they take for noise what place and document do together."
         )
-    others = [] if result.same else [
-        f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and not "
-        "one document."
-    ]  # fmt: skip
+    others = (
+        []
+        if result.same
+        else [
+            f"Lines have documents of their own: “{result.names[0]}” is a name in each line, and "
+            "not one document."
+        ]
+    )
     return [*others, *two_way_in_words(result.effects, result.names).splitlines(), of_errors]
 
 
@@ -52,7 +58,8 @@ def shuffled_table(result: ShuffledShares) -> str:
 
 def write_shuffled(result: ShuffledShares, ids: Sequence[str], title: str, folder: Path) -> None:
     """Write shuffle.json, tables by place, by document and of both, the orders, and a figure."""
-    effects, names = result.effects, list(result.names)
+    effects = result.effects
+    names = list(result.names)
     write_orders(result, ids, folder)
     parts = {"by_place": effects.by_place, "by_document": effects.by_document, "gap": effects.gap}
     document = {

@@ -49,7 +49,8 @@ def _count_equation(
     equation: JaxprEqn, inputs: list[Known], iterations: int
 ) -> tuple[int, list[Known]]:
     unknown: list[Known] = [None] * len(equation.outvars)
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     if name == "dot_general":
         return iterations * _product_operations(equation), unknown
     if name == "scan":
@@ -93,13 +94,15 @@ def _product_operations(equation: JaxprEqn) -> int:
 def _count_scan(
     equation: JaxprEqn, inputs: list[Known], iterations: int
 ) -> tuple[int, list[Known]]:
-    body, length = equation.params["jaxpr"], equation.params["length"]
+    body = equation.params["jaxpr"]
+    length = equation.params["length"]
     # JAX's versions name differently how many inputs are of which kind: constants, then what is
     # carried, then what is scanned, of which alone a step takes slices.
     program = _open(body)
     carried = len(equation.outvars) - _sliced(equation.outvars, program.outvars)
     kept = len(inputs) - _sliced(equation.invars, program.invars) - carried
-    constants, scanned = inputs[:kept], inputs[kept + carried :]
+    constants = inputs[:kept]
+    scanned = inputs[kept + carried :]
     carry: list[Known] = [None] * carried
     if all(value is None for value in scanned):  # all steps are alike
         steps, results = _count(body, [*constants, *carry, *scanned], iterations)

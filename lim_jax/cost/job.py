@@ -14,7 +14,19 @@ BYTES = "A gibibyte is 2**30."
 
 
 class Cost(NamedTuple):
-    """What one call of a compiled job takes: operations of all matrix products, and bytes."""
+    """What one call of a compiled job takes: operations of all matrix products, and bytes.
+
+    Attributes
+    ----------
+    operations
+        Floating-point operations of all matrix products, two for each multiplication and sum.
+    temporary
+        Bytes of what is neither an argument nor an output.
+    arguments
+        Bytes of the arguments.
+    outputs
+        Bytes of the outputs.
+    """
 
     operations: int
     temporary: int
@@ -28,11 +40,31 @@ class Cost(NamedTuple):
 
 
 def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
-    """Compile a job for the shapes of its arguments, and say what a call costs.
+    """Compile a job for the shapes of its arguments, and count what a call costs.
 
-    Runs nothing, and allocates none of it. A job is a function of pytrees of arrays, or
-    ``jax.ShapeDtypeStruct`` in their place (from ``jax.eval_shape``); other leaves are static. Not
-    for use inside a transformation.
+    Runs nothing, and allocates none of it. Not for use inside a transformation.
+
+    Parameters
+    ----------
+    job
+        A function of the arguments, which are pytrees of arrays; it is compiled by `jax.jit` for
+        JAX's default device.
+    *arguments
+        What the job is called with, or ``jax.ShapeDtypeStruct`` in place of arrays (from
+        ``jax.eval_shape``). Leaves that have no shape are static.
+
+    Returns
+    -------
+    Cost
+        The operations of all matrix products, and the bytes of temporaries, arguments and outputs;
+        ``memory`` is the sum of the bytes.
+
+    Raises
+    ------
+    ValueError
+        If `job` cannot be called.
+    RuntimeError
+        If the compiler of this platform gives no account of memory.
 
     Examples
     --------
@@ -61,7 +93,24 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
 
 
 def require_fits(cost: Cost, available: int) -> None:
-    """Raise ValueError where a job needs more memory than there is, in bytes.
+    """Raise ValueError where a job needs more memory than there is.
+
+    Parameters
+    ----------
+    cost
+        What a call of the job takes, from `job_cost`.
+    available
+        How much memory there is, in bytes: a positive number. A gibibyte is ``2**30``.
+
+    Returns
+    -------
+    None
+        Nothing, where the job fits.
+
+    Raises
+    ------
+    ValueError
+        If the job needs more memory, `cost` is no `Cost`, or `available` is not positive.
 
     Examples
     --------

@@ -8,7 +8,17 @@ from lim_jax._checks import as_int, described, require
 
 
 class Storage(NamedTuple):
-    """What is kept of one example from the way ahead for the way back, in numbers."""
+    """What is kept of one example from the way ahead for the way back, in numbers.
+
+    Attributes
+    ----------
+    states
+        The layers' inputs.
+    attention
+        Dense attention's weights; zero where attention makes them anew by tiles.
+    repeated
+        Layers that are run again.
+    """
 
     states: int  # the layers' inputs
     attention: int  # dense attention's weights; zero where attention makes them anew by tiles
@@ -21,12 +31,36 @@ def sweep_storage(
     r"""Count what one sweep back through M layers keeps (`subsec:algorithm-complexity`).
 
     Without checkpoints :math:`M L d_x` numbers of states and, which the paper leaves out, dense
-    attention's :math:`M H L^2`; no heads where attention goes by tiles. With layers in nested loops
-    of :math:`s_1,\dots,s_k` steps, :math:`\prod_j s_j = M`, from the outermost, each step a
-    checkpoint, :math:`\sum_j s_j\,L d_x` and one layer's :math:`H L^2`, while :math:`kM` layers are
-    run again: :math:`M L d_x` for one loop (as `network.ResidualFlow` does), and :math:`2\log_2
-    M\,L d_x` for loops of two steps, the paper's :math:`O(L d_x\log M)`. It is for each example; a
-    compiler keeps some arrays of one layer beside it.
+    attention's :math:`M H L^2`. With layers in nested loops of :math:`s_1,\dots,s_k` steps,
+    :math:`\prod_j s_j = M`, from the outermost, each step a checkpoint, :math:`\sum_j s_j\,L d_x`
+    and one layer's :math:`H L^2`, while :math:`kM` layers are run again: :math:`M L d_x` for one
+    loop (as `network.ResidualFlow` does), and :math:`2\log_2 M\,L d_x` for loops of two steps, the
+    paper's :math:`O(L d_x\log M)`. A compiler keeps some arrays of one layer beside it.
+
+    Parameters
+    ----------
+    depth
+        M, the number of layers, at least 1.
+    length
+        L, the number of positions, at least 1.
+    width
+        :math:`d_x`, the width of a state, at least 1.
+    heads
+        H, the number of attention heads; 0 where attention goes by tiles.
+    checkpoints
+        :math:`s_1,\dots,s_k`, the numbers of steps of the nested loops, from the outermost, whose
+        product is `depth`; none by default. One loop over all layers is ``[depth]``.
+
+    Returns
+    -------
+    Storage
+        For each example, how many numbers of states and of attention are kept, and how many layers
+        are run again.
+
+    Raises
+    ------
+    ValueError
+        If a size is no whole number that large, or the loops do not multiply to the depth.
 
     Examples
     --------
@@ -41,11 +75,13 @@ def sweep_storage(
     depth, length, width = (as_int(size, name) for name, size in sizes.items())
     heads = as_int(heads, "heads", least=0)
     listed = isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str)
-    got, expected = described(checkpoints), "a list of whole numbers"
+    got = described(checkpoints)
+    expected = "a list of whole numbers"
     cure = "One loop over all layers is a list of their number."
     require(listed, "checkpoints", got=got, expected=expected, cure=cure)
     loops = [as_int(steps, "checkpoints") for steps in checkpoints]
-    got, expected = f"loops of {math.prod(loops)} steps in all", f"{depth}, one for each layer"
+    got = f"loops of {math.prod(loops)} steps in all"
+    expected = f"{depth}, one for each layer"
     cure = "Take loops whose numbers of steps multiply to the depth, or none."
     fits = not loops or math.prod(loops) == depth
     require(fits, "checkpoints", got=got, expected=expected, cure=cure)

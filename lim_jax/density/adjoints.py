@@ -37,8 +37,13 @@ class LossOfIds(eqx.Module):
     of shape ``(examples, length)``. Adjoints are gradients in the embedded states, and derivatives
     in the parameters pass through the embedding: a batch embedded outside of them freezes it.
 
-    ``embed(params, ids, y) -> x`` is of one example, from ``(length,)`` to ``(length, width)``, and
-    ``loss(params, x, y) -> scalar`` of the states.
+    Attributes
+    ----------
+    embed
+        ``embed(params, ids, y) -> x`` of one example, from ids of shape ``(length,)`` to states of
+        shape ``(length, width)``.
+    loss
+        ``loss(params, x, y) -> scalar`` of the states of one example.
 
     Examples
     --------
@@ -85,9 +90,35 @@ def losses_and_adjoints(
 def adjoint_energies(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> Float[Array, "examples length"]:
-    r"""The energies :math:`\|P_0(p_i)\|^2` of every example: one gradient each.
+    r"""Compute the energies :math:`\|P_0(p_i)\|^2` of every example, by one gradient each.
 
-    Parameters, errors and units are those of `influence`.
+    Differentiable to any order in `params` and in the batch.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+
+    Returns
+    -------
+    Array
+        The energies, of shape ``(examples, length)``. The adjoints :math:`P_0` are densities:
+        energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, or the loss returns no scalar.
+    EquinoxRuntimeError
+        If the batch, the losses or the energies are NaN or infinite.
 
     Examples
     --------
@@ -126,14 +157,21 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
     """As `embedded`; raise ValueError where the batch does not fit the grid."""
     require_grid(grid)
     loss, (x, y) = embedded(loss, params, batch)
-    require(x.ndim == 3 and x.shape[1] == grid.size, "batch", got=f"x of shape {x.shape}",
-            expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
-            cure="A single example needs a leading axis: x[None].")  # fmt: skip
+    require(
+        x.ndim == 3 and x.shape[1] == grid.size,
+        "batch",
+        got=f"x of shape {x.shape}",
+        expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
+        cure="A single example needs a leading axis: x[None].",
+    )
     lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
-    require(lengths == {x.shape[:1]} and x.shape[0] > 0, "batch",
-            got=f"leading axes {sorted(lengths)}",
-            expected="at least one example, the same number in x and in every leaf of y",
-            cure="Give each example its own labels, and leave empty batches out.")  # fmt: skip
+    require(
+        lengths == {x.shape[:1]} and x.shape[0] > 0,
+        "batch",
+        got=f"leading axes {sorted(lengths)}",
+        expected="at least one example, the same number in x and in every leaf of y",
+        cure="Give each example its own labels, and leave empty batches out.",
+    )
     return loss, (x, y)
 
 
@@ -142,9 +180,13 @@ def scalar_loss(loss: Loss) -> Loss:
 
     def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
         value = loss(params, x, y)
-        require(getattr(value, "shape", None) == (), "loss", got=described(value),
-                expected="a scalar",
-                cure="Average or sum the loss of one example over its positions.")  # fmt: skip
+        require(
+            getattr(value, "shape", None) == (),
+            "loss",
+            got=described(value),
+            expected="a scalar",
+            cure="Average or sum the loss of one example over its positions.",
+        )
         return value
 
     return checked
@@ -152,8 +194,13 @@ def scalar_loss(loss: Loss) -> Loss:
 
 def require_pair(loss: Loss, batch: Any) -> Batch:
     """Return (x, y), x floats or the ids of `LossOfIds`; raise ValueError otherwise."""
-    require(isinstance(batch, tuple | list) and len(batch) == 2, "batch", got=described(batch),
-            expected="a pair (x, y)", cure="Pass (x, None) where there are no labels.")  # fmt: skip
+    require(
+        isinstance(batch, tuple | list) and len(batch) == 2,
+        "batch",
+        got=described(batch),
+        expected="a pair (x, y)",
+        cure="Pass (x, None) where there are no labels.",
+    )
     x, y = batch
     array: Any = x
     require_auto(batch, "batch")
@@ -166,6 +213,11 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
         return x, y
     cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
     require_floating(x, "batch", cure)
-    require(x.ndim > 0, "batch", got="x of shape ()", expected="(examples, length, width)",
-            cure="Put a single example in an array of one: x[None].")  # fmt: skip
+    require(
+        x.ndim > 0,
+        "batch",
+        got="x of shape ()",
+        expected="(examples, length, width)",
+        cure="Put a single example in an array of one: x[None].",
+    )
     return x, y

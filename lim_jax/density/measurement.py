@@ -41,22 +41,37 @@ def influence(
 
     Parameters
     ----------
-    loss, params
-        ``loss(params, x, y) -> scalar`` for one example, x of shape ``(length, width)``; or
-        `LossOfIds`, whose batches hold ids in place of x; and any pytree.
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
     batch
-        ``(x, y)``: x of shape ``(examples, length, width)``, y any pytree with the same leading
-        axis (None for no labels).
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
     regions
         Where to average; by default the boundary regions of the paper's simulations,
         :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
     keep_examples
-        Whether the result keeps every example's energies, an array of ``(examples, length)``.
+        Whether the result keeps every example's energies, an array of shape ``(examples, length)``;
+        it does not by default.
 
-    Results are densities: energies are squared Euclidean gradients over :math:`\Delta p_i^2`.
-    Raises ValueError where the batch is no pair, is empty or does not fit, or the loss is not a
-    scalar; where the batch, the losses or the gradients hold a NaN or an infinity,
-    EquinoxRuntimeError.
+    Returns
+    -------
+    Influence
+        The energies' mean over examples and its scatter; the density, total and indices with their
+        standard errors are properties. The adjoints are densities: energies are squared Euclidean
+        gradients over :math:`\Delta p_i^2`.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
+        the regions are of another grid.
+    EquinoxRuntimeError
+        If the batch, the losses or the gradients hold a NaN or an infinity.
 
     Examples
     --------
@@ -80,21 +95,56 @@ def influence_stream(
     run: str = "",
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> Influence:
-    """Measure influence over a data set larger than memory: the same result, batch by batch.
+    r"""Measure influence over a data set larger than memory: the same result, batch by batch.
 
     With a checkpoint a stream may be interrupted at any moment: called again with the same
     arguments, or with more batches after the same ones, it gives the same numbers, bit for bit, as
     one that was not.
 
-    `batches` is any iterable of batches as in `influence`. Those smaller than the first, such as a
-    ragged last one, are filled up and what fills them is left out again, so that nothing compiles
-    twice. To go on from a checkpoint it must give the same batches again, in the same order: those
-    already counted are drawn and compared, and nothing of them is computed. `checkpoint` is a file
-    to read, if it exists, and to write after each batch, whole or not at all: some :math:`5L`
-    numbers. All other arguments, those of `influence`, are compared by their arrays, static fields
-    and plain values: another run is a ValueError. What functions and classes of your own compute
-    is not compared: a checkpoint with such, as of most losses, needs a name of yours, `run`, and
-    another name when they change. `progress` wraps the batches, for example ``tqdm.tqdm``.
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batches
+        Any iterable of batches ``(x, y)``: x of shape ``(examples, length, width)``, and y any
+        pytree with the same leading axis, or None. Those smaller than the first, such as a ragged
+        last one, are filled up and what fills them is left out again, so that nothing compiles
+        twice. To go on from a checkpoint the iterable must give the same batches again, in the same
+        order: those already counted are drawn and compared, and nothing of them is computed.
+    grid
+        The positions, one for each row of an example.
+    regions
+        Where to average; by default the boundary regions of the paper's simulations,
+        :math:`\delta = 0.2`. Those that leave positions out give the influence of the others.
+    keep_examples
+        Whether the result keeps every example's energies, an array of shape ``(examples, length)``;
+        it does not by default.
+    checkpoint
+        A file to read, if it exists, and to write after each batch, whole or not at all: some
+        :math:`5L` numbers. None by default. The arrays, static fields and plain values of all other
+        arguments are compared with those that it was written with.
+    run
+        A name for what functions and classes of your own compute, such as most losses: the
+        checkpoint compares this name and none of their code, so it needs one beside them, and
+        another when they change. Empty by default.
+    progress
+        Wraps the batches, for example ``tqdm.tqdm``; by default it shows nothing.
+
+    Returns
+    -------
+    Influence
+        The influence over all batches, as `influence` returns it for one.
+
+    Raises
+    ------
+    ValueError
+        If there is no batch, one is no pair, is empty or does not fit the grid, the loss returns no
+        scalar, the regions are of another grid, or the checkpoint is of another run or damaged.
+    EquinoxRuntimeError
+        If a batch, its losses or its gradients hold a NaN or an infinity.
 
     Examples
     --------

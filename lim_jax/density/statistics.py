@@ -47,10 +47,16 @@ ALIKE = "all examples have one profile: their errors say nothing of other exampl
 class Indices(NamedTuple):
     r"""The paper's indices of a positional density, from `indices`.
 
-    Regional averages (`eq:gd-left-average` and those below it); the `gap`
-    :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`, Lost-in-the-Middle where positive; the
-    stabilised index `lim`, no less than :math:`-1/((1 - 2\delta)\,\varepsilon_0)`; and the contrast
-    in [-1, 1].
+    Attributes
+    ----------
+    left, middle, right
+        The density's averages over the three regions (`eq:gd-left-average` and those below it).
+    gap
+        :math:`\Delta = \min(\bar m_L, \bar m_R) - \bar m_M`, Lost-in-the-Middle where positive.
+    lim
+        The stabilised index, no less than :math:`-1/((1 - 2\delta)\,\varepsilon_0)`.
+    symmetric_contrast
+        The contrast, in [-1, 1].
     """
 
     left: Scalar
@@ -68,8 +74,28 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
               \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
 
-    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`, with a finite `epsilon`
-    :math:`\varepsilon_0 > 0`. NaN passes on.
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`. NaN passes on.
+
+    Parameters
+    ----------
+    averages
+        :math:`\bar m_L, \bar m_M, \bar m_R`, as `grid.regional_averages` returns them.
+    epsilon
+        :math:`\varepsilon_0`, finite and not negative; above zero, as 1e-8 by default, it keeps the
+        denominators from zero.
+
+    Returns
+    -------
+    Indices
+        The three averages, the gap, LIM and the symmetric contrast, each a scalar.
+
+    Raises
+    ------
+    ValueError
+        If `averages` is no array of three floating-point numbers, or `epsilon` is no finite number
+        or below zero.
+    EquinoxRuntimeError
+        If a traced `epsilon` is negative, NaN or infinite.
 
     Examples
     --------
@@ -97,27 +123,30 @@ class Influence(eqx.Module):
     last-token loss puts most influence, all results are of the rest: `total` is
     :math:`Z' = \int_{[0,1]\setminus X} I`, the density :math:`I/Z'` has integral one over the
     positions kept and is zero on the set X of those left out, and the average over a region is
-    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`: of a uniform influence
-    :math:`1/(1-|X|)`, which cancels in LIM and the contrast.
+    :math:`|B\setminus X|^{-1}\int_{B\setminus X} I/Z'`: of a uniform influence :math:`1/(1-|X|)`,
+    which cancels in LIM and the contrast.
 
     Attributes
     ----------
-    regions, count
-        Of `regional_averages` and `indices`; and the number of examples.
+    regions
+        The regions of `regional_averages` and `indices`, which hold the grid.
+    count
+        The number of examples.
     energy
         :math:`I(p_i)`, the mean of :math:`\|P_0(p_i)\|^2` (`eq:unnormalized-influence-density`).
     energy_scatter, total_scatter
         Sums over examples of squares of deviations from the mean, of each energy and of the total
         :math:`Z_b`; in units of `unit` squared, as are those below.
     density_scatter, cross_scatter, regional_scatter
-        The same of :math:`r_b = E_b - m\,Z_b`, what an example's energy deviates from the common
-        profile: of its squares, of its products with :math:`Z_b`, and of products of its integrals
-        over the three regions.
+        Such sums of :math:`r_b = E_b - m\,Z_b`, by which an example's energy deviates from the
+        common profile: of its squares, of its products with :math:`Z_b`, and of products of its
+        integrals over the three regions.
     unit
-        A power of two near the largest energy, by which squares neither underflow nor overflow.
+        A power of two near the largest energy, by which squares neither underflow nor overflow; 1
+        by default.
     example_energies
         :math:`\|P_0(p_i)\|^2` of every example (`keep_examples`), by which two influences of the
-        same examples are compared (`results.compare`); else None.
+        same examples are compared (`results.compare`); None by default.
     """
 
     regions: Regions
@@ -140,7 +169,29 @@ class Influence(eqx.Module):
         *,
         keep_examples: bool = False,
     ) -> "Influence":
-        """Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
+        r"""Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
+
+        Parameters
+        ----------
+        energies
+            :math:`\|P_0(p_i)\|^2` of every example, of shape ``(examples, length)``, finite and
+            nowhere negative.
+        regions
+            Where to average; they hold the grid.
+        keep_examples
+            Whether the result keeps the energies; it does not by default.
+
+        Returns
+        -------
+        Influence
+            The influence over these examples.
+
+        Raises
+        ------
+        ValueError
+            If the energies have not a column for each position, or there is no example.
+        EquinoxRuntimeError
+            If an energy is negative, NaN or infinite.
 
         Examples
         --------
@@ -215,10 +266,24 @@ class Influence(eqx.Module):
         return self.regions.weights @ self.energy
 
     def measure(self, intervals: Intervals, convention: Convention | None = None) -> Scalar:
-        r"""The influence measure :math:`\mathcal I(B)` of a union of intervals :math:`[a, b)`.
+        r"""Compute the influence measure :math:`\mathcal I(B)` of a union B of intervals [a, b).
 
         `eq:influence-measure`: additive over disjoint sets, and `total` for [0, 1). For its
         standard error take `probes.sample_mean` of `adjoint_energies` times `interval_weights`.
+
+        Parameters
+        ----------
+        intervals
+            Pairs ``(a, b)`` from 0 to 1, of numbers or of fractions as text, such as ``"3/8"``;
+            what they share counts once.
+        convention
+            How an interval takes in positions, ``"overlap"`` or ``"points"``; by default as the
+            regions do.
+
+        Returns
+        -------
+        Array
+            The measure, a scalar: the integral of the energy over the positions kept in the set.
 
         Examples
         --------
@@ -265,12 +330,34 @@ class Influence(eqx.Module):
 
     @filter_jit
     def indices(self, epsilon: Scalar | float = 1e-8) -> Indices:
-        """The regional averages, gap, LIM and symmetric contrast of the density."""
+        r"""Compute the regional averages, gap, LIM and symmetric contrast of the density.
+
+        Parameters
+        ----------
+        epsilon
+            :math:`\varepsilon_0`, added to the denominators; 1e-8 by default.
+
+        Returns
+        -------
+        Indices
+            The indices, each a scalar.
+        """
         return indices(self.regional_averages, epsilon)
 
     @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
-        """The standard errors of `indices`, linearised: one factor of all moves none."""
+        r"""Compute the standard errors of `indices`, linearised: one factor of all moves none.
+
+        Parameters
+        ----------
+        epsilon
+            :math:`\varepsilon_0`, added to the denominators; 1e-8 by default.
+
+        Returns
+        -------
+        Indices
+            The standard error of each index.
+        """
         slopes = self._slopes(epsilon)
         scatters = jnp.sum((slopes @ self.regional_scatter) * slopes, axis=1)
         return Indices(*self._standard_error(scatters))
@@ -279,7 +366,8 @@ class Influence(eqx.Module):
         """What each example adds to density, total and `indices`, to first order; kept ones."""
         energies = self.example_energies
         assert energies is not None
-        weights, total = self.regions.kept_weights, _or_one(self.total)
+        weights = self.regions.kept_weights
+        total = _or_one(self.total)
         changes = energies - self.energy[None, :]
         totals = (changes @ weights)[:, None]
         own = changes - totals * (self.energy / total)[None, :]
@@ -293,8 +381,26 @@ class Influence(eqx.Module):
         return slopes / (total * self.regions.weights.sum(axis=1))[None, :]
 
     def merge(self, other: "Influence") -> "Influence":
-        """Pool with the influence of other examples, on the same grid and regions."""
-        regions, theirs = self.regions, getattr(other, "regions", None)
+        """Pool with the influence of other examples, on the same grid and regions.
+
+        Parameters
+        ----------
+        other
+            The influence of the other examples. Energies of single examples are kept where both
+            have them.
+
+        Returns
+        -------
+        Influence
+            The influence over the examples of both.
+
+        Raises
+        ------
+        ValueError
+            If `other` is no influence, or over other regions.
+        """
+        regions = self.regions
+        theirs = getattr(other, "regions", None)
         got = f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence"
         expected = f"influence over {in_a_line(regions)}"
         cure = "Measure both with the same regions, which contexts of two lengths do not have."
@@ -313,14 +419,18 @@ class Influence(eqx.Module):
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
         """The scatters about another mean and its profile, in another unit."""
-        kept, weights = self.regions.kept_weights, self.regions.weights
+        kept = self.regions.kept_weights
+        weights = self.regions.weights
         shift = (self.energy - mean) / unit
-        total, of_total = self.total / unit, jnp.sum(kept * shift)
+        total = self.total / unit
+        of_total = jnp.sum(kept * shift)
         apart = self.energy / _or_one(self.total) - mean / _or_one(kept @ mean)
         ratio = (self.unit / unit) ** 2
-        cross, totals = ratio * self.cross_scatter, ratio * self.total_scatter
+        cross = ratio * self.cross_scatter
+        totals = ratio * self.total_scatter
         squares = totals + self.count * total**2  # of Z_b, not of its deviations
-        across, along = jnp.outer(weights @ cross, weights @ apart), weights @ apart
+        across = jnp.outer(weights @ cross, weights @ apart)
+        along = weights @ apart
         return (
             ratio * self.energy_scatter + self.count * shift**2,
             totals + self.count * of_total**2,
@@ -346,7 +456,8 @@ class Influence(eqx.Module):
             return repr(self)
         with eval_context():  # inside another's trace too
             numbers, alike = self._numbers()
-        count, left_out = int(self.count), self.regions.left_out
+        count = int(self.count)
+        left_out = self.regions.left_out
         examples = "1 example" if count == 1 else f"{count} examples"
         head = (
             f"influence of {examples} on {self.grid.size} positions, "
@@ -415,7 +526,8 @@ def _or_one(total: Scalar) -> Scalar:
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
     """The one next to half the largest entry, held fixed; one where all are zero."""
-    largest, limits = jax.lax.stop_gradient(energy.max()), jnp.finfo(energy.dtype)
+    largest = jax.lax.stop_gradient(energy.max())
+    limits = jnp.finfo(energy.dtype)
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
     return jnp.where(largest > 0, jnp.maximum(power, limits.tiny), 1)
 

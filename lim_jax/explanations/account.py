@@ -32,17 +32,32 @@ HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
 class TokenAccount(NamedTuple):
-    """Energies of one context, by token: squared norms of covectors, which are densities.
+    r"""Energies of one context, by token: squared norms of covectors, which are densities.
 
-    In the orders of `ledger.CHANNELS` and `HOPS`; they need not sum to the energy of the sum.
+    Energies of parts need not sum to the energy of the sum.
+
+    Attributes
+    ----------
+    loss
+        The loss of the context, in nats.
+    query_weights
+        Where the loss asks: one weight for each token.
+    channels
+        The energies of the channels, in the order of `ledger.CHANNELS`, at depth k.
+    hops
+        The energies by attention hops, in the order of `HOPS`, at depth k.
+    heads
+        The integrals of the energies of what each head adds to the cone, of the layers from k on.
+    by_depth
+        :math:`\|P_j(p)\|^2` at every depth j, the last :math:`P_T`'s.
     """
 
     loss: Scalar
     query_weights: Profile
     channels: Float[Array, "3 length"]
     hops: Float[Array, "hops length"]
-    heads: Float[Array, "layers heads"]  # integrals of what each adds to the cone, from k on
-    by_depth: Float[Array, "times length"]  # at every depth, the last P_T's
+    heads: Float[Array, "layers heads"]
+    by_depth: Float[Array, "times length"]
 
     @property
     def depth(self) -> int:
@@ -65,14 +80,38 @@ def account_of_context(
 ) -> TokenAccount:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss. `window` is a
-    context of L ids with the id after it, as in `CausalLM.example`; `query_weights`, of sum one,
-    say where the loss asks: `loss.teacher_forcing`, `loss.last_token`, or others. `depth` is that
-    of the state whose tokens are judged: 0 is the input, k that after k layers. `loss` is
-    `CausalLM.loss`, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`; `progress` wraps the list
-    of layers, for example ``tqdm.tqdm``: all there, and all back. Where an id is outside the
-    vocabulary, the weights do not sum to one, or the loss or an energy is not finite,
-    EquinoxRuntimeError is raised.
+    Compiled once for each padded length (`models.padded_length`), precision and loss.
+
+    Parameters
+    ----------
+    model
+        The language model, of `models.load`, `models.open` or `byte_model`.
+    window
+        A context of L ids with the id after it, which is a target only.
+    query_weights
+        Where the loss asks, one weight for each of the L positions, of sum one:
+        `loss.teacher_forcing`, `loss.last_token`, or others.
+    depth
+        The depth of the state whose tokens are judged: 0, the default, is the input, k that after k
+        layers, up to the last layer's input.
+    loss
+        `CausalLM.loss`, the default, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
+    progress
+        A wrapper of the list of layers, all there and all back, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    TokenAccount
+        The energies of the context's tokens by channel, by hops and by depth, and those of heads.
+
+    Raises
+    ------
+    ValueError
+        If the window is no array of at least two ids, there is not a weight for each position, the
+        depth is not that before a layer, or the loss is another.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, the weights do not sum to one, or the loss or an energy
+        is not finite.
 
     Examples
     --------
@@ -175,7 +214,9 @@ def parts_of_context(
     """
     require_attention(flow)
     x, y = example
-    numbers, states, back = list(range(flow.depth)), [x], []
+    numbers = list(range(flow.depth))
+    states = [x]
+    back = []
     steps = iter(progress([*numbers, *reversed(numbers)]))
     # Each is waited for: else all are begun at once, and progress is told of none that ends.
     for number in islice(steps, flow.depth):
@@ -184,7 +225,8 @@ def parts_of_context(
     loss, sweep = _ended(terminal_loss, states[-1], y, grid, places)
     terminal = sweep.covector
     for number in steps:
-        apart, at = number >= depth, (jnp.asarray(number), states[number])
+        apart = number >= depth
+        at = (jnp.asarray(number), states[number])
         sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
         back.append(of_layer)
     collected = _collected(terminal, sweep, back, depth)
@@ -197,7 +239,8 @@ def _collected(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """What a context's parts have between its states and `met`: of the layers, last first."""
     energies, heads, growths = (jnp.stack(layers[::-1]) for layers in zip(*back, strict=True))
-    hops, few = sweep.hops, sweep.few
+    hops = sweep.hops
+    few = sweep.few
     hops = hops if few is None else jnp.concatenate([few.dense(len(terminal))[None], hops])
     vectors = jnp.stack([terminal, sweep.cone, sweep.local])
     by_depth = jnp.concatenate([energies, squares(terminal)[None]])
@@ -218,7 +261,8 @@ def _ended(
     places: Int[Array, " places"] | None,
 ) -> tuple[Scalar, _Sweep]:
     loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
-    terminal, still = gradient / grid.weights[:, None], jnp.zeros_like(gradient)
+    terminal = gradient / grid.weights[:, None]
+    still = jnp.zeros_like(gradient)
     hops = jnp.zeros((len(HOPS), *last.shape), terminal.dtype)
     if places is None:
         return loss, _Sweep(terminal, hops.at[0].set(terminal), None, still, still, (still, still))
@@ -233,7 +277,8 @@ def _back(
     flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
 ) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
     """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
-    before, moved = sweep.covector, _taken_apart if apart else _passed
+    before = sweep.covector
+    moved = _taken_apart if apart else _passed
 
     def back(layer: tuple[Any, Scalar]) -> tuple[_Sweep, Float[Array, " heads"]]:
         return moved(flow, sweep, layer, state, grid)
@@ -281,7 +326,8 @@ def parts_of_ids(
 ) -> ContextParts:
     """`parts_of_context` of ids, and what `asked_of_windows` makes for them."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
-    example, terminal = (_embedded(model, ids), asked), jax.tree_util.Partial(loss.terminal, model)
+    example = (_embedded(model, ids), asked)
+    terminal = jax.tree_util.Partial(loss.terminal, model)
     few = FEW * asked.targets.shape[0] <= ids.shape[0]
     places = asked.places if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)

@@ -45,13 +45,15 @@ def survival_of_recency(
     judged: Judged,
 ) -> Certificate:
     """Judge `criteria.recency_survival` by c from below, and by the norms where that may hold."""
-    terminal, initial = adjoints.vectors[:, 0], adjoints.vectors.sum(axis=1)
+    terminal = adjoints.vectors[:, 0]
+    initial = adjoints.vectors.sum(axis=1)
     from_below = _products_from_below(adjoints.growths, depth)
     below = recency_survival(terminal, initial, from_below, regions)
     if judged == "all" or not below.vacuous:
         products = _amplifications(model, ids, regions.grid, depth, key)
         return recency_survival(terminal, initial, products, regions)
-    most, least = bearable_amplification(regions), from_below[:, 0].min()
+    most = bearable_amplification(regions)
+    least = from_below[:, 0].min()
     needed = compare("what c may be > the least c, from below", most, least, least.dtype)
     return below._replace(inequalities=(needed,))
 
@@ -111,7 +113,8 @@ def _joint_cone(
 ) -> JointCone:
     def one(example: tuple[Array, Targets]) -> AttentionSites:
         ids, asked = example
-        loss, example = partial(terminal_loss, model), (model.embed(ids), asked)
+        loss = partial(terminal_loss, model)
+        example = (model.embed(ids), asked)
         ledger = channels(model.flow, loss, example, grid)
         sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
         return jax.tree.map(lambda leaf: leaf[depth:], sites)
@@ -128,7 +131,8 @@ def _least_of_first_token(
     depth: int,
 ) -> Float[Array, ""]:
     r"""The least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
-    flow, first = model.flow, jnp.zeros((), int)
+    flow = model.flow
+    first = jnp.zeros((), int)
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
 
     def contributions(met: tuple[State, State]) -> Float[Array, "length width"]:

@@ -114,8 +114,10 @@ class Explanation(NamedTuple):
         return regional_averages(self.hop_energies.T, self.influence.regions)
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
-        regions, energies, rest = self.influence.regions, self.regional, self.without_queries
+        """Return everything as plain numbers and strings."""
+        regions = self.influence.regions
+        energies = self.regional
+        rest = self.without_queries
         hops = self.regional_hop_energies.tolist()
         strengths = boundary_strengths(energies, regions)
         by_region = {
@@ -159,13 +161,47 @@ def explain(
     It takes the time of some two gradients for each context, and that of the certificates. Not for
     use inside `jax.jit`: certificates judge concrete numbers.
 
-    `windows` are contexts of L ids with the id after each, or a list of contexts of several
-    lengths. `query_weights`, of all contexts or a row for each, `depth` and `loss` are as in
-    `account_of_context`; right-biased queries are judged under `CausalLM.loss` alone, and where all
-    contexts are asked alike. `regions` are on ``token_grid(L, model.embedding.dtype)``; of contexts
-    of several lengths on any token grid, to which their profiles are carried. The norms' random
-    starts and the bootstrap are by `key`. With `certificates` ``"deciding"`` what is seen to be
-    vacuous goes no further; ``"all"`` computes its numbers all the same, in many times the time.
+    Parameters
+    ----------
+    model
+        The language model, of `models.load`, `models.open` or `byte_model`.
+    windows
+        Contexts of L ids with the id after each, an array of ``(examples, L + 1)``; or a list of
+        contexts of several lengths.
+    query_weights
+        Where the loss asks, weights of sum one: an array of L for all contexts, or a row for each.
+        Right-biased queries are judged under `CausalLM.loss` alone, and where all contexts are
+        asked alike.
+    regions
+        Regions on ``token_grid(L, model.embedding.dtype)``; of contexts of several lengths on any
+        token grid, to which their profiles are carried.
+    key
+        The random key of the norms' starts and of the bootstrap.
+    depth
+        The depth k of the state whose positions are judged: 0, the default, is the input, k that
+        after k layers, up to the last layer's input.
+    loss
+        `CausalLM.loss`, the default, `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
+    certificates
+        ``"deciding"``, the default, leaves a criterion as soon as it is seen to be vacuous;
+        ``"all"`` computes its numbers all the same, in many times the time.
+    progress
+        A wrapper of the list of contexts' numbers, and then of that of the criteria's, for example
+        ``tqdm.tqdm``.
+
+    Returns
+    -------
+    Explanation
+        The averages over contexts with their certificates, and the energies of each context's
+        tokens.
+
+    Raises
+    ------
+    ValueError
+        If windows, weights or regions do not fit one another, the depth is not that before a layer,
+        or the loss is another.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, or weights do not sum to one.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
@@ -177,9 +213,12 @@ def explain(
     rest = regions_without_queries(query_weights, regions)
     asked = asked_of_windows(model, windows, query_weights)
     alike = {len(window) for window in windows} == {regions.grid.size + 1}
-    measured, energies, parts = [], [], []
+    measured = []
+    energies = []
+    parts = []
     for at in progress(list(range(len(windows)))):
-        ids, asks = jnp.asarray(windows[at][:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        ids = jnp.asarray(windows[at][:-1])
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         of_context = parts_of_ids(model, ids, asks, depth, loss)
         reduced, energy = _of_context(of_context, *carried_to(regions, len(ids)))
         measured.append(reduced)
@@ -281,7 +320,8 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 @cached_jit
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
-    energies, products = found["energy"], found["products"]
+    energies = found["energy"]
+    products = found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
     means = {name: found[name].mean(axis=0) for name in AVERAGED}
     return means | {
@@ -298,8 +338,10 @@ def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, hops, contrasts and certificates."""
-    found, rest = result.influence, result.without_queries
-    regional, contrast = result.regional, result.terminal_contrast
+    found = result.influence
+    rest = result.without_queries
+    regional = result.regional
+    contrast = result.terminal_contrast
     hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, found.regions)
     rows = {

@@ -15,7 +15,8 @@ def influence_table(influence: Influence, rest: Influence | None = None) -> str:
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
     """How many contexts make LIM known to `width` to either side; None of one alone."""
-    error, lim = float(influence.index_errors().lim), float(influence.indices().lim)
+    error = float(influence.index_errors().lim)
+    lim = float(influence.indices().lim)
     if not math.isfinite(error):
         return None
     share = 2 * error / (width * max(1.0, abs(lim)))
@@ -30,7 +31,8 @@ def density_rows(influence: Influence, rest: Influence | None) -> dict[str, Any]
 
 
 def _averages(name: str, influence: Influence) -> dict[str, Any]:
-    averages, errors = influence.indices()[:3], influence.index_errors()[:3]
+    averages = influence.indices()[:3]
+    errors = influence.index_errors()[:3]
     return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
 
 
@@ -55,12 +57,16 @@ def index_lines(influence: Influence, rest: Influence | None) -> list[str]:
 
 
 def _index_line(influence: Influence) -> str:
-    indices, errors, count = influence.indices(), influence.index_errors(), int(influence.count)
+    indices = influence.indices()
+    errors = influence.index_errors()
+    count = int(influence.count)
     needed = contexts_needed(influence)
     enough = needed is not None and needed <= count
-    more = "" if enough or needed is None else (
-        f": two errors within 10 % would take some {needed - count} more contexts"
-    )  # fmt: skip
+    more = (
+        ""
+        if enough or needed is None
+        else (f": two errors within 10 % would take some {needed - count} more contexts")
+    )
     error = "" if needed is None else f" ± {float(errors.lim):.3f}"
     if error and bool(influence.alike):
         error += ", of contexts that all have one profile"

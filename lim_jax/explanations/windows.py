@@ -22,7 +22,8 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
     """Raise unless these are a model, ids with the one after each context, and regions."""
     require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_regions(regions)
-    length, listed = regions.grid.size, isinstance(windows, Sequence)
+    length = regions.grid.size
+    listed = isinstance(windows, Sequence)
     rows = windows if listed else [windows]
     whole = all(isinstance(row, ARRAYS) and jnp.issubdtype(row.dtype, jnp.integer) for row in rows)
     if listed:
@@ -39,17 +40,26 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
     """Raise unless there is a weight for each place of each context."""
     lengths = [len(window) - 1 for window in windows]
     if isinstance(query_weights, Sequence):
-        require(len(query_weights) == len(lengths), "query_weights",
-                got=f"{len(query_weights)} rows", expected=f"{len(lengths)}",
-                cure="Each context has a row.")  # fmt: skip
+        require(
+            len(query_weights) == len(lengths),
+            "query_weights",
+            got=f"{len(query_weights)} rows",
+            expected=f"{len(lengths)}",
+            cure="Each context has a row.",
+        )
         for row, length in zip(query_weights, lengths, strict=True):
             require_floats(row, "query_weights", "length", length=length)
         return
-    require(len(set(lengths)) == 1, "query_weights", got=described(query_weights),
-            expected="a list of rows",
-            cure="Each context has a row, of its own length.")  # fmt: skip
+    require(
+        len(set(lengths)) == 1,
+        "query_weights",
+        got=described(query_weights),
+        expected="a list of rows",
+        cure="Each context has a row, of its own length.",
+    )
     axes = "examples length" if np.ndim(query_weights) == 2 else "length"
-    length, examples = lengths[0], len(lengths)
+    length = lengths[0]
+    examples = len(lengths)
     require_floats(query_weights, "query_weights", axes, length=length, examples=examples)
 
 

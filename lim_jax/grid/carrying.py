@@ -31,9 +31,31 @@ def cell_embedding(
 ) -> Float[Array, "points *rest"]:
     r"""Evaluate the cellwise constant field :math:`\mathcal E_L(v)(p) = v_l`, :math:`p \in I_l`.
 
-    This is the embedding of `eq:terminal-adjoint-density-embedding`, on [0, 1]. Position 0, which
-    belongs to no cell, takes the first cell's value. Differentiable in `values`, which have a row
-    for each cell; not in `positions`.
+    This is the embedding of `eq:terminal-adjoint-density-embedding`, on [0, 1]. Differentiable in
+    `values`; not in `positions`.
+
+    Parameters
+    ----------
+    values
+        The field's value on each cell of the grid: a first axis of positions, and any others.
+    grid
+        The grid whose cells :math:`I_l = (e_{l-1}, e_l]` these are.
+    positions
+        Where to evaluate the field, numbers in [0, 1]. Position 0, which belongs to no cell, takes
+        the first cell's value.
+
+    Returns
+    -------
+    Float[Array, "points *rest"]
+        The value of the cell that each position lies in.
+
+    Raises
+    ------
+    ValueError
+        If `values` has not a row for each cell, or `positions` is not an array of floats along one
+        axis.
+    EquinoxRuntimeError
+        If a position lies outside of [0, 1].
 
     Examples
     --------

@@ -51,7 +51,8 @@ class CellGrid(Grid):
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
         """
         require_indices(starts, "starts")
-        got, expected = f"{starts.shape[0]} of them", f"{self.size}, one for each position"
+        got = f"{starts.shape[0]} of them"
+        expected = f"{self.size}, one for each position"
         cure = "Pass for every row where its prefix begins."
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
         late = (starts < 0) | (starts > jnp.arange(self.size))
@@ -84,7 +85,8 @@ class CellGrid(Grid):
     @property
     def past(self) -> Bool[Array, "length length"]:
         """Whether each position is in each row's prefix, from its start to its own."""
-        row, column = jnp.arange(self.size)[:, None], jnp.arange(self.size)[None, :]
+        row = jnp.arange(self.size)[:, None]
+        column = jnp.arange(self.size)[None, :]
         past = column <= row
         return past if self.starts is None else past & (column >= self.starts[:, None])
 
@@ -139,10 +141,28 @@ class CellGrid(Grid):
 
 
 def token_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
-    r"""The paper's token grid: :math:`p_i = i/L`, right-endpoint cells, :math:`\Delta p_i = 1/L`.
+    r"""Return the paper's token grid, whose positions are :math:`p_i = i/L`.
 
-    Prefix weights are uniform on :math:`j \le i`, so attention on this grid is exactly the finite
-    causal softmax (`eq:causal-attention-weights`). Prefix sums are of order 1.
+    Each cell ends at its node, and :math:`\Delta p_i = 1/L`. Prefix weights are uniform on
+    :math:`j \le i`, so attention on this grid is exactly the finite causal softmax
+    (`eq:causal-attention-weights`). Prefix sums are of order 1.
+
+    Parameters
+    ----------
+    size
+        The number L of tokens: the context length.
+    dtype
+        The floating-point dtype of the grid's arrays; by default JAX's default float.
+
+    Returns
+    -------
+    CellGrid
+        The grid, known before tracing.
+
+    Raises
+    ------
+    ValueError
+        If `size` is not a positive Python int, or `dtype` not a floating-point dtype.
 
     Examples
     --------
@@ -155,10 +175,28 @@ def token_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 
 
 def midpoint_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
-    r"""Nodes in the middle of equal cells; half of the own cell in each prefix.
+    r"""Return the grid of nodes in the middle of equal cells.
 
-    Attention on it is a causal softmax with :math:`-\log 2` on the diagonal. Prefix sums are of
-    order 2 inside and of order 1 at the first token.
+    Each prefix holds half of the node's own cell. Attention on it is a causal softmax with
+    :math:`-\log 2` on the diagonal. Prefix sums are of order 2 inside and of order 1 at the first
+    token.
+
+    Parameters
+    ----------
+    size
+        The number L of cells, one position in each.
+    dtype
+        The floating-point dtype of the grid's arrays; by default JAX's default float.
+
+    Returns
+    -------
+    CellGrid
+        The grid, known before tracing.
+
+    Raises
+    ------
+    ValueError
+        If `size` is not a positive Python int, or `dtype` not a floating-point dtype.
 
     Examples
     --------
@@ -171,10 +209,27 @@ def midpoint_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 
 
 def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
-    r"""Midpoints of equal cells in :math:`\xi`, with :math:`p = \xi^3`: fine near position 0.
+    r"""Return midpoints of equal cells in :math:`\xi`, where :math:`p = \xi^3`: fine near 0.
 
     The adjoint of causal averaging grows like :math:`\log(1/p)` at 0; the grading resolves it. The
     weights :math:`3\xi_i^2/L` sum to :math:`1 - 1/(4L^2)`.
+
+    Parameters
+    ----------
+    size
+        The number L of cells, one position in each.
+    dtype
+        The floating-point dtype of the grid's arrays; by default JAX's default float.
+
+    Returns
+    -------
+    CellGrid
+        The grid, known before tracing.
+
+    Raises
+    ------
+    ValueError
+        If `size` is not a positive Python int, or `dtype` not a floating-point dtype.
 
     Examples
     --------
@@ -187,7 +242,23 @@ def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
 def segment_starts(segments: Int[Array, " length"]) -> Starts:
     """Return where each position's segment begins: for packed contexts, and for padding.
 
-    A segment is a run of equal whole numbers, such as the padding in an attention mask.
+    Pass the result to `CellGrid.starting`, by which no row reads another segment.
+
+    Parameters
+    ----------
+    segments
+        Whole numbers, one for each position. A segment is a run of equal ones, such as the padding
+        in an attention mask. They may be traced.
+
+    Returns
+    -------
+    Int[Array, " length"]
+        For each position the first position, from 0, of its segment.
+
+    Raises
+    ------
+    ValueError
+        If `segments` is not an array of whole numbers along one axis, at least one.
 
     Examples
     --------

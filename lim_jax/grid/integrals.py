@@ -10,7 +10,25 @@ from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 
 def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "*rest"]:
-    r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`. NaN and infinity pass on.
+    r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`.
+
+    Parameters
+    ----------
+    values
+        The function f at each position: a first axis of positions, and any others. NaN and infinity
+        pass on.
+    grid
+        The positions, whose weights are :math:`\Delta p_i`.
+
+    Returns
+    -------
+    Float[Array, "*rest"]
+        The integral over [0, 1], of the shape of one position's values.
+
+    Raises
+    ------
+    ValueError
+        If `values` is not an array of floats with a row for each position.
 
     Examples
     --------
@@ -25,7 +43,26 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
 def inner(
     left: Float[Array, "length *rest"], right: Float[Array, "length *rest"], grid: Grid
 ) -> Float[Array, ""]:
-    r"""The grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`, of one shape.
+    r"""Compute the grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`.
+
+    Parameters
+    ----------
+    left
+        The field a: a first axis of positions, and any others, over which the products are summed.
+    right
+        The field b, of the same shape.
+    grid
+        The positions, whose weights :math:`\Delta p_i` multiply the products.
+
+    Returns
+    -------
+    Float[Array, ""]
+        The pairing.
+
+    Raises
+    ------
+    ValueError
+        If a field is not an array of floats with a row for each position, or the shapes differ.
 
     Examples
     --------
@@ -34,7 +71,8 @@ def inner(
     """
     require_on_grid(left, grid, "left")
     require_on_grid(right, grid, "right")
-    same, got = left.shape == right.shape, f"shape {right.shape}"
+    same = left.shape == right.shape
+    got = f"shape {right.shape}"
     cure = "Pair two fields of the same features."
     require(same, "right", got=got, expected=f"{left.shape}, that of left", cure=cure)
     return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))

@@ -27,8 +27,20 @@ REMOVED = -1e4  # what minus infinity is to a score
 class Grid(eqx.Module):
     """Positions in (0, 1] with a measure and its prefix measures.
 
-    A grid is static: it is known before tracing and holds no array leaves, but see `weighted` and
-    `CellGrid.starting`. Its arrays have the dtype `dtype`, by default JAX's default float.
+    Make one by `token_grid`, `midpoint_grid`, `graded_grid` or `gauss_grid`: this class is what
+    they share. A grid is static: it is known before tracing and holds no array leaves, but see
+    `weighted` and `CellGrid.starting`.
+
+    Attributes
+    ----------
+    dtype
+        The floating-point dtype of the grid's arrays; None is for JAX's default float.
+    log_weights
+        What attention adds to the scores of each position's key, set by `weighted`; None, the
+        default, adds nothing.
+    parts
+        The number of each position's part, set by `weighted`: a row reads its own part as if there
+        were no log weights. None, the default, is for no parts.
     """
 
     dtype: eqx.AbstractVar[DTypeLike | None]
@@ -106,7 +118,8 @@ class Grid(eqx.Module):
         log_weights = jnp.maximum(log_weights, REMOVED)
         if parts is not None:
             require_indices(parts, "parts")
-            got, expected = f"{parts.shape[0]} of them", f"{self.size}, one for each position"
+            got = f"{parts.shape[0]} of them"
+            expected = f"{self.size}, one for each position"
             require(parts.shape == (self.size,), "parts", got=got, expected=expected, cure=ONE_EACH)
         return replace(self, log_weights=log_weights, parts=parts)
 

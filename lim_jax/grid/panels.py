@@ -35,7 +35,8 @@ class PanelGrid(Grid):
         # Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1: not so where
         # breaks were rounded to float32, or with hundreds of nodes on a panel.
         assert np.all(np.diff(self.breaks) > 0), self.breaks
-        nodes, order = self._nodes(), self.order
+        nodes = self._nodes()
+        order = self.order
         prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
         whole = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
         error = max(np.abs(prefix).max(), abs(whole))
@@ -78,7 +79,8 @@ class PanelGrid(Grid):
 
     def _nodes(self) -> np.ndarray:
         reference, _ = _leggauss(self.order)
-        starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
+        starts = np.array(self.breaks[:-1])
+        widths = np.diff(self.breaks)
         return (starts[:, None] + widths[:, None] * (reference + 1) / 2).ravel()
 
     def _weights(self) -> np.ndarray:
@@ -100,7 +102,8 @@ class PanelGrid(Grid):
         # exactly by Gauss quadrature, and (2n+1) times the integral of P_n from -1 to x is
         # P_{n+1}(x) - P_{n-1}(x), or x + 1 for n = 0.
         reference, gauss = _leggauss(self.order)
-        starts, widths = np.array(self.breaks[:-1]), np.diff(self.breaks)
+        starts = np.array(self.breaks[:-1])
+        widths = np.diff(self.breaks)
         x = np.clip(2 * (positions[:, None] - starts) / widths - 1, -1, 1)
         values = np.polynomial.legendre.legvander(x, self.order)
         primitives = np.concatenate([(x + 1)[..., None], values[..., 2:] - values[..., :-2]], -1)
@@ -110,11 +113,31 @@ class PanelGrid(Grid):
 
 
 def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> PanelGrid:
-    r"""Gauss--Legendre panels, halved again and again towards position 0.
+    r"""Return Gauss--Legendre panels, halved again and again towards position 0.
 
     With one panel, 64 nodes give attention of a smooth field to ten digits. More panels resolve
     what is singular at 0, such as the adjoint of causal averaging: their ends are
     :math:`0, 2^{1-n}, \dots, \frac12, 1`.
+
+    Parameters
+    ----------
+    order
+        The number of nodes on each panel: the grid has `order` times `panels` positions.
+    panels
+        The number n of panels; by default one, [0, 1].
+    dtype
+        The floating-point dtype of the grid's arrays; by default JAX's default float.
+
+    Returns
+    -------
+    PanelGrid
+        The grid, known before tracing.
+
+    Raises
+    ------
+    ValueError
+        If `order` or `panels` is not a positive Python int, `dtype` not a floating-point dtype, or
+        so many nodes on a panel have no exact weights.
 
     Examples
     --------

@@ -35,11 +35,14 @@ class Regions(eqx.Module):
     def __check_init__(self):
         names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
-        require(not empty, "regions",
-                got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
-                f"{self.delta}, {len(self.left_out)} of them left out",
-                expected="at least one node in each region",
-                cure='Take a larger delta, a longer context, or convention="overlap".')  # fmt: skip
+        require(
+            not empty,
+            "regions",
+            got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
+            f"{self.delta}, {len(self.left_out)} of them left out",
+            expected="at least one node in each region",
+            cure='Take a larger delta, a longer context, or convention="overlap".',
+        )
 
     @property
     def weights(self) -> Float[Array, "3 length"]:
@@ -57,7 +60,8 @@ class Regions(eqx.Module):
     def without(self, positions: Sequence[int]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
-        expected, cure = f"a list of numbers from 0 to {last}", "The last position is L - 1."
+        expected = f"a list of numbers from 0 to {last}"
+        cure = "The last position is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
         require(listed, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
@@ -83,10 +87,30 @@ def boundary_regions(
 ) -> Regions:
     r"""Divide the context into left, middle and right as the paper does, half-open and exactly.
 
-    `delta` is :math:`\delta \in (0, 1/2)`: a float stands for the decimal that it prints, a string
-    such as ``"1/7"`` for the rational that it spells. `convention` is ``"overlap"`` (default; that
-    of the paper's table) or ``"points"`` (that of its condition numbers and of
-    `eq:discrete-right-middle-sets`), by which each region must hold a node.
+    Parameters
+    ----------
+    grid
+        The positions to divide.
+    delta
+        The width :math:`\delta \in (0, 1/2)` of the left and of the right region, known before
+        tracing: a float stands for the decimal that it prints, a string such as ``"1/7"`` for the
+        rational that it spells.
+    convention
+        ``"overlap"``, the default and that of the paper's table, shares a cell between regions by
+        its overlap with them. ``"points"``, that of its condition numbers and of
+        `eq:discrete-right-middle-sets`, gives each cell to the region that its node lies in.
+
+    Returns
+    -------
+    Regions
+        The partition :math:`E_L=[0,\delta)`, :math:`E_M=[\delta,1-\delta)`,
+        :math:`E_R=[1-\delta,1]` with its weights.
+
+    Raises
+    ------
+    ValueError
+        If `grid` is not a Grid, `delta` is out of its range or traced, `convention` is neither of
+        the two, or a region holds no node by ``"points"``.
 
     Examples
     --------
@@ -99,7 +123,8 @@ def boundary_regions(
     """
     require_grid(grid)
     require_name(convention, ("overlap", "points"), "convention", "See boundary_regions.")
-    exact, expected = _exact_fraction(delta), "a number strictly between 0 and 1/2"
+    exact = _exact_fraction(delta)
+    expected = "a number strictly between 0 and 1/2"
     cure = "delta is the width of each boundary region; the paper takes 0.2."
     require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
     return Regions(grid, exact, convention)
@@ -112,17 +137,21 @@ def interval_weights(
 
     Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
     """
-    expected, cure = "pairs (a, b) with 0 <= a <= b <= 1", "Pass for example [(0, 0.2), (0.8, 1)]."
+    expected = "pairs (a, b) with 0 <= a <= b <= 1"
+    cure = "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(
         isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
     )
     require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
-    weights, reached = np.zeros(grid.size), Fraction(0)
+    weights = np.zeros(grid.size)
+    reached = Fraction(0)
     exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(exact):
-        inside, got = 0 <= start <= stop <= 1, f"[{start}, {stop})"
+        inside = 0 <= start <= stop <= 1
+        got = f"[{start}, {stop})"
         require(inside, "intervals", got=got, expected=expected, cure=cure)
-        start, stop = max(start, reached), max(stop, reached)
+        start = max(start, reached)
+        stop = max(stop, reached)
         reached = stop
         weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
     return grid._cast(weights)
@@ -143,7 +172,27 @@ def regional_averages(
     r"""Average a function of position over E_L, E_M and E_R.
 
     On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on (`eq:gd-left-average`,
-    `eq:gd-middle-average`, `eq:gd-right-average`). NaN and infinity pass on.
+    `eq:gd-middle-average`, `eq:gd-right-average`).
+
+    Parameters
+    ----------
+    values
+        The function f at each position, such as a density: a first axis of positions, and any
+        others. NaN and infinity pass on.
+    regions
+        The regions of the same grid, by `boundary_regions`. Positions that they leave out do not
+        count.
+
+    Returns
+    -------
+    Float[Array, "3 *rest"]
+        The averages over left, middle and right, in this order and in the unit of `values`.
+
+    Raises
+    ------
+    ValueError
+        If `regions` is not Regions, or `values` is not an array of floats with a row for each of
+        their positions.
 
     Examples
     --------
@@ -167,9 +216,11 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     cure = "Make them with boundary_regions(grid, delta)."
     known = isinstance(regions, Regions)
     require(known, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
-    got, expected = f"regions of {regions.grid}", f"regions of {grid}"
-    require(grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected,
-            cure=cure)  # fmt: skip
+    got = f"regions of {regions.grid}"
+    expected = f"regions of {grid}"
+    require(
+        grid is None or bool(regions.grid == grid), "regions", got=got, expected=expected, cure=cure
+    )
 
 
 def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:

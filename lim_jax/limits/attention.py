@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import as_int, described, require
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
@@ -38,13 +38,14 @@ def attention_studies(
     references: References = SMOOTH,
     smooth: bool = False,
 ) -> dict[str, Study]:
-    r"""Finite attention against the Volterra operator (`thm:attention-continuum-error`).
+    r"""Compare finite attention with the Volterra operator (`thm:attention-continuum-error`).
 
     The norms :math:`e_i` of the cells' errors give five studies:
 
     - ``inside``: the largest over :math:`p_i \ge` `inside`
       (`eq:attention-continuum-pointwise-error`);
-    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`);
+    - ``mean square``: their root mean square (`eq:attention-continuum-l2-error`), which counts
+      the cells from `inside` on and divides by the number of all cells;
     - ``every cell``: the largest of all. The theorem's C/i is no rate at the first cells; the
       bound here is its proof's, where the factor :math:`p_i` that it drops from the numerator
       cancels the denominator's;
@@ -54,11 +55,42 @@ def attention_studies(
     Bounds are those of the theorem with `attention_constant`, whose extremes are over samples: they
     are measured, and neither hold nor are broken. Bounds and claimed orders are stated on tokens,
     for states that are continuously differentiable (`smooth`), the theorem's premise, and keys that
-    know no positions, and None elsewhere; states that are not resolved as such raise ValueError.
+    know no positions, and None elsewhere.
 
-    `states` are a field X(p), and `sizes` the refinements, of which ``make_grid(size)`` has some
-    token in the left region. `references` are two grids for the continuum, whose panels must
-    separate the jumps of `states`.
+    Parameters
+    ----------
+    attention
+        One attention sublayer, whose arrays have no layer axis.
+    states
+        The input as a field X(p): from positions, (points,), to a row for each, (points, width).
+    sizes
+        The refinements L: numbers of positions, for which `make_grid` makes the grids. A fitted
+        order takes four or more.
+    make_grid
+        From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
+    inside
+        The position above 0 and below 1 from which ``inside`` and ``mean square`` count cells.
+    delta
+        The width :math:`\delta` of the left region, above 0 and 1 at most.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. Their
+        panels must separate the jumps of `states`. By default 64 and 96 Gauss nodes on one panel,
+        for smooth states.
+    smooth
+        Whether you state that the states are continuously differentiable. By default nothing is
+        stated, and nothing claimed.
+
+    Returns
+    -------
+    dict[str, Study]
+        The five studies by the names above, of errors in the Euclidean norm of the features.
+
+    Raises
+    ------
+    ValueError
+        If `inside` or `delta` is out of its range, the two references have the same nodes, no token
+        is in the left region of the smallest grid, or `states` that are stated to be smooth are not
+        resolved as such at 25,600 points.
 
     Examples
     --------
@@ -68,14 +100,32 @@ def attention_studies(
     >>> study.verdict, [round(error, 9) for error in study.errors]
     ('measured', [0.1, 0.01])
     """
-    got, expected = f"{min(sizes)} tokens at delta = {delta}", "a token in the left region"
+    require(
+        0 < inside < 1,
+        "inside",
+        got=f"{inside}",
+        expected="a position above 0 and below 1",
+        cure="The theorem is of positions from there on: try 0.2.",
+    )
+    require(
+        0 < delta <= 1,
+        "delta",
+        got=f"{delta}",
+        expected="a width above 0, and 1 at most",
+        cure="It is that of the left region: try 0.2.",
+    )
+    require_references(references)
+    got = f"{min(sizes)} tokens at delta = {delta}"
+    expected = "a token in the left region"
     cure = "Take more tokens, or a larger delta."
     require(math.floor(delta * min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
     if smooth:
         require_smooth(states)
-    grids, (check, reference) = {size: make_grid(size) for size in sizes}, references
+    grids = {size: make_grid(size) for size in sizes}
+    check, reference = references
     *of_sizes, of_check = _cell_errors(attention, states, [*grids.values(), check], reference)
-    errors, own = dict(zip(grids, of_sizes, strict=True)), float(of_check.max())
+    errors = dict(zip(grids, of_sizes, strict=True))
+    own = float(of_check.max())
     interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
     constant = attention_constant(attention, states) if premises else math.nan
@@ -116,6 +166,18 @@ def attention_studies(
     return {name: study(*part) for name, part in parts.items()}
 
 
+def require_references(references: Sequence[Grid]) -> None:
+    """Raise ValueError if the grid that tells the reference's error is the reference itself."""
+    check, reference = references
+    require(
+        not np.array_equal(check._nodes(), reference._nodes()),
+        "references",
+        got=f"{described(reference)} twice",
+        expected="two grids, of which the first tells the error of the second",
+        cure="Pass two resolutions, such as (gauss_grid(64), gauss_grid(96)).",
+    )
+
+
 def _cell_errors(
     attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
 ) -> list[np.ndarray]:
@@ -143,11 +205,13 @@ def attention_constant(
     r"""Measure the constant :math:`C_R` of `thm:attention-continuum-error` for one smooth field.
 
     By `eq:score-bounded-lipschitz-from-bounded-assumption`, `eq:riemann-attention-error` and
-    `eq:attention-two-denominator-lower-bounds` cell i errs by at most :math:`C_R/L`, with
+    `eq:attention-two-denominator-lower-bounds` cell i errs by at most :math:`C_R/L`, with the
+    extremes over so many `points`, two at least:
 
     .. math:: C_R = \max_p \sum_h \frac{\max_q|\partial_q (e^S W_O v)| +
               \max_q |W_O v|\,\max_q|\partial_q e^S|}{2\min_q e^S}, \qquad q \le p.
     """
+    points = as_int(points, "points", least=2)
     beyond = _beyond_the_theorem(attention)
     cure = "The constant is of keys that know their position by the states alone."
     got = " and ".join(beyond)
@@ -171,7 +235,8 @@ def _attention_constant(
 ) -> Float[Array, ""]:
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
-        query, sources = attention.queries(x, None), attention.sources(x, None)
+        query = attention.queries(x, None)
+        sources = attention.sources(x, None)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return query, key, jnp.einsum("hdv,hlv->hld", attention.output, value)
 

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax._checks import require
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import MakeGrid, PositionField, References
+from lim_jax.limits.attention import MakeGrid, PositionField, References, require_references
 from lim_jax.limits.refinement import Study, refine, refine_against
 from lim_jax.network.multihead import CausalAttention
 
@@ -29,11 +30,43 @@ def cone_mass_study(
     positions: tuple[float, ...] = QUARTERS,
     references: References = FOUR_PANELS,
 ) -> Study:
-    r"""The density cone mass of tokens against :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`).
+    r"""Compare the density cone mass of tokens with that of the continuum.
 
-    The largest relative error at the given positions, to which cone masses are interpolated from
-    the nodes. `references` are as in `attention_studies`.
+    The mass is :math:`\int_q^1\|K(p,q)\|^2 dp` (`eq:cone-mass`). The errors are the largest
+    relative ones at a few positions, to which cone masses in the operator norm are interpolated
+    from the nodes. The paper states no order.
+
+    Parameters
+    ----------
+    attention
+        One attention sublayer, whose arrays have no layer axis.
+    states
+        The input as a field X(p): from positions, (points,), to a row for each, (points, width).
+    sizes
+        The refinements: numbers of positions, for which `make_grid` makes the grids.
+    make_grid
+        From a size to its grid; by default `token_grid`.
+    positions
+        The positions q in (0, 1] at which masses are compared, by default 1/4, 1/2 and 3/4. The
+        mass grows like 1/q at 0.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 32 and 40 Gauss nodes on each of four panels.
+
+    Returns
+    -------
+    Study
+        The largest relative error at each refinement, without a claimed order or a bound.
     """
+    require_references(references)
+    inside = all(0 < position <= 1 for position in positions)
+    require(
+        inside,
+        "positions",
+        got=f"{positions}",
+        expected="positions in (0, 1]",
+        cure="The cone's mass is a function of positions there.",
+    )
     at = jnp.asarray(np.array(positions))
 
     @filter_jit
@@ -68,6 +101,28 @@ def left_cone_mass_study(
 
     The density (`eq:cone-mass`) grows like 1/q at 0, which has no integral: the average grows like
     log L, and what a doubling adds falls at order 0, to a constant and not to zero.
+
+    Parameters
+    ----------
+    attention
+        One attention sublayer, whose arrays have no layer axis.
+    states
+        The input as a field X(p): from positions, (points,), to a row for each, (points, width).
+    sizes
+        Numbers L of tokens; each is measured on L and on 2 L tokens.
+    delta
+        The width :math:`\delta` of the left region :math:`[0, \delta)`, below one half.
+
+    Returns
+    -------
+    Study
+        What the doubling adds to the average, in place of an error, at each L; without a claimed
+        order or a bound.
+
+    Raises
+    ------
+    ValueError
+        If `delta` is not between 0 and one half.
     """
 
     @filter_jit

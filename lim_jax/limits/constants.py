@@ -28,9 +28,17 @@ from lim_jax.network.slots import State
 class DepthProfile(NamedTuple):
     r"""A depth profile with a stated bound and a stated slope (`ass:depth-profile`).
 
-    It is called like its function :math:`\zeta`. `bound` and `lipschitz` are
-    :math:`\|\zeta\|_\infty` and :math:`\mathrm{Lip}(\zeta)` on [0, T], or more: samples cannot
-    prove the two numbers, but `require_stated` raises where they refute them.
+    It is called like its function :math:`\zeta`. Samples cannot prove the two numbers, but
+    `require_stated` raises where they refute them.
+
+    Parameters
+    ----------
+    function
+        :math:`\zeta`, from a depth time to a number, both arrays without axes.
+    bound
+        :math:`\|\zeta\|_\infty` on [0, T], or more.
+    lipschitz
+        :math:`\mathrm{Lip}(\zeta)` on [0, T], or more.
 
     Examples
     --------
@@ -68,11 +76,24 @@ def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[
 class DepthConstants(NamedTuple):
     r"""The constants in the proof of `thm:resnet-ode`.
 
-    :math:`\Lambda` and :math:`C_\theta`, the Lipschitz constants of :math:`\mathscr F_\theta` in
-    the state and in the Euclidean norm of all parameters; the `speed` :math:`M`, the largest
-    :math:`\|\mathscr F_\theta(X)\|`; the `defect` :math:`C_{split} = \|d_k\|/\varepsilon^2`
-    (`eq:discrete-residual-with-defect`); and :math:`Z = \|\zeta\|_\infty` and
-    :math:`\mathrm{Lip}(\zeta)` of the profile.
+    States are measured in the grid's :math:`L^2` norm, and fields in the Euclidean norm of all
+    their parameters.
+
+    Parameters
+    ----------
+    state
+        :math:`\Lambda`, the Lipschitz constant of :math:`\mathscr F_\theta` in the state.
+    control
+        :math:`C_\theta`, its Lipschitz constant in the parameters.
+    speed
+        :math:`M`, the largest :math:`\|\mathscr F_\theta(X)\|`.
+    defect
+        :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`); by default
+        0, that of Euler's step.
+    profile
+        :math:`Z = \|\zeta\|_\infty` of the depth profile; by default 1.
+    profile_slope
+        :math:`\mathrm{Lip}(\zeta)` of the depth profile; by default 0.
     """
 
     state: float
@@ -136,11 +157,35 @@ def proved_constants(
     r"""Return constants that are bounds, not samples: those of `prop:transformer-lipschitz`.
 
     They come from `field_regularity` on the convex hull of the stacked layers of every depth, and
-    of the knots of a `linear_control` (None if there is no limit). None if nothing proves them: of
-    another control, or one whose knots end before T, the horizon; a field that `field_regularity`
-    refuses; a profile that is neither one nor a `DepthProfile`; and prefixes other than a cell
-    grid's from 0, or on whose cells Hardy's inequality fails (`hardy_bound`): not on tokens,
-    midpoints and graded cells. A profile that exceeds what it states raises ValueError.
+    of the knots of a `linear_control`.
+
+    Parameters
+    ----------
+    layers
+        Stacked fields, each one field whose arrays have a leading layer axis: those of every depth.
+        May be empty if there is a `linear_control`.
+    control
+        The depth flow's control, :math:`t \mapsto` field; None if the layers approach no limit.
+    profile
+        The depth profile :math:`\zeta`: `unit_profile`, or a `DepthProfile`.
+    grid
+        The positions, in whose :math:`L^2` norm the constants hold.
+    horizon
+        :math:`T`, up to which the control's knots must reach.
+
+    Returns
+    -------
+    DepthConstants or None
+        The constants, with a defect of 0. None if nothing proves them: of a control that is not a
+        `linear_control`, or whose knots end before T; fields other than a `TransformerField`, or
+        that `field_regularity` refuses; a profile that is neither one nor a `DepthProfile`; and
+        prefixes other than a cell grid's from 0, or on whose cells Hardy's inequality fails
+        (`hardy_bound`): not on tokens, midpoints and graded cells.
+
+    Raises
+    ------
+    ValueError
+        If the `DepthProfile` exceeds what it states on [0, T].
 
     Examples
     --------
@@ -204,7 +249,8 @@ def largest_control_distances(
     """Each layer's distance from a control (`eq:control-l1-convergence`), never too small."""
     joined = linear_knots(control)
     assert joined is not None
-    knots, values = np.asarray(joined[0]), _flattened(joined[1])
+    knots = np.asarray(joined[0])
+    values = _flattened(joined[1])
     ours = _flattened(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
@@ -254,6 +300,21 @@ def readout_bound(
     :math:`M_R` of `eq:readout-adjoint-boundedness` at one state; a linear readout has the same at
     every state. The Jacobian is formed densely.
 
+    Parameters
+    ----------
+    readout
+        A function ``readout(x, grid)`` from states to logits, (length, width) to (length, outputs),
+        such as a `LinearReadout`.
+    x
+        The state :math:`X` at which the readout is differentiated.
+    grid
+        The positions of its rows, in whose :math:`L^2` norm both states and logits are measured.
+
+    Returns
+    -------
+    Float[Array, ""]
+        The largest singular value of the readout's derivative.
+
     Examples
     --------
     >>> readout = lim.LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
@@ -273,9 +334,26 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     r"""Bound :math:`C_G` of `eq:depth-time-consistency` on every piece of a linear control.
 
     :math:`\|\zeta\|_\infty\,C_\theta\,\|\dot\theta\| + \mathrm{Lip}(\zeta)\,M`, for all states of
-    any ball, since layer normalisation bounds what the field depends on. The flow is that of a
-    `linear_control`, its profile one or a `DepthProfile`, and the norm that of the grid: None if
-    `proved_constants` are None.
+    any ball, since layer normalisation bounds what the field depends on.
+
+    Parameters
+    ----------
+    flow
+        The depth flow of a `linear_control` of Transformer fields, whose profile is one or a
+        `DepthProfile`. Its solver is not used.
+    grid
+        The positions, in whose :math:`L^2` norm the slopes are bounded.
+
+    Returns
+    -------
+    Float[ndarray, " pieces"] or None
+        A bound for the piece between each two neighbouring knots; None if `proved_constants` are
+        None for this flow and grid.
+
+    Raises
+    ------
+    ValueError
+        If the `DepthProfile` exceeds what it states on [0, T].
 
     Examples
     --------
@@ -304,7 +382,30 @@ def time_slopes(
     r"""Measure :math:`\|\partial_t\,\zeta(t)\mathscr F_{\theta_t}(X)\|` at one state, on the grid.
 
     `eq:depth-time-consistency` at this state; `time_slope_bounds` are for all states, as is the
-    paper's :math:`C_G`. Profile and control are differentiable in time.
+    paper's :math:`C_G`.
+
+    Parameters
+    ----------
+    flow
+        The depth flow, whose profile and control are differentiated in time. Its solver is not
+        used.
+    x
+        The state :math:`X`, the same at all times: (length, width).
+    grid
+        The positions of its rows, in whose :math:`L^2` norm slopes are measured.
+    times
+        The depth times; where pieces of the control meet, the slope is that of one of them.
+
+    Returns
+    -------
+    Float[Array, " times"]
+        The slope at each time.
+
+    Raises
+    ------
+    ValueError
+        If `flow` is not a `ContinuousFlow`, `x` has not a row for each position, or `times` is not
+        an array of floats along one axis.
 
     Examples
     --------

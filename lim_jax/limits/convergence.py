@@ -41,7 +41,8 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.positions import Rotary
 
 GRIDS = {"tokens": token_grid, "midpoints": midpoint_grid, "graded": graded_grid}
-SIZES, DEPTHS = (100, 200, 400, 800, 1600), (32, 64, 128, 256, 512, 1024)
+SIZES = (100, 200, 400, 800, 1600)
+DEPTHS = (32, 64, 128, 256, 512, 1024)
 QUICK = ("depth", "attention", "adjoint-2-layers", "loss", "averaging")
 
 LOGARITHM = "the kernel 1/p makes P_0 grow like a power of log(1/q) at 0"
@@ -61,15 +62,41 @@ def measure(
     checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> tuple[list[Row], dict[str, list[Curve]]]:
-    """Run every study and both error-against-cost comparisons, in float64; or some of the studies.
+    """Run every study and both error-against-cost comparisons, or some of the studies.
 
-    `quick` is four refinements instead of five or six, tokens and the graded grid only, fewer
-    readouts, and neither the rough fields, the perturbed controls, nor the comparisons. `only` are
-    names of `groups`, which run without the comparisons; `sizes` are their refinements, numbers of
-    tokens or of layers: four at least, each larger than the one before. The table's orders belong
-    to `seed` 0 of the matrices; at others more refinements may be needed to see them. `checkpoint`
-    is a file that is read if it exists and written after each group of studies, from which an
-    interrupted run continues, to the same numbers; `progress` wraps the list of their names.
+    These are the rows behind ``lim-jax rates``. Run it in float64, as that command does, by
+    ``with jax.enable_x64(True):``.
+
+    Parameters
+    ----------
+    quick
+        Whether to take four refinements instead of five or six, tokens and the graded grid only,
+        fewer readouts, and neither the rough fields, the perturbed controls, nor the comparisons.
+    only
+        Names of `groups`: these studies alone run, without the comparisons. By default all do.
+    sizes
+        The refinements of the studies in `only`, numbers of tokens or of layers: four at least,
+        each larger than the one before. By default those of `groups`.
+    seed
+        The seed of the matrices, zero or more. The table's orders belong to seed 0; at others more
+        refinements may be needed to see them.
+    checkpoint
+        A file that is read if it exists and written after each group of studies, from which an
+        interrupted run continues, to the same numbers. By default nothing is written.
+    progress
+        A function that wraps the list of the groups' names, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    tuple[list[Row], dict[str, list[Curve]]]
+        A row for each measured limit, and the curves of error against cost under ``"depth"`` and
+        ``"position"``, none if `quick` or `only` is given.
+
+    Raises
+    ------
+    ValueError
+        If a name is not one of `groups`, `sizes` are given without names or are not such numbers,
+        the seed is negative, or the checkpoint is that of another run.
     """
     as_int(seed, "seed", least=0)
     every = groups(quick, seed)
@@ -126,13 +153,17 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError for unknown names, and for refinements that no slope goes through."""
     unknown = [name for name in only if name not in every]
-    cure, expected = "Without names all are measured.", f"some of {', '.join(every)}"
+    cure = "Without names all are measured."
+    expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [as_int(size, "sizes") for size in sizes]
-    require(not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))), "sizes",
-            got=f"{whole}{'' if only else ' of all studies'}",
-            expected="at least four numbers of tokens or layers, rising, of the studies in only",
-            cure="A slope through fewer points says nothing.")  # fmt: skip
+    require(
+        not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
+        "sizes",
+        got=f"{whole}{'' if only else ' of all studies'}",
+        expected="at least four numbers of tokens or layers, rising, of the studies in only",
+        cure="A slope through fewer points says nothing.",
+    )
 
 
 def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
@@ -315,7 +346,8 @@ def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
         study = in_cones.cone_mass_study(layer, smooth_states, sizes, make_grid)
         order, reason = (1, "") if name == "tokens" else (2, MIDPOINT)
         yield Row(f"cone mass, at 1/4 1/2 3/4, {name}", study, order, reason)
-    halves, fewer = [size // 2 for size in sizes], [3 * size // 8 for size in sizes]
+    halves = [size // 2 for size in sizes]
+    fewer = [3 * size // 8 for size in sizes]
     study = in_cones.printed_cone_mass_study(layer, smooth_states, halves)
     yield Row("cone mass, as printed, tokens", study, 2, PRINTED)
     study = in_cones.left_cone_mass_study(layer, smooth_states, fewer)
@@ -338,7 +370,8 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     biased = {"query_density": right_biased, "lipschitz": True}
-    fields, linear = (smooth_states, smooth_labels, sizes), LinearReadout(_readout_weight(seed))
+    fields = (smooth_states, smooth_labels, sizes)
+    linear = LinearReadout(_readout_weight(seed))
     study = in_position.loss_study(*fields, **biased)
     yield Row("loss, tokens, right-biased queries", study, 1)
     study = in_position.terminal_adjoint_study(lambda size: linear, linear, *fields, **biased)

@@ -45,7 +45,7 @@ def trajectory_studies(
     references: Flows | None = None,
     lipschitz: bool = False,
 ) -> dict[str, Study]:
-    r"""Residual recursions against the depth flow of a control (`thm:resnet-ode`).
+    r"""Compare residual recursions with the depth flow of a control (`thm:resnet-ode`).
 
     Two studies of each scheme, in the grid's :math:`L^2` norm:
 
@@ -61,19 +61,44 @@ def trajectory_studies(
     :math:`\zeta = 1` and the steps of this library: then constants are bounds (`proved_constants`).
     For others state them by a `DepthProfile` and by `lipschitz`: then, and if the bounds overflow,
     constants are samples along the flow, the coarsest recursion and halfway, so the study's verdict
-    is "measured". Without premises nothing is claimed; those that samples refute raise ValueError.
+    is "measured". Without premises nothing is claimed.
 
     Parameters
     ----------
-    control, schemes
-        :math:`t \mapsto` field, and how it becomes layers.
+    control
+        The depth flow's control, :math:`t \mapsto` field, from a depth time in [0, T].
+    x
+        The initial state :math:`X_0`, (length, width).
+    grid
+        The positions of its rows.
+    depths
+        The refinements: numbers M of layers. A fitted order takes four or more.
+    schemes
+        By name, how the control becomes layers and how a layer is applied.
+    horizon
+        :math:`T`; the step is :math:`\varepsilon = T/M`.
+    profile
+        The depth profile :math:`\zeta`; by default one. Any but one is to be a `DepthProfile` if
+        orders and bounds are to be claimed.
     references
-        Two depth flows to the `horizon` :math:`T`, by default `reference_flows`: the second is the
-        limit, the first gives its error. Where these do not reach T, as along a profile with very
-        many kinks, they raise EquinoxRuntimeError: pass flows of a constant step.
+        Two depth flows to the horizon: the second is the limit, the first gives its error. By
+        default `reference_flows`, to 1e-13. Where these do not reach T, as along a profile with
+        very many kinks, they raise EquinoxRuntimeError: pass flows of a constant step.
     lipschitz
-        Whether fields are Lipschitz in states and parameters and the control is in time, and a step
-        from elsewhere is Euler's up to :math:`O(\varepsilon^2)`.
+        Whether you state that fields are Lipschitz in states and parameters and the control is in
+        time, and that a step from elsewhere is Euler's up to :math:`O(\varepsilon^2)`. By default
+        nothing is stated.
+
+    Returns
+    -------
+    dict[str, Study]
+        The two studies of each scheme, by the names above.
+
+    Raises
+    ------
+    ValueError
+        If a `DepthProfile` exceeds what it states, or samples do not bear out what `lipschitz`
+        states.
 
     Examples
     --------
@@ -171,8 +196,11 @@ class _Run(NamedTuple):
 def _scheme_studies(
     scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
 ) -> dict[str, Study]:
-    control, grid, horizon = limit.control, limit.grid, limit.horizon
-    runs, size = _runs(scheme, depths, limit), _largest_norm(limit.states, grid) / horizon**2
+    control = limit.control
+    grid = limit.grid
+    horizon = limit.horizon
+    runs = _runs(scheme, depths, limit)
+    size = _largest_norm(limit.states, grid) / horizon**2
     theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
     layers = [run.layers for run in runs.values()]
     proved = proved_constants(layers, control, limit.profile, grid, horizon)
@@ -196,7 +224,8 @@ def _scheme_studies(
             sampled=sampled,
         )
 
-    on, between = "eq:convergent-control-grid-bound", "eq:resnet-ode-convergent-control-bound"
+    on = "eq:convergent-control-grid-bound"
+    between = "eq:resnet-ode-convergent-control-bound"
     return {
         "on layers": study(on, limit.error_on_layers, DepthConstants.on_layers),
         "between layers": study(between, limit.error_between_layers, DepthConstants.between_layers),
@@ -226,7 +255,8 @@ class _Theorem(NamedTuple):
             return None, sampled
         if sampled:
             run = runs[min(runs)]
-            ours, theirs = run.states[:-1], run.flow[:-1]
+            ours = run.states[:-1]
+            theirs = run.flow[:-1]
             fields = (run.layers, control_layers(len(ours)), run.layers)
             places = (ours, theirs, (ours + theirs) / 2)
             measured = map(depth_constants, fields, map(jnp.asarray, places), [self.grid] * 3)
@@ -248,7 +278,9 @@ def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipsc
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
-    control, horizon, profile = limit.control, limit.horizon, limit.profile
+    control = limit.control
+    horizon = limit.horizon
+    profile = limit.profile
     flows = [scheme.recursion(control, depth, horizon, profile) for depth in depths]
     layers = [flow.layers for flow in flows]
     states = _trajectories(flows, jnp.asarray(limit.states[0]), limit.grid)
@@ -256,7 +288,8 @@ def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Ru
     linear = linear_knots(control) is not None
 
     def run(depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]) -> _Run:
-        step, (distance, defects) = horizon / depth, departure
+        step = horizon / depth
+        distance, defects = departure
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
         if linear:
             distance = largest_control_distances(layers, control, horizon).sum()
@@ -308,19 +341,53 @@ def shadowing_study(
     references: tuple[Follow, Follow] | None = None,
     lipschitz: bool = False,
 ) -> Study:
-    r"""Layers without a limit against the flow that they drive themselves (`thm:resnet-ode`, end).
+    r"""Compare layers without a limit with the flow that they drive themselves.
 
-    The largest error over the times :math:`t_k`, in the grid's :math:`L^2`. It has order 1, though
-    no common flow is approached, under the premises of `trajectory_studies`, whose other arguments
-    and errors it shares. If :math:`\zeta = 1`, steps that freeze the field within a layer attain
-    their own order. The bound is :math:`T e^{TZ\Lambda}(C_{split} + (Z^2\Lambda +
-    \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with `proved_constants` of all layers, or else
-    ``sampled`` on the coarsest recursion.
+    `thm:resnet-ode`, end: the largest error over the times :math:`t_k`, in the grid's :math:`L^2`.
+    It has order 1, though no common flow is approached, under premises that hold for pre-norm
+    Transformer fields, :math:`\zeta = 1` and the steps of this library, and are stated by a
+    `DepthProfile` and by `lipschitz` for others. If :math:`\zeta = 1`, steps that freeze the field
+    within a layer attain their own order. The bound is :math:`T e^{TZ\Lambda}(C_{split} +
+    (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2)\,\varepsilon`, with `proved_constants` of all layers, or
+    else ``sampled`` on the coarsest recursion.
 
-    ``make_layers(depth)`` gives stacked layers, bounded but otherwise free. `references` are two
-    functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that the
-    layers drive: the second is the limit, the first gives its error. By default 8 and 6 steps of
-    `rk4` for each layer, over the time :math:`\int\zeta` of the layer by Gauss' rule.
+    Parameters
+    ----------
+    make_layers
+        From the depth to stacked layers, one field whose arrays have a leading axis of that length:
+        bounded but otherwise free.
+    x
+        The initial state :math:`X_0`, (length, width).
+    grid
+        The positions of its rows.
+    depths
+        The refinements: numbers M of layers. A fitted order takes four or more.
+    horizon
+        :math:`T`; the step is :math:`\varepsilon = T/M`.
+    profile
+        The depth profile :math:`\zeta`; by default one. Any but one is to be a `DepthProfile` if
+        order and bound are to be claimed.
+    step
+        How a layer is applied: by default `euler`, or another function
+        ``step(field, x, grid, increment)``.
+    references
+        Two functions ``(layers, x, grid)`` to the states at the times :math:`t_k` of the flow that
+        the layers drive: the second is the limit, the first gives its error. By default 6 and 8
+        steps of `rk4` for each layer, over the time :math:`\int\zeta` of the layer by Gauss' rule.
+    lipschitz
+        Whether you state that fields are Lipschitz in states and parameters, and that a step from
+        elsewhere is Euler's up to :math:`O(\varepsilon^2)`. By default nothing is stated.
+
+    Returns
+    -------
+    Study
+        The largest error at each depth.
+
+    Raises
+    ------
+    ValueError
+        If a `DepthProfile` exceeds what it states, or samples do not bear out what `lipschitz`
+        states.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
@@ -342,7 +409,8 @@ def shadowing_study(
     runs = {depth: run(depth, reference) for depth in depths}
     size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
     theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
-    proved = proved_constants([run.layers for run in runs.values()], None, profile, grid)
+    stacks = [run.layers for run in runs.values()]
+    proved = proved_constants(stacks, None, profile, grid, horizon)
     constants, sampled = theorem.constants(
         runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
     )
@@ -383,9 +451,32 @@ def split_defect_study(
     r"""Measure the defect of one split layer against one Euler step, at :math:`\varepsilon = 1/M`.
 
     :math:`\|d_k\| \le C_{split}\,\varepsilon^2` (`eq:discrete-residual-with-defect`) for a
-    Lipschitz field: one that `field_regularity` bounds, or one that is stated to be `lipschitz` and
-    whose defects do not refute it, which raises ValueError. Both sides are exact, so there is no
-    reference error.
+    Lipschitz field. Both sides are exact, so there is no reference error.
+
+    Parameters
+    ----------
+    field
+        A field with `sublayers`, such as a `TransformerField`, without a layer axis.
+    x
+        The state from which both steps are taken, (length, width).
+    grid
+        The positions of its rows, in whose :math:`L^2` norm the defect is measured.
+    depths
+        The refinements: numbers M of layers, of which one is applied. A fitted order takes four or
+        more.
+    lipschitz
+        Whether you state that the field is Lipschitz. By default the order 2 is claimed only if
+        `proved_constants` bound the field.
+
+    Returns
+    -------
+    Study
+        The defect at each depth, without a bound.
+
+    Raises
+    ------
+    ValueError
+        If the field has no `sublayers`, or its defects do not bear out what `lipschitz` states.
     """
 
     @filter_jit

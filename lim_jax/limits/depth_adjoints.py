@@ -36,12 +36,49 @@ def input_adjoint_depth_studies(
 ) -> dict[str, Study]:
     r"""Compare the input adjoint, density and cone mass of layers with those of the depth flow.
 
-    ``"<scheme>: input adjoint"`` in the grid's :math:`L^2`, against the adjoint equation
-    (`eq:adjoint`) solved backward; the ``density`` m of one example in :math:`L^1`; the largest
-    error of its ``regional averages``; and the largest relative one of the ``cone mass`` at the
-    terminal state, for which the control's fields need an `attention`. All have order 1 for `euler`
-    and `split`, as measured: the paper states no order. `references` are as in
-    `trajectory_studies`.
+    Four studies of each scheme, all of order 1 for `euler` and `split`, as measured: the paper
+    states no order.
+
+    - ``"<scheme>: input adjoint"``: its error in the grid's :math:`L^2`, against the adjoint
+      equation (`eq:adjoint`) solved backward;
+    - ``"<scheme>: density"``: the error of one example's influence density m in :math:`L^1`;
+    - ``"<scheme>: regional averages"``: the largest error of the density's three averages;
+    - ``"<scheme>: cone mass"``: the largest relative error over positions, at the terminal state.
+
+    Parameters
+    ----------
+    control
+        The depth flow's control, :math:`t \mapsto` field, from a depth time in [0, T]. The fields
+        need an `attention`, whose cone mass is measured.
+    terminal_loss
+        A function ``terminal_loss(x, y)`` of the terminal state and the label to a number.
+    example
+        One pair of an initial state, (length, width), and a label of any kind.
+    grid
+        The positions of the state's rows.
+    depths
+        The refinements: numbers M of layers. A fitted order takes four or more.
+    schemes
+        By name, how the control becomes layers and how a layer is applied.
+    horizon
+        :math:`T`; the step is :math:`\varepsilon = T/M`.
+    delta
+        The width :math:`\delta` of the left and right regions, below one half.
+    references
+        Two depth flows to the horizon: the second is the limit, the first gives its error. By
+        default `reference_flows`, to 1e-13. Where these do not reach T, they raise
+        EquinoxRuntimeError: pass flows of a constant step.
+
+    Returns
+    -------
+    dict[str, Study]
+        The four studies of each scheme, by the names above, without bounds.
+
+    Raises
+    ------
+    ValueError
+        If a reference ends at another depth than `horizon`, or `delta` is not between 0 and one
+        half.
     """
     terminal = jnp.array(horizon)
 
@@ -67,12 +104,16 @@ def input_adjoint_depth_studies(
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 
     flows = reference_flows(control, horizon) if references is None else references
-    require(all(flow.horizon == horizon for flow in flows), "references",
-            got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
-            expected=f"two depth flows to {horizon:g}",
-            cure="Pass the horizon of the study.")  # fmt: skip
+    require(
+        all(flow.horizon == horizon for flow in flows),
+        "references",
+        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
+        expected=f"two depth flows to {horizon:g}",
+        cure="Pass the horizon of the study.",
+    )
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
-    own, studies = _distances(check, expected, grid), {}
+    own = _distances(check, expected, grid)
+    studies = {}
     for label, scheme in schemes.items():
         ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
         distances = [_distances(quantities(*end), expected, grid) for end in ends]

@@ -46,7 +46,20 @@ def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
 
 
 def averaging_attention() -> CausalAttention:
-    """Causal averaging of one feature: no norm, no scores."""
+    """Return causal averaging of one feature: no norm, no scores.
+
+    Returns
+    -------
+    CausalAttention
+        One head of width 1 whose query and key are zero and whose value and output are one, so that
+        a row of its output is the mean of the rows up to its own.
+
+    Examples
+    --------
+    >>> x = jnp.array([[1.0], [3.0], [5.0]])
+    >>> averaging_attention()(x, x, lim.token_grid(3)).tolist()
+    [[1.0], [2.0], [3.0]]
+    """
     matrix = jnp.ones((1, 1, 1))
     return CausalAttention(eqx.nn.Identity(), 0 * matrix, 0 * matrix, matrix, matrix)
 

@@ -133,7 +133,8 @@ def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    schemes, example = {"Euler": Scheme(euler), "split": Scheme(split)}, smooth_states(_GRID.nodes)
+    schemes = {"Euler": Scheme(euler), "split": Scheme(split)}
+    example = smooth_states(_GRID.nodes)
     studies = input_adjoint_depth_studies(
         _control(seed), TERMINAL_LOSS, (example, _GRID), _GRID, depths, schemes=schemes
     )

@@ -23,11 +23,39 @@ def fourth_moment_studies(
     r"""Measure how the moments of `fourth_moments` grow with the context.
 
     `rem:l4-sensitivity-practice`: where they grow, the squared penalty is meaningful at each finite
-    length only. The studies' errors are the moments themselves, :math:`\mathbb E\int\|P_0\|^4` as
-    ``"adjoint"`` and that of the response to the parameters as ``"sensitivity"``: order zero means
-    a limit in :math:`L^4`, order -k a growth like :math:`L^k`. The reference's error is the largest
-    standard error: if a study is not `resolved`, a few examples dominate its moments. `make_loss`
-    and `make_batch` give from a grid ``loss(params, x, y)`` and its examples, two at least.
+    length only. The studies' errors are the moments themselves: order zero means a limit in
+    :math:`L^4`, order -k a growth like :math:`L^k`. The reference's error is the largest standard
+    error: if a study is not `resolved`, a few examples dominate its moments.
+
+    Parameters
+    ----------
+    make_loss
+        From a grid to the loss ``loss(params, x, y)`` of one example: its input, (length, width),
+        and its label.
+    params
+        The parameters :math:`\vartheta`, a pytree.
+    make_batch
+        From a grid to a batch: inputs, (examples, length, width), and labels with as many rows, or
+        None. Two examples at least.
+    direction
+        The direction :math:`\eta` in which the adjoints are differentiated, of the structure of the
+        parameters' floating-point arrays. It is scaled to length one.
+    sizes
+        The refinements: numbers of positions, for which `make_grid` makes the grids. A fitted order
+        takes four or more.
+    make_grid
+        From a size to its grid; by default `token_grid`.
+
+    Returns
+    -------
+    dict[str, Study]
+        ``"adjoint"``, of :math:`\mathbb E\int\|P_0\|^4`, and ``"sensitivity"``, that of the
+        response of :math:`P_0` to the parameters.
+
+    Raises
+    ------
+    ValueError
+        If the loss, the batch or the direction does not fit the parameters or the grid.
 
     Examples
     --------

@@ -19,6 +19,7 @@ from lim_jax._checks import (
     as_int,
     as_path,
     described,
+    is_real,
     require,
     require_callable,
     require_kind,
@@ -26,7 +27,7 @@ from lim_jax._checks import (
 from lim_jax._jit import filter_jit
 from lim_jax._writing import write_file
 from lim_jax.grid.measure import Grid, require_grid
-from lim_jax.limits.attention import SMOOTH, PositionField
+from lim_jax.limits.attention import SMOOTH, PositionField, require_references
 from lim_jax.limits.references import polynomial_twins, reliability_warning
 from lim_jax.limits.refinement import largest, refine
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
@@ -45,10 +46,21 @@ LEAST = 4  # a slope through fewer points says nothing
 class Quantity(NamedTuple):
     """A quantity of a network's result that a study measures, and its expected order.
 
-    ``value(result, grid)`` is an array, of one shape on every grid, or with a row for each
-    position, which is compared at those of each refinement. `order` and `bound` are the expected
-    order of its error and a bound on it, a function of the refinement, and `source` says where they
-    are from. ``norm(gap, grid)`` is the size of an error: `largest`, `mean_square`, or any.
+    Parameters
+    ----------
+    value
+        A function ``value(result, grid)`` of the network's result on a grid to an array: of one
+        shape on every grid, or with a row for each position, which is compared at those of each
+        refinement.
+    order
+        The power of 1/n with which its error is expected to fall; None if none is expected.
+    bound
+        A bound on its error, a function of the refinement; None if there is none.
+    norm
+        The size of an error, a function ``norm(gap, grid)`` of the difference as a NumPy array: by
+        default `largest`, the largest absolute entry; or `mean_square`, or any.
+    source
+        Where order and bound are from: a few words for the table.
     """
 
     value: Measure
@@ -80,7 +92,8 @@ class Rates(tuple[Row, ...]):
             + ["expected_order", "order", "order_half_width", "reliability_warning"]
         )
         for row in self:
-            study, order = row.study, row.study.order
+            study = row.study
+            order = row.study.order
             bounds = study.bounds or [None] * len(study.errors)
             fitted = [study.reference_error, row.expected, order.value, order.half_width]
             for refined in zip(study.refinements, study.errors, bounds, strict=True):
@@ -105,30 +118,48 @@ def convergence_study(
 
     Several grids refine positions: errors are against the same network on the reference grids.
     `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
-    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. Print the
-    result for a table; see `Rates.to_csv` for numbers and `plots.convergence_rates` for a figure.
-    A warning says if references on panels are unreliable, as where a quantity picks rows or
-    something has a kink.
+    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. A warning
+    says if references on panels are unreliable, as where a quantity picks rows or something has a
+    kink.
 
     Parameters
     ----------
     network
         A field ``field(x, context, grid)``, which is applied once; a `ResidualFlow` or a
         `ContinuousFlow`; or any function ``network(x, grid)``, such as one that gives an adjoint.
-        One without a limit, as with a window or with `Rotary` without `tokens`, raises ValueError.
     states
-        The input as a field X(p), so that every grid samples the same one.
-    grids, depths
-        Four grids or more, of increasing size, or one fixed grid, if depth is refined; and as many
-        numbers of layers, which a control becomes by the `scheme`, Euler's by default.
+        The input as a field X(p), so that every grid samples the same one: from positions,
+        (points,), to a row for each, (points, width).
+    grids
+        Four grids or more, of increasing size, or one fixed grid, if depth is refined.
     quantities
         By name, a `Quantity` or a function ``value(result, grid)``, of floats whose error is
         positive and finite. Names that agree up to a comma share a panel in figures.
+    depths
+        Four numbers of layers or more, rising, as many as there are grids if these are several. By
+        default depth is not refined.
+    scheme
+        How a `ContinuousFlow`'s control becomes layers, if depth is refined; by default Euler's
+        steps of the control at :math:`t_k`.
     references
         By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
         singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its
         error. Three grids of sizes n, 2n and 4n are extrapolated at the expected order. If `grids`
-        is one grid, pass two flows.
+        is one grid, pass two flows; by default the same flow solved by two methods.
+
+    Returns
+    -------
+    Rates
+        A sequence with a row for each quantity. Print it for a table; see `Rates.to_csv` for
+        numbers and `plots.convergence_rates` for a figure.
+
+    Raises
+    ------
+    ValueError
+        If an argument is of another kind; there are fewer than four refinements, or they do not
+        rise; the network has no limit, as with a window or with `Rotary` without `tokens`; depths
+        or a fixed grid come with a network that is not a `ContinuousFlow`; or a quantity changes
+        its shape, is exact or not finite, or has no order by which to extrapolate.
 
     Examples
     --------
@@ -159,7 +190,8 @@ def convergence_study(
     fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
-    check, limit = _Limit(parts[:-1], fields), _Limit(parts[1:], fields)
+    check = _Limit(parts[:-1], fields)
+    limit = _Limit(parts[1:], fields)
     finest = list(runs.values())[-1].grid
     panels = [run.grid for run in known[-2:]]
     smooth = references is None and not isinstance(grids, Grid)
@@ -171,16 +203,27 @@ def convergence_study(
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
 
         errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
+        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound else {}
+        below = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
+        require(
+            not below,
+            f"quantities[{name!r}].bound",
+            got=", ".join(below),
+            expected="nothing below zero, as errors are positive",
+            cure="It is a function of the refinement, such as lambda n: 0.51 / n.",
+        )
         bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
         cure = "What is exact, or not finite, has no order of convergence: leave it out."
-        what, expected = f"quantities[{name!r}]", "positive finite errors"
+        what = f"quantities[{name!r}]"
+        expected = "positive finite errors"
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
         own = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
         study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
         of_cubic = _change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
-        of_limit, dtype = own / size if smooth else 0.0, observed[-1][name].dtype
+        of_limit = own / size if smooth else 0.0
+        dtype = observed[-1][name].dtype
         warning = reliability_warning(of_cubic / size, of_limit, dtype)
         return Row(name, study, order, reliability_warning=warning)
 
@@ -195,7 +238,8 @@ def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
     """The largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
-    first, second = _interpolated(twins[0], *grids) if field else twins[0], twins[1]
+    first = _interpolated(twins[0], *grids) if field else twins[0]
+    second = twins[1]
     with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
         return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
@@ -265,7 +309,8 @@ def _as_network(network: Any) -> Network:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(network).parameters.values()
     arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
-    got, expected = f"a function of ({', '.join(arguments)})", f"a flow, or a function {signature}"
+    got = f"a function of ({', '.join(arguments)})"
+    expected = f"a flow, or a function {signature}"
     cure = "A control is refined through ContinuousFlow(control)."
     require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
     return network if len(arguments) == 2 else _Applied(network)
@@ -289,8 +334,10 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     layers = _by_depth(network, depths, scheme or Scheme())
     if isinstance(grids, Grid):
         return {depth: _Run(flow, grids) for depth, flow in layers.items()}
-    by_size, cure = _by_size(grids, network), "Grid k goes with depth k."
-    got, expected = f"{len(layers)} depths and {len(by_size)} grids", "as many of both, or one grid"
+    by_size = _by_size(grids, network)
+    cure = "Grid k goes with depth k."
+    got = f"{len(layers)} depths and {len(by_size)} grids"
+    expected = "as many of both, or one grid"
     require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}
@@ -351,12 +398,15 @@ def _reference_runs(
         expected = "two depth flows where positions are not refined"
         cure = "The last gives the limit, the first its error, on the same grid."
         two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
+        two = two and flows[0] is not flows[1]
         require(two, "references", got=got, expected=expected, cure=cure)
         return [_Run(flow, grids) for flow in flows]
     known = _grids(SMOOTH if references is None else references, "references")
-    sizes, two = [grid.size for grid in known], len(known) == 2
+    sizes = [grid.size for grid in known]
+    two = len(known) == 2
     fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
-    got, expected = f"grids of {sizes} positions", "two grids, or three of sizes n, 2n and 4n"
+    got = f"grids of {sizes} positions"
+    expected = "two grids, or three of sizes n, 2n and 4n"
     cure = "The last of two gives the limit, the first its error; three are extrapolated."
     require(fits, "references", got=got, expected=expected, cure=cure)
     unknown = [name for name, quantity in quantities.items() if quantity.order is None]
@@ -364,13 +414,24 @@ def _reference_runs(
     expected = "the order of each, by which its limit is extrapolated"
     cure = "Pass Quantity(value, order=1), or two references."
     require(two or not unknown, "quantities", got=got, expected=expected, cure=cure)
+    for name, quantity in quantities.items():
+        require(
+            two or (quantity.order is not None and quantity.order > 0),
+            f"quantities[{name!r}].order",
+            got=f"{quantity.order}",
+            expected="a positive one, by which its limit is extrapolated",
+            cure="What does not converge has no limit: pass two references.",
+        )
+    if two:
+        require_references(known)
     return [_Run(other if two and not k else solved, grid) for k, grid in enumerate(known)]
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     mapping = isinstance(quantities, Mapping)
     cure = 'Pass for example {"state": lambda x, grid: x}.'
-    got, expected = "none" if mapping else described(quantities), "quantities by name, at least one"
+    got = "none" if mapping else described(quantities)
+    expected = "quantities by name, at least one"
     require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
     measured = {
         name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
@@ -378,6 +439,13 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     }
     for name, quantity in measured.items():
         require_callable(quantity.value, f"quantities[{name!r}]", "value(result, grid)")
+        require(
+            quantity.order is None or (is_real(quantity.order) and abs(quantity.order) < math.inf),
+            f"quantities[{name!r}].order",
+            got=described(quantity.order),
+            expected="a finite number, or None",
+            cure="It is the power of 1/n with which errors fall: 1, or 2.",
+        )
     return measured
 
 
@@ -393,7 +461,8 @@ def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> froze
         got = ", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items())
         expected = "floats of one shape on every grid, or a field with a row for each position"
         cure = "Average over positions, or read a field off at some: grid.interpolate."
-        fits, what = floats and (field or len(known) == 1), f"quantities[{name!r}]"
+        fits = floats and (field or len(known) == 1)
+        what = f"quantities[{name!r}]"
         require(fits, what, got=got, expected=expected, cure=cure)
         return len(known) > 1
 

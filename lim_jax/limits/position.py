@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._checks import as_int, error_if, require, require_positive
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
 from lim_jax.grid.carrying import cell_embedding
@@ -18,7 +19,13 @@ from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import SMOOTH, MakeGrid, PositionField, References
+from lim_jax.limits.attention import (
+    SMOOTH,
+    MakeGrid,
+    PositionField,
+    References,
+    require_references,
+)
 from lim_jax.limits.premises import require_lipschitz
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.loss.losses import cross_entropy
@@ -41,16 +48,45 @@ def loss_study(
     references: References = SMOOTH,
     lipschitz: bool = False,
 ) -> Study:
-    r"""The token-averaged against the continuum cross-entropy (`thm:loss-adjoint-continuum-error`).
+    r"""Compare the token-averaged with the continuum cross-entropy.
 
-    On tokens, for a `lipschitz` loss density g, the study has the theorem's order and its bound
-    :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`), measured with the largest slope of
-    g at 2,001 points. With a `query_density` :math:`\chi` the loss is `eq:continuum-ar-loss`, for
-    which the paper states no order; the bound is the slope of :math:`\chi g` over L, by its proof.
+    `thm:loss-adjoint-continuum-error`: on tokens, for a `lipschitz` loss density g, the study has
+    the theorem's order and its bound :math:`L_g/L` (`eq:cross-entropy-discrete-continuum-error`),
+    measured with the largest slope of g at 2,001 points.
 
-    Logits and labels are fields of position; the others are those of `attention_studies`.
-    `lipschitz` states that they, and with them g or :math:`\chi g`, are Lipschitz: without this
-    premise nothing is claimed, and where 25,600 points do not resolve it, it raises ValueError.
+    Parameters
+    ----------
+    logits
+        The logits as a field of position: from positions, (points,), to a row for each, (points,
+        outputs).
+    labels
+        The labels as a field of position, of the logits' shape: the probabilities of the outputs.
+    sizes
+        The refinements L: numbers of positions, for which `make_grid` makes the grids. A fitted
+        order takes four or more.
+    make_grid
+        From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
+    query_density
+        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        With it the loss is `eq:continuum-ar-loss`, for which the paper states no order; the bound
+        is the slope of :math:`\chi g` over L, by its proof.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that logits and labels, and with them g or :math:`\chi g`, are Lipschitz.
+        By default nothing is stated, and nothing claimed.
+
+    Returns
+    -------
+    Study
+        The absolute error of the loss at each size.
+
+    Raises
+    ------
+    ValueError
+        If the query density is negative at one of 2,001 points, the two references have the same
+        nodes, or a density that is stated to be Lipschitz is not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -69,6 +105,8 @@ def loss_study(
         losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
         return (losses if chi is None else chi(p) * losses)[:, None]
 
+    require_references(references)
+    _require_query_density(chi)
     if lipschitz:
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
@@ -84,6 +122,22 @@ def loss_study(
         abs(own - expected),
         (lambda size: slope / size) if premises else None,
         sampled=True,
+    )
+
+
+def _require_query_density(chi: QueryDensity | None) -> None:
+    """Raise ValueError if a density is seen to be negative somewhere."""
+    if chi is None:
+        return
+    points = np.linspace(0.0, 1.0, 2001)
+    values = np.asarray(filter_jit(chi)(jnp.asarray(points)))
+    at = int(np.argmax(~(values >= 0)))
+    require(
+        bool((values >= 0).all()),
+        "query_density",
+        got=f"{values[at]:.3g} at {points[at]:.3g}",
+        expected="a density, nothing below zero",
+        cure="It says which part of the loss each position asks for.",
     )
 
 
@@ -104,7 +158,7 @@ def terminal_adjoint_study(
     references: References = SMOOTH,
     lipschitz: bool = False,
 ) -> Study:
-    r"""The embedded terminal adjoint of tokens against the continuum's, in :math:`L^2`.
+    r"""Compare the embedded terminal adjoint of tokens with the continuum's, in :math:`L^2`.
 
     `eq:terminal-adjoint-discrete-continuum-error` of `thm:loss-adjoint-continuum-error`, between
     fields that are constant on cells (`eq:linear-readout-cellwise-consistency`;
@@ -112,21 +166,59 @@ def terminal_adjoint_study(
     (`eq:readout-adjoint-consistency`). A window of w tokens, ``BandReadout(weight, w / (2 *
     size))``, tends to the tokenwise readout: at order ½ if rows or columns lose mass at its ends.
 
-    `readout` gives that of so many tokens, `limit` is the tokenwise one of the continuum. Order and
-    bound are claimed if :math:`P_T` is `lipschitz`, by logits, labels and the readout's derivative,
-    and the readout is `limit` itself at every size, a `LinearReadout` or a `TokenwiseReadout`. The
-    bound :math:`\mathrm{Lip}(P_T)/L`, which `eq:linear-readout-first-order-bound` implies for
-    linear readouts, is measured with the steepest secant between 2,001 points. With a
-    `query_density` the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
-    order; the bound holds. The others are those of `loss_study`, with states in place of logits.
+    Order and bound are claimed if :math:`P_T` is `lipschitz`, and the readout is `limit` itself at
+    every size, a `LinearReadout` or a `TokenwiseReadout`. The bound :math:`\mathrm{Lip}(P_T)/L`,
+    which `eq:linear-readout-first-order-bound` implies for linear readouts, is measured with the
+    steepest secant between 2,001 points.
+
+    Parameters
+    ----------
+    readout
+        From a number of tokens to the readout of so many: a function ``(x, grid)`` from states,
+        (length, width), to logits, (length, outputs).
+    limit
+        The tokenwise readout of the continuum.
+    states
+        The terminal states as a field X(p): from positions, (points,), to a row for each, (points,
+        width).
+    labels
+        The labels as a field of position, (points, outputs): the probabilities of the outputs.
+    sizes
+        The refinements: numbers L of tokens. A fitted order takes four or more.
+    query_density
+        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        With it the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
+        order; the bound holds.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that :math:`P_T` is Lipschitz, by logits, labels and the readout's
+        derivative. By default nothing is stated, and nothing claimed.
+
+    Returns
+    -------
+    Study
+        The error of the adjoint density at each size, in :math:`L^2`.
+
+    Raises
+    ------
+    ValueError
+        If the query density is negative at one of 2,001 points, the two references have the same
+        nodes, or an adjoint that is stated to be Lipschitz is not resolved as such at 25,600
+        points.
     """
-    chi, (check, reference) = query_density, references
+    require_references(references)
+    _require_query_density(query_density)
+    chi = query_density
+    check, reference = references
     fine = np.linspace(0.0, 1.0, 2001)
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
         p = grid.nodes if p is None else p
-        example, weights = (states(p), labels(p)), chi and chi(p)
+        example = (states(p), labels(p))
+        weights = chi and chi(p)
         return terminal_adjoint(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
@@ -168,11 +260,41 @@ def readout_consistency_study(
 
     :math:`\|\mathcal E_L(DH_L(X_L)^*\Delta_L) - DH(X)^*\Delta\|`, which by
     `eq:readout-adjoint-consistency` is at most :math:`C_R/L` for every Lipschitz :math:`\Delta`: a
-    smaller order at one of them refutes it. For `residuals` :math:`\Delta`, a field of position
-    with the logits' width, that are `lipschitz`, and a `LinearReadout` that is `limit` itself at
-    every size, the study has the order of `rem:linear-readout-consistency` and the bound
-    :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L` (`eq:linear-readout-first-order-bound`), with the
-    steepest secant between 2,001 points. The others are those of `terminal_adjoint_study`.
+    smaller order at one of them refutes it. For `residuals` that are `lipschitz`, and a
+    `LinearReadout` that is `limit` itself at every size, the study has the order of
+    `rem:linear-readout-consistency` and the bound :math:`\|W_{out}\|\,\mathrm{Lip}(\Delta)/L`
+    (`eq:linear-readout-first-order-bound`), with the steepest secant between 2,001 points.
+
+    Parameters
+    ----------
+    readout
+        From a number of tokens to the readout of so many: a function ``(x, grid)`` from states,
+        (length, width), to logits, (length, outputs).
+    limit
+        The readout of the continuum, which is applied on the panels of the references.
+    states
+        The states as a field X(p): from positions, (points,), to a row for each, (points, width).
+    residuals
+        :math:`\Delta`, a field of position with the logits' width, a density with respect to dp.
+    sizes
+        The refinements: numbers L of tokens. A fitted order takes four or more.
+    references
+        Two grids for the continuum: the second gives the limit, the first tells its error. By
+        default 64 and 96 Gauss nodes on one panel, for smooth fields.
+    lipschitz
+        Whether you state that the residuals are Lipschitz. By default nothing is stated, and
+        nothing claimed.
+
+    Returns
+    -------
+    Study
+        The error at each size, in :math:`L^2`.
+
+    Raises
+    ------
+    ValueError
+        If the two references have the same nodes, or residuals that are stated to be Lipschitz are
+        not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -184,6 +306,7 @@ def readout_consistency_study(
     >>> abs(study.order.value - 1) < 0.01, study.verdict
     (True, 'measured')
     """
+    require_references(references)
     if lipschitz:
         require_lipschitz(residuals, "residuals")
     check, reference = references
@@ -205,7 +328,8 @@ def readout_consistency_study(
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
-    source, claimed = "eq:readout-adjoint-consistency", 1.0 if premises else None
+    source = "eq:readout-adjoint-consistency"
+    claimed = 1.0 if premises else None
     bound = (lambda size: float(norm) * steepest / size) if premises else None
     return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
 
@@ -229,7 +353,12 @@ def singularity_study(
     *,
     halvings: Sequence[int] = (50, 75, 100, 150, 198),
 ) -> Study:
-    r"""Measure how the continuum's input adjoint grows at 0: like :math:`\log(1/q)^M`."""
+    r"""Measure how the continuum's input adjoint grows at 0: like :math:`\log(1/q)^M`.
+
+    At :math:`q = \tfrac34 2^{-h}` for every h of `halvings`, of which there are 198 at most, as the
+    panels of the reference are halved no further.
+    """
+    halvings = [as_int(halving, "halvings", least=1, most=198) for halving in halvings]
     positions = 0.75 * 0.5 ** np.array(halvings, float)
 
     @filter_jit
@@ -255,6 +384,7 @@ def input_adjoint_studies(
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
+    require_references(references)
     check, reference = references
     grids = [*map(make_grid, sizes), check]
 
@@ -308,7 +438,14 @@ def influence_of_field(
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
-    """Compare the flow of causal averaging with its closed form, from Bessel's I_1."""
+    """Compare the flow of causal averaging with its closed form, from Bessel's I_1.
+
+    Of so many `terms` of the exponential series at a positive `strength`; too few of them raise
+    EquinoxRuntimeError.
+    """
+    cure = "It is the horizon of the flow: try 1.0."
+    require_positive(strength, "strength", expected="a positive finite number", cure=cure)
+    terms = as_int(terms, "terms", least=2)
 
     @filter_jit
     def error(grid: Grid) -> Array:
@@ -317,12 +454,19 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
             return strength / k * adjoint, row
 
         last = jnp.zeros(grid.size).at[-1].set(1.0) / grid.weights
-        _, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
+        left, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
         q = grid.centres()
         inside = (q > 0.05) & (q < 0.98)
         root = jnp.sqrt(strength * jnp.log(1 / jnp.where(inside, q, 0.5)))
         kernel = strength * jax.scipy.special.i1(2 * root) / root
-        return jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
+        gap = jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
+        next_share = jnp.where(inside, left / kernel, 0).max()
+        return error_if(
+            gap,
+            next_share > jnp.sqrt(jnp.finfo(gap.dtype).eps),
+            "terms: got too few of them, expected as many as the series needs at this strength. "
+            "Take more: twice as many.",
+        )
 
     return refine("eq:continuous-depth", None, sizes, [error(token_grid(n)) for n in sizes], 0.0)
 

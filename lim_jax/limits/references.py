@@ -55,7 +55,8 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
     rows = jnp.moveaxis(pair[1], axis, 0)[np.arange(1, 8, 2) * grids[1].size // 8]
 
     def cubic(grid: Grid) -> Array:
-        p, powers = grid._nodes()[:, None], np.arange(4)
+        p = grid._nodes()[:, None]
+        powers = np.arange(4)
         basis = np.array([1, 3, 3, 1]) * p**powers * (1 - p) ** (3 - powers)
         return jnp.moveaxis(jnp.tensordot(jnp.asarray(basis, rows.dtype), rows, 1), 0, axis)
 

@@ -29,8 +29,10 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     """Fit a convergence order by least squares on logarithms of four positive errors or more."""
     numbers = np.array([refinements, errors], float)
     # Every study's order comes through here, so this holds for them all.
-    got, fits = f"{list(errors)} at {list(refinements)}", ((numbers > 0) & (numbers < np.inf)).all()
-    expected = "at least four positive errors, one for each refinement"
+    got = f"{list(errors)} at {list(refinements)}"
+    fits = ((numbers > 0) & (numbers < np.inf)).all()
+    fits &= len(set(numbers[0])) == len(numbers[0])
+    expected = "at least four positive errors, each of another refinement"
     cure = "A slope through fewer points says nothing; an error of zero has no logarithm."
     require(numbers.shape[1] >= 4 and bool(fits), "errors", got=got, expected=expected, cure=cure)
     x, y = np.log(numbers) * [[1], [-1]]
@@ -96,8 +98,9 @@ def refine(
 ) -> Study:
     """Make a study, with the bound evaluated at each refinement if there is one."""
     bounds = None if bound is None else tuple(map(bound, refinements))
-    sizes, errors = tuple(map(float, refinements)), tuple(map(float, errors))
-    return Study(source, claimed, sizes, errors, bounds, reference_error, sampled)
+    sizes = tuple(map(float, refinements))
+    measured = tuple(map(float, errors))
+    return Study(source, claimed, sizes, measured, bounds, reference_error, sampled)
 
 
 def refine_against(
@@ -118,7 +121,8 @@ def richardson(
     """Cancel the leading error of a refinement: :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
-        fine, coarse = values(2 * refinement), values(refinement)
+        fine = values(2 * refinement)
+        coarse = values(refinement)
         return (2**order * fine - coarse) / (2**order - 1)
 
     return extrapolated
@@ -130,7 +134,24 @@ def largest(gap: Gap, grid: Grid) -> float:
 
 
 def mean_square(gap: Gap, grid: Grid) -> float:
-    r"""The grid's :math:`L^2` norm of a field's error: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
+    r"""Compute a field's error in the grid's :math:`L^2`: :math:`\sqrt{\sum_i\Delta p_i\|e_i\|^2}`.
+
+    Parameters
+    ----------
+    gap
+        The error at each position, a NumPy array whose first axis is position.
+    grid
+        The positions of its rows.
+
+    Returns
+    -------
+    float
+        The norm; `Quantity` takes this function as its `norm`.
+
+    Raises
+    ------
+    ValueError
+        If the error has not a row for each position.
 
     Examples
     --------

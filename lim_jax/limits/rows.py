@@ -34,7 +34,8 @@ class Row(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings."""
-        study, own = self.study, self._asdict()
+        study = self.study
+        own = self._asdict()
         del own["study"]
         derived = {"agrees": self.agrees, "order": study.order._asdict(), "holds": study.holds}
         return {**own, **derived, "verdict": study.verdict, **study._asdict()}
@@ -70,7 +71,8 @@ def rates_table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    study, order = row.study, row.study.order
+    study = row.study
+    order = row.study.order
     marks = {
         "DIFFERS": not row.agrees,
         "COARSE REFERENCE": not study.resolved,

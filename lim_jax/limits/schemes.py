@@ -23,9 +23,24 @@ Flows = tuple[ContinuousFlow, ContinuousFlow]
 class Scheme(NamedTuple):
     r"""How a control becomes layers, and how a layer is applied.
 
-    Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0 is the paper's, ½ keeps
-    the order of a step of order 2. `step` is `flow.euler`, `flow.split`, or another, and
-    `perturbation` gives from the depth what is added to the stacked layers.
+    Parameters
+    ----------
+    step
+        How a layer is applied: by default `euler`, or `split`, `heun`, `strang`, `rk4`, or another
+        function ``step(field, x, grid, increment)``.
+    offset
+        Layer k is the control at :math:`(k + \text{offset})\,\varepsilon`: 0, the default, is the
+        paper's, ½ keeps the order of a step of order 2.
+    perturbation
+        From the depth to what is added to the stacked layers, a pytree of their structure; by
+        default nothing is added.
+
+    Examples
+    --------
+    >>> field = lim.FeedForward.init(2, key=jax.random.key(0))
+    >>> flow = Scheme(offset=0.5).recursion(lambda time: field, depth=4, horizon=1.0)
+    >>> flow.depth, flow(jnp.ones((3, 2)), lim.token_grid(3)).shape
+    (4, (3, 2))
     """
 
     step: Step = euler

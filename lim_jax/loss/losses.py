@@ -23,7 +23,8 @@ from lim_jax.loss.readouts import Logits
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 Scalar = Float[Array, ""]
 # Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
-LOGITS, FEW_LOGITS = "logits", 2**22
+LOGITS = "logits"
+FEW_LOGITS = 2**22
 
 
 class Slices(NamedTuple):
@@ -42,14 +43,39 @@ def cross_entropy(
     grid: Grid,
     position_weights: Float[Array, " length"] | None = None,
 ) -> Scalar:
-    r"""Token-averaged cross-entropy :math:`-\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}`.
+    r"""Compute the cross-entropy of labels, averaged over positions by the grid's measure.
+
+    .. math:: -\sum_l \Delta p_l\,w_l\,Y_l^\top \log\mathrm{softmax}(z_l)
 
     With w = 1 (default) `eq:discrete-cross-entropy` on tokens and `eq:continuum-cross-entropy` on
     finer grids; with `position_weights`, such as a query density of `eq:continuum-ar-loss`,
-    `eq:discrete-weighted-cross-entropy`, in the continuum `eq:weighted-cross-entropy`. Weights of
-    unit mean, :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
+    `eq:discrete-weighted-cross-entropy`, in the continuum `eq:weighted-cross-entropy`. Works under
+    jit, vmap, grad and jvp; NaN and infinity pass on.
 
-    Labels are class numbers, or rows of probabilities or any soft weights.
+    Parameters
+    ----------
+    logits
+        :math:`z`, a row for each position, a column for each class. A class may be masked (-inf).
+    labels
+        :math:`Y`, class numbers, one whole number for each position; or a row of probabilities, or
+        of any soft weights, for each position.
+    grid
+        The positions.
+    position_weights
+        :math:`w`, a number for each position; 1 everywhere by default. Weights of unit mean,
+        :math:`\sum_l \Delta p_l w_l = 1`, keep the loss's scale.
+
+    Returns
+    -------
+    Array
+        The loss, a scalar in nats.
+
+    Raises
+    ------
+    ValueError
+        If `logits`, `labels` or `position_weights` has another shape or kind than stated.
+    EquinoxRuntimeError
+        If a class number is outside the vocabulary at a position whose weight is not zero.
 
     Examples
     --------
@@ -69,11 +95,35 @@ def cross_entropy(
 def autoregressive_cross_entropy(
     logits: Logits, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
-    r"""Next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
+    r"""Compute the next-token loss :math:`-\sum_i \alpha_i\,Y_{i+1}^\top\log\mathrm{softmax}(H_i)`.
 
-    `eq:autoregressive-terminal-loss`. Row i of `targets` holds the target :math:`Y_{i+1}` of query
-    i, anything where :math:`\alpha_i = 0`. The `query_weights` :math:`\alpha` are non-negative, of
-    sum one; see `teacher_forcing` and `last_token`.
+    `eq:autoregressive-terminal-loss`. Works under jit, vmap, grad and jvp; NaN and infinity in
+    logits and targets pass on.
+
+    Parameters
+    ----------
+    logits
+        :math:`H`, a row for each query, a column for each class. A class may be masked (-inf).
+    targets
+        Row i holds the target :math:`Y_{i+1}` of query i, a class number or a row of soft weights;
+        anything where :math:`\alpha_i = 0`.
+    query_weights
+        :math:`\alpha`, a number for each query, nowhere negative, of sum one; see `teacher_forcing`
+        and `last_token`.
+
+    Returns
+    -------
+    Array
+        The loss, a scalar in nats.
+
+    Raises
+    ------
+    ValueError
+        If the three have not a row for each query, or the targets are neither class numbers nor a
+        floating-point row of all classes.
+    EquinoxRuntimeError
+        If a query weight is negative or their sum is not one, or a class number is outside the
+        vocabulary where a query counts.
 
     Examples
     --------
@@ -90,7 +140,7 @@ def autoregressive_cross_entropy(
 def margin_loss(
     logits: Logits, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
-    r"""Log odds of the other classes over the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
+    r"""Compute the log odds of the other classes over the answer, :math:`-\sum_i \alpha_i\,\mu_i`.
 
     .. math:: \mu_i = z_{i,y_i} - \log\sum_{c\ne y_i} e^{z_{ic}}
 
@@ -98,8 +148,29 @@ def margin_loss(
     a query is :math:`\log(1 + e^{-\mu})`. The derivative in :math:`z_{i,y_i}` is :math:`-\alpha_i`
     however sure the network is, where that of the cross-entropy vanishes like :math:`1-p`.
 
-    Targets are class numbers. A class other than the answer may be masked (-inf); where all of them
-    are, the loss is :math:`-\infty`.
+    Parameters
+    ----------
+    logits
+        :math:`z`, a row for each query, a column for each class, at least two. A class other than
+        the answer may be masked (-inf); where all of them are, the loss is :math:`-\infty`.
+    targets
+        :math:`y`, the class number of each query's answer; any number where :math:`\alpha_i = 0`.
+    query_weights
+        :math:`\alpha`, a number for each query, nowhere negative, of sum one.
+
+    Returns
+    -------
+    Array
+        The loss, a scalar in nats; negative where the answers are likelier than not.
+
+    Raises
+    ------
+    ValueError
+        If the three have not a row for each query, the targets are no class numbers, or there is
+        one class only.
+    EquinoxRuntimeError
+        If a query weight is negative or their sum is not one, or a class number is outside the
+        vocabulary where a query counts.
 
     Examples
     --------
@@ -120,10 +191,29 @@ def margin_loss(
 
 
 def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> Scalar:
-    """`margin_loss` of the network's own answers, the class of the largest logit of each query.
+    r"""Compute the `margin_loss` of the network's own answers, each query's likeliest class.
 
     Its influence is that on what the network says, whether right or not. Which class it is, the
     first of equal ones, has no derivative.
+
+    Parameters
+    ----------
+    logits
+        A row for each query, a column for each class, at least two.
+    query_weights
+        :math:`\alpha`, a number for each query, nowhere negative, of sum one.
+
+    Returns
+    -------
+    Array
+        The log odds of the other classes over the network's answers, a scalar in nats.
+
+    Raises
+    ------
+    ValueError
+        If the two have not a row for each query, or there is one class only.
+    EquinoxRuntimeError
+        If a query weight is negative or their sum is not one.
 
     Examples
     --------
@@ -143,12 +233,39 @@ def contrast_loss(
     foil_logits: Float[Array, "others vocabulary"],
     foil: Int[Array, " others"],
 ) -> Scalar:
-    r"""Log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+    r"""Compute the log odds of a foil over an answer, each a sequence of tokens.
+
+    It is :math:`\log p(\text{foil}) - \log p(\text{answer})`,
 
     .. math:: \sum_j \log \mathrm{softmax}(z'_j)_{y'_j} - \sum_j \log \mathrm{softmax}(z_j)_{y_j},
 
-    each a sum over its own tokens. `logits` have a row for each token of the answer, from the place
-    before it; `foil_logits` the same of the foil, read after the same prompt.
+    a sum over the tokens of each.
+
+    Parameters
+    ----------
+    logits
+        :math:`z`, a row for each token of the answer, from the position before it; a column for
+        each class, at least two.
+    answer
+        :math:`y`, the class numbers of the answer's tokens.
+    foil_logits
+        :math:`z'`, a row for each token of the foil, from the position before it, where the network
+        reads the foil after the same prompt.
+    foil
+        :math:`y'`, the class numbers of the foil's tokens.
+
+    Returns
+    -------
+    Array
+        The log odds, a scalar in nats; negative where the answer is likelier.
+
+    Raises
+    ------
+    ValueError
+        If logits have not a row for each token, the tokens are no class numbers, or there is one
+        class only.
+    EquinoxRuntimeError
+        If a class number is outside the vocabulary.
 
     Examples
     --------
@@ -166,10 +283,31 @@ def contrast_loss(
 
 @filter_jit
 def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, " length"]:
-    r"""The loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
+    r"""Compute the loss of every position by itself; its mean over data is :math:`r_\vartheta(p)`.
 
     `eq:positionwise-risk-density`: the risk is its integral, a weighted risk that of w times it
     (`eq:weighted-risk-change-of-measure`).
+
+    Parameters
+    ----------
+    logits
+        A row for each position, a column for each class. A class may be masked (-inf).
+    labels
+        Class numbers, one whole number for each position; or a row of probabilities, or of any soft
+        weights, for each position.
+
+    Returns
+    -------
+    Array
+        The cross-entropy at each position in nats, without the grid's weights.
+
+    Raises
+    ------
+    ValueError
+        If the logits are no floating-point array of shape ``(length, vocabulary)``, or the labels
+        do not fit them.
+    EquinoxRuntimeError
+        If a class number is outside the vocabulary.
 
     Examples
     --------
@@ -182,11 +320,32 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
 
 @filter_jit
 def logit_residual(logits: Logits, labels: Labels) -> Logits:
-    r"""The cross-entropy's derivative in each token's logits, before weights.
+    r"""Compute the cross-entropy's derivative in each token's logits, before weights.
 
     :math:`(\mathbf 1\cdot Y)\,\mathrm{softmax}(z) - Y`, which is `eq:continuum-logit-variation`'s
-    :math:`\mathrm{softmax}(z) - Y` where the labels sum to one. Times :math:`\Delta p_i` or
-    :math:`\alpha_i` it is the Euclidean gradient (`eq:autoregressive-logit-residual`).
+    :math:`\mathrm{softmax}(z) - Y` where the labels sum to one.
+
+    Parameters
+    ----------
+    logits
+        :math:`z`, a row for each position, a column for each class.
+    labels
+        :math:`Y`, class numbers, one whole number for each position; or a row of probabilities, or
+        of any soft weights, for each position.
+
+    Returns
+    -------
+    Array
+        The derivative, of the logits' shape. Times :math:`\Delta p_i` or :math:`\alpha_i` it is the
+        Euclidean gradient of the loss (`eq:autoregressive-logit-residual`).
+
+    Raises
+    ------
+    ValueError
+        If the logits are no floating-point array of shape ``(length, vocabulary)``, or the labels
+        do not fit them.
+    EquinoxRuntimeError
+        If a class number is outside the vocabulary.
 
     Examples
     --------
@@ -202,11 +361,20 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
-    require(_class_numbers(targets), "targets", got=described(targets),
-            expected="class numbers, whole numbers of one for each position",
-            cure="A margin is one answer's: pass its number.")  # fmt: skip
-    require(classes > 1, "logits", got=f"{classes}", expected="at least two classes",
-            cure="A margin is one over the others.")  # fmt: skip
+    require(
+        _class_numbers(targets),
+        "targets",
+        got=described(targets),
+        expected="class numbers, whole numbers of one for each position",
+        cure="A margin is one answer's: pass its number.",
+    )
+    require(
+        classes > 1,
+        "logits",
+        got=f"{classes}",
+        expected="at least two classes",
+        cure="A margin is one over the others.",
+    )
 
 
 def sliced_cross_entropy(
@@ -246,7 +414,8 @@ def _answers_and_others(
     slices: Slices, targets: Labels, weights: Float[Array, " length"]
 ) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
     """The answers' logits, and the log-sum-exp of the others'; of soft labels that of all."""
-    size, classes = slices.size, slices.classes
+    size = slices.size
+    classes = slices.classes
     _require_labels_of((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     if numbered:
@@ -261,11 +430,13 @@ def _answers_and_others(
         new = numbers >= index * size
         if numbered:
             chosen = new & (numbers == targets[:, None])
-            picked, others = jnp.where(chosen, logits, 0), new & ~chosen
+            picked = jnp.where(chosen, logits, 0)
+            others = new & ~chosen
         else:
             labels = jax.lax.dynamic_slice_in_dim(targets, start, size, axis=1)
             # A masked class (logit -inf, label 0) counts for nothing.
-            picked, others = jnp.where(new & (labels != 0), labels * logits, 0), new
+            picked = jnp.where(new & (labels != 0), labels * logits, 0)
+            others = new
         largest = jnp.where(others, logits, -jnp.inf).max(axis=1)
         higher = jax.lax.stop_gradient(jnp.maximum(peak, largest))
         # Where nothing is summed, zero is not the exponential of a difference: it has no slope.
@@ -307,9 +478,13 @@ def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> S
 
 
 def _require_for_each(weights: Array, losses: Array) -> None:
-    require(weights.shape == losses.shape, "weights", got=f"shape {weights.shape}",
-            expected=f"{losses.shape}, one for each position",
-            cure="Logits and weights must be on the same positions.")  # fmt: skip
+    require(
+        weights.shape == losses.shape,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{losses.shape}, one for each position",
+        cure="Logits and weights must be on the same positions.",
+    )
 
 
 def _losses(

@@ -8,11 +8,28 @@ from lim_jax._checks import as_int
 
 
 def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " length"]:
-    r"""Query weights of teacher forcing.
+    r"""Return the query weights of teacher forcing.
 
-    With a `continuation` target :math:`Y_{L+1}` all L queries are scored, :math:`\alpha_i = 1/L`.
-    Without one the last query has no target: :math:`\alpha_L = 0` and the others
-    :math:`1/(L-1)`. Both conventions stand below `eq:autoregressive-terminal-loss`.
+    Both conventions stand below `eq:autoregressive-terminal-loss`.
+
+    Parameters
+    ----------
+    size
+        L, the number of positions: at least 1, without a continuation at least 2.
+    continuation
+        Whether there is a target :math:`Y_{L+1}` for the last query. If so, the default, all L
+        queries are scored, :math:`\alpha_i = 1/L`; if not, :math:`\alpha_L = 0` and the others are
+        :math:`1/(L-1)`.
+
+    Returns
+    -------
+    Array
+        :math:`\alpha`, a weight for each query, of sum one, in JAX's default float.
+
+    Raises
+    ------
+    ValueError
+        If `size` is no whole number that large, known before tracing.
 
     Examples
     --------
@@ -24,10 +41,25 @@ def teacher_forcing(size: int, *, continuation: bool = True) -> Float[Array, " l
 
 
 def last_token(size: int) -> Float[Array, " length"]:
-    r"""Query weights of last-token prompt evaluation: :math:`\alpha_L = 1`.
+    r"""Return the query weights of last-token prompt evaluation: :math:`\alpha_L = 1`.
 
-    As a density it is :math:`L` on the last cell: the influence density has no limit as the grid
-    is refined, so report L with it.
+    As a density it is :math:`L` on the last cell: the influence density has no limit as the grid is
+    refined, so report L with it.
+
+    Parameters
+    ----------
+    size
+        L, the number of positions, at least 1.
+
+    Returns
+    -------
+    Array
+        :math:`\alpha`, a weight for each query, zero but for the last, in JAX's default float.
+
+    Raises
+    ------
+    ValueError
+        If `size` is no whole number of at least 1, known before tracing.
 
     Examples
     --------

@@ -33,7 +33,15 @@ Edges = Literal["zero", "renormalised", "reflecting"]
 class LinearReadout(eqx.Module):
     r"""Tokenwise linear logits, :math:`H(X)(p) = X(p)\,W_{out}` (`eq:linear-readout-example`).
 
-    `bias` is added to every token's logits, where there is one.
+    Call it as ``readout(x, grid)``, on states of shape ``(length, width)``; its arrays are
+    parameters.
+
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`, of shape ``(width, vocabulary)``.
+    bias
+        What is added to every token's logits, of shape ``(vocabulary,)``; nothing by default.
 
     Examples
     --------
@@ -47,8 +55,24 @@ class LinearReadout(eqx.Module):
     @classmethod
     @filter_jit
     def init(cls, width: int, vocabulary: int, *, key: Key[Array, ""]) -> "LinearReadout":
-        """Gaussian weights of variance one over the width, no bias."""
-        width, vocabulary = as_int(width, "width"), as_int(vocabulary, "vocabulary")
+        """Draw Gaussian weights of variance one over the width, and no bias.
+
+        Parameters
+        ----------
+        width
+            The width of a state, at least 1.
+        vocabulary
+            The number of classes, at least 1.
+        key
+            A single random key, ``jax.random.key(seed)``.
+
+        Returns
+        -------
+        LinearReadout
+            The readout, in JAX's default float.
+        """
+        width = as_int(width, "width")
+        vocabulary = as_int(vocabulary, "vocabulary")
         require_key(key)
         return cls(gaussian(key, (width, vocabulary)) / math.sqrt(width))
 
@@ -64,8 +88,14 @@ class LinearReadout(eqx.Module):
 class TokenwiseReadout(eqx.Module):
     """Any map of one token to its logits, for example an `equinox.nn.MLP`.
 
-    From ``(width,)`` to ``(vocabulary,)``; its arrays are parameters where it is a pytree, and what
-    a bare function closes over is none: take that through `eqx.filter_jit`.
+    Call it as ``readout(x, grid)``, on states of shape ``(length, width)``.
+
+    Attributes
+    ----------
+    function
+        A function of one token, from ``(width,)`` to ``(vocabulary,)``. Where it is a pytree its
+        arrays are parameters; what a bare function closes over is none: take that through
+        `eqx.filter_jit`.
 
     Examples
     --------
@@ -85,12 +115,19 @@ class TokenwiseReadout(eqx.Module):
 class LocalReadout(eqx.Module):
     r"""Linear logits from a window of tokens, by another map at every position.
 
-    :math:`H(X)_i = \sum_{|j-i|\le r_H} C_{ij}\,X(j)` (`eq:local-readout-finite`), of any maps
-    :math:`C_{ij}`, at ``blocks[i, r_H + j - i]``, from ``(width,)`` to ``(vocabulary,)``. Of radius
-    0 it is the tokenwise :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over
-    tokens, without the grid's weights: it is of one context length. Of a loss whose derivative in
-    the logits is G the terminal covector is :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
-    (`eq:local-readout-adjoint`, as a density).
+    :math:`H(X)_i = \sum_{|j-i|\le r_H} C_{ij}\,X(j)` (`eq:local-readout-finite`). Of radius 0 it is
+    the tokenwise :math:`H(X)_i = C_i X(i)` of `eq:tokenwise-terminal-adjoint`. A sum over tokens,
+    without the grid's weights: it is of one context length. Of a loss whose derivative in the
+    logits is G the terminal covector is :math:`P_T(j) = \sum_i C_{ij}^* G_i/\Delta p_j`
+    (`eq:local-readout-adjoint`, as a density). Call it as ``readout(x, grid)``, on states of shape
+    ``(length, width)``.
+
+    Attributes
+    ----------
+    blocks
+        The maps :math:`C_{ij}`, from ``(width,)`` to ``(vocabulary,)``, at
+        ``blocks[i, r_H + j - i]``: of shape ``(length, window, vocabulary, width)``, with an odd
+        window :math:`2 r_H + 1`. Those that would read beyond an end read zeros.
 
     Examples
     --------
@@ -108,9 +145,13 @@ class LocalReadout(eqx.Module):
         axes = "length window vocabulary width"
         require_floats(self.blocks, "blocks", axes, length=length, width=width)
         window = self.blocks.shape[1]
-        require(window % 2 == 1, "blocks", got=f"a window of {window} tokens",
-                expected="an odd number, 2 r_H + 1",
-                cure="Add blocks of zeros on one side.")  # fmt: skip
+        require(
+            window % 2 == 1,
+            "blocks",
+            got=f"a window of {window} tokens",
+            expected="an odd number, 2 r_H + 1",
+            cure="Add blocks of zeros on one side.",
+        )
         padded = jnp.pad(x, ((window // 2, window // 2), (0, 0)))
         windows = jnp.stack([padded[k : k + length] for k in range(window)], axis=1)
         return jnp.einsum("ikvd,ikd->iv", self.blocks, windows)
@@ -125,16 +166,25 @@ class BandReadout(eqx.Module):
     r"""Logits from a window of positions around each token.
 
     :math:`H(X)(p) = \int r(p, q)\,X(q)\,W_{out}\,dq` with :math:`r(p,q) = \kappa((p-q)/b)/b`, by
-    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back. At the edges
+    quadrature on the grid (`eq:local-readout-finite`). It reads ahead as well as back, and forms
+    the ``(length, length)`` matrix. Call it as ``readout(x, grid)``, on states of shape
+    ``(length, width)``.
 
-    - ``"zero"`` drops the mass outside [0, 1]: rows and columns lose mass near the ends;
-    - ``"renormalised"`` divides each row by its sum, so the adjoint is wrong near the ends;
-    - ``"reflecting"`` folds the mass back about 0 and 1: rows and, on equal cells, columns sum to
-      one. This is the band to use.
-
-    The `bandwidth` b is half the width of the window in position units, from the grid's widest cell
-    to 1, and the `kernel` :math:`\kappa` supported in [-1, 1] with integral one. Forms the
-    ``(length, length)`` matrix.
+    Attributes
+    ----------
+    weight
+        :math:`W_{out}`, of shape ``(width, vocabulary)``.
+    bandwidth
+        :math:`b`, half the width of the window in position units, from the grid's widest cell to 1:
+        a window of w tokens of L has :math:`b = w/(2L)`.
+    edges
+        What becomes of the mass of a window outside [0, 1]. ``"zero"`` drops it: rows and columns
+        lose mass near the ends. ``"renormalised"`` divides each row by its sum, so the adjoint is
+        wrong near the ends. ``"reflecting"``, the default, folds the mass back about 0 and 1: rows
+        and, on equal cells, columns sum to one. This is the band to use.
+    kernel
+        :math:`\kappa`, a function of an array of distances, supported in [-1, 1] with integral one;
+        by default the hat :math:`\max(1 - |s|, 0)`.
 
     Examples
     --------
@@ -161,15 +211,33 @@ class BandReadout(eqx.Module):
         return self.matrix(grid) @ x @ self.weight
 
     def matrix(self, grid: Grid) -> Float[Array, "length length"]:
-        r"""The quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band."""
+        r"""Return the quadrature :math:`\Delta p_j\, r(p_i, p_j)` of the band.
+
+        Parameters
+        ----------
+        grid
+            The positions, of which none stands for more than the bandwidth.
+
+        Returns
+        -------
+        Array
+            The matrix of shape ``(length, length)`` that averages the window around each position.
+
+        Raises
+        ------
+        ValueError
+            If the bandwidth is less than the grid's widest cell, or more than 1.
+        """
         require_grid(grid)
         widest = grid.widest_cell
         fits = widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1
-        got, expected = f"{self.bandwidth}", f"from {widest:.3g} (the widest cell) to 1"
+        got = f"{self.bandwidth}"
+        expected = f"from {widest:.3g} (the widest cell) to 1"
         cure = "It is half the window in position units: a window of w tokens has b = w/(2L)."
         require(fits, "bandwidth", got=got, expected=expected, cure=cure)
         centre = grid.centres()
-        rows, columns = centre[:, None], centre[None, :]
+        rows = centre[:, None]
+        columns = centre[None, :]
         band = self._density(rows - columns)
         if self.edges == "reflecting":
             band = band + self._density(rows + columns) + self._density(2 - rows - columns)
@@ -181,7 +249,8 @@ class BandReadout(eqx.Module):
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
-    cure, sizes = "Readouts take one example, with a row for each position of the grid.", {}
+    cure = "Readouts take one example, with a row for each position of the grid."
+    sizes = {}
     for weight in weights:
         require_floats(weight, "weight", "width vocabulary")
         sizes = {"width": weight.shape[0]}

@@ -60,7 +60,8 @@ Profile = Float[Array, " length"]
 
 # Logits are made of so many words at a time, and of fewer where many positions are asked, so that
 # those of a large vocabulary are never all in memory.
-WORDS_AT_ONCE, LOGITS_AT_ONCE = 8192, 2**24
+WORDS_AT_ONCE = 8192
+LOGITS_AT_ONCE = 2**24
 HalfPrecision = Literal["as published", "float16", "bfloat16"]
 KEPT = get_args(HalfPrecision)
 EXAMPLE = "Make it of a window of ids by model.example."
@@ -70,12 +71,24 @@ ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length
 class Targets(NamedTuple):
     r"""The targets of a loss on one context, with their weights and positions.
 
-    `targets` has the answer to each query, an id or a row of weights of all words; `weights` are
-    :math:`\alpha`, one for each query, of sum one (`loss.teacher_forcing`, `loss.last_token`);
-    `places` are the queries' positions, from 0, whose logits alone are made, None for all.
-    `starts` says where the context of each position begins (`grid.segment_starts`), in packed rows
-    and after padding on the left; None for one context from the row's beginning. `log_weights` is
-    an additive attention mask, `parts` the number of each position's part (`Grid.weighted`).
+    Attributes
+    ----------
+    targets
+        The answer to each query: its id, of shape ``(queries,)``, or a row of weights of all words,
+        of shape ``(queries, vocabulary)``.
+    weights
+        :math:`\alpha`, one for each query, of sum one, as `loss.teacher_forcing` and
+        `loss.last_token` give them.
+    places
+        The positions of the queries, from 0, whose logits alone are made; None for a query at every
+        position.
+    starts
+        Where the context of each position begins (`grid.segment_starts`), in packed rows and after
+        padding on the left; None for one context from the row's beginning.
+    log_weights
+        An additive attention mask, in the scores' units; None for none.
+    parts
+        The number of each position's part, for a mask of parts (`Grid.weighted`); None for none.
     """
 
     targets: Labels
@@ -139,19 +152,42 @@ def _own_margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
 
 
 class CausalLM(eqx.Module):
-    r"""Embeddings of ids and positions, a network, a last norm and a head.
+    r"""A causal language model: embeddings of ids and positions, a network, a last norm and a head.
 
     Logits are :math:`\mathrm{norm}(X_M)\,W^\top`, with W the head, or the embedding if the two are
     tied. The states between are those of `flow`, so every diagnostic of a flow is one of the model.
 
-    `embedding` has a row for each word, an array or `weights.HalfRows` or `FetchedRows`;
-    `positions` one for each position, added to the word's, None for networks with other positions.
-    `flow` is the network, `norm` the last norm, of one token. `head` has a row for each word, None
-    if it is the embedding; `head_bias` is added to the logits. Embedded words and logits are
-    multiplied by `embedding_scale` and `logit_scale`, and logits then capped at `logit_cap`.
-    `trained` is the length of the longest contexts of its training, if known: `embed` warns of
-    longer ones. `longest` is that of the longest contexts that are computed as the network's
-    publisher does, and why not beyond; None if all are.
+    Attributes
+    ----------
+    embedding
+        A row for each word, of shape ``(vocabulary, width)``: an array, or `weights.HalfRows` or
+        `weights.FetchedRows`.
+    positions
+        A learned row for each position, added to the word's; None for networks with other
+        positions.
+    flow
+        The network, a `network.ResidualFlow`.
+    norm
+        The last norm, a map of one token.
+    head
+        A row for each word, as `embedding` has them; None if the head is the embedding.
+    head_bias
+        Added to the logits, one number for each word; None for none.
+    embedding_scale, logit_scale
+        What embedded words, and logits with their bias, are multiplied by.
+    logit_cap
+        The cap c of the scaled logits z, which become :math:`c\tanh(z/c)`; None for none.
+    trained
+        The length of the longest contexts in training, if known: `embed` warns of longer ones.
+    longest
+        The length of the longest contexts that are computed as the network's publisher does, and
+        why not beyond; None if all are.
+
+    Raises
+    ------
+    ValueError
+        Where a scale or the cap is not positive and finite, or `trained` is no positive whole
+        number.
     """
 
     embedding: Rows
@@ -167,7 +203,8 @@ class CausalLM(eqx.Module):
     longest: tuple[int, str] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        expected, cure = "a positive finite number", "Take a checkpoint's own number."
+        expected = "a positive finite number"
+        cure = "Take a checkpoint's own number."
         for name in ("embedding_scale", "logit_scale"):
             require_positive(getattr(self, name), name, expected=expected, cure=cure)
         require_optional(self.logit_cap, "logit_cap", cure)
@@ -187,22 +224,40 @@ class CausalLM(eqx.Module):
         return self.positions.shape[0], "the places that the network knows"
 
     def embed(self, ids: Int[Array, " length"], y: Targets | None = None) -> State:
-        r"""The input states :math:`X_0` of one row of ids, whose influence is measured.
+        """Return the input states :math:`X_0` of one row of ids, whose influence is measured.
 
-        Learned positions are counted from where each context begins, which ``y.starts`` says. A
-        row of one context that is longer than `trained` gives a `UserWarning`.
+        Learned positions are counted from where each context begins, which ``y.starts`` says. A row
+        of one context that is longer than `trained` gives a `UserWarning`.
 
-        Raises ValueError if ids are no whole numbers along one axis, or more than the `limit`;
-        EquinoxRuntimeError if an id is outside the vocabulary, or a packed context longer than the
-        `limit`.
+        Parameters
+        ----------
+        ids
+            The ids of the row, without the one after it.
+        y
+            The row's `Targets`, of which ``starts`` alone is read; None for one context.
+
+        Returns
+        -------
+        State
+            A row for each id, of shape ``(length, width)``: the embedding's row times
+            `embedding_scale`, and the position's, if it is learned.
+
+        Raises
+        ------
+        ValueError
+            If ids are no whole numbers along one axis, or more than the `limit`.
+        EquinoxRuntimeError
+            If an id is outside the vocabulary, or a packed context longer than the `limit`.
         """
         require_indices(ids, "ids")
         ids = _checked_numbers(ids, "ids", self.vocabulary)
-        length, places = ids.shape[0], slice(ids.shape[0])
+        length = ids.shape[0]
+        places = slice(ids.shape[0])
         most, why = self.limit or (length, "")
         if y is None or y.starts is None:
             self._warn_beyond(length)
-            got, cure = f"{length} of them", "Cut the context."
+            got = f"{length} of them"
+            cure = "Cut the context."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
             places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
@@ -222,7 +277,7 @@ class CausalLM(eqx.Module):
             )
 
     def same_rope(self, length: int, other: int) -> bool:
-        """Whether rows of two lengths have the same rotary frequencies, which may depend on it."""
+        """Tell whether rows of two lengths have the same rotary frequencies."""
 
         def is_mask(node: Any) -> bool:
             return isinstance(node, AttentionMask | SwitchedMask)
@@ -231,7 +286,20 @@ class CausalLM(eqx.Module):
         return all(mask.same_rope(length, other) for mask in nodes if is_mask(mask))
 
     def readout(self, state: State, grid: Grid) -> Logits:
-        """The logits of the next word at every position, of the network's last states."""
+        """Return the logits of the next word at every position, of the network's last states.
+
+        Parameters
+        ----------
+        state
+            The last states :math:`X_M` of `flow`, of shape ``(length, width)``.
+        grid
+            Their grid; each state is read by itself.
+
+        Returns
+        -------
+        Logits
+            A row of logits for each position, of shape ``(length, vocabulary)``.
+        """
         # All logits are in memory in the end, so the size does not depend on the positions.
         slices = self._slices(state, min(WORDS_AT_ONCE, self.vocabulary))
         starts = range(0, self.vocabulary - slices.size, slices.size)
@@ -255,7 +323,28 @@ class CausalLM(eqx.Module):
         return Slices(of, size, self.vocabulary, normed.dtype)
 
     def logits(self, ids: Int[Array, " length"], y: Targets | None = None) -> Logits:
-        """The logits of the next word at every position of a row of ids, packed as ``y.starts``."""
+        """Return the logits of the next word at every position of a row of ids.
+
+        Parameters
+        ----------
+        ids
+            The ids of the row.
+        y
+            The row's `Targets`, of which ``starts``, for packed rows, and the mask are read; None
+            for one context.
+
+        Returns
+        -------
+        Logits
+            A row of logits for each position, of shape ``(length, vocabulary)``.
+
+        Raises
+        ------
+        ValueError
+            If ids are no whole numbers along one axis, or more than the `limit`.
+        EquinoxRuntimeError
+            If an id is outside the vocabulary, or a packed context longer than the `limit`.
+        """
         x = self.embed(ids, y)
         grid = _grid_of(x, y)
         return self.readout(self.flow(x, grid), grid)
@@ -263,9 +352,27 @@ class CausalLM(eqx.Module):
     def example(
         self, window: Int[Array, " tokens"], query_weights: Profile
     ) -> tuple[State, Targets]:
-        """One example ``(x, y)`` of a window of L + 1 ids: L of context, and the id after each.
+        r"""Return one example ``(x, y)`` of a window of L + 1 ids, whose last is a target only.
 
         Of many windows, ``jax.vmap(model.example, in_axes=(0, None))(windows, query_weights)``.
+
+        Parameters
+        ----------
+        window
+            The context's ids and the id after them; the last is a target only.
+        query_weights
+            :math:`\alpha`, one weight for each of the L positions, of sum one
+            (`loss.teacher_forcing`, `loss.last_token`).
+
+        Returns
+        -------
+        tuple of State and Targets
+            The embedded context, and the targets with their weights in the states' precision.
+
+        Raises
+        ------
+        ValueError
+            If the window is no array of whole numbers, or there is not a weight for each position.
         """
         require_indices(window, "window")
         length = len(window) - 1
@@ -283,36 +390,52 @@ class CausalLM(eqx.Module):
     """`margin_loss` of the network's own likeliest words (`loss.own_margin_loss`), not targets."""
 
     def terminal_loss(self, state: State, y: Targets) -> Scalar:
-        """`loss` of the network's last state, as the adjoint's ledgers take it.
+        """Compute `loss` of the network's last state, as the adjoint's ledgers take it.
 
         As in ``channels(model.flow, model.terminal_loss, (x, y), grid)``, of
         ``grid.starting(y.starts)`` if contexts are packed, and of ``grid.weighted(...)`` for a
         mask.
 
-        Raises ValueError if y is no `Targets`, or its parts do not fit one another or the state;
-        EquinoxRuntimeError if weights do not sum to one, or an id or a position is outside its
-        range.
+        Parameters
+        ----------
+        state
+            The last states :math:`X_M` of `flow`, of shape ``(length, width)``.
+        y
+            The targets of the context, their weights and positions.
+
+        Returns
+        -------
+        Scalar
+            The next-word cross-entropy, in nats, weighted over the queries.
+
+        Raises
+        ------
+        ValueError
+            If `y` is no `Targets`, or its parts do not fit one another or the state.
+        EquinoxRuntimeError
+            If weights do not sum to one, or an id or a position is outside its range.
         """
         return CausalLM.loss.terminal(self, state, y)
 
     def words_at_once(self, queries: int) -> int:
-        """Of how many words logits are made at once, for a number of queries."""
+        """Return of how many words logits are made at once, for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
     def last_state(self, x: State, y: Targets) -> State:
-        """The network's last states of one embedded context."""
+        """Return the network's last states of one context, packed or masked as `y` says."""
         require_kind(y, Targets, "y", EXAMPLE)
         return self.flow(x, _grid_of(x, y))
 
     def logits_of_queries(
         self, state: State, y: Targets
     ) -> Float[Array, "queries vocabulary"] | Slices:
-        """The logits at the positions that are asked: all at once, or some words at a time."""
+        """Return the logits at the queries' positions: all at once, or some words at a time."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
             state = state[_checked_numbers(y.places, "places", state.shape[0])]
-        queries, places = y.weights.shape[0], state.shape[0]
+        queries = y.weights.shape[0]
+        places = state.shape[0]
         got = f"{queries} queries of a context of {places} places"
         expected = "a query at every place, or the place of each"
         cure = "Name them: Targets(targets, weights, places)."
@@ -358,26 +481,39 @@ def load(
         A folder with ``config.json`` and safetensors files, or a GGUF file, of one of
         `families.FAMILIES`; or the name of a model in the Hugging Face cache.
     dtype
-        The precision in which the model computes, and of the weights that come back.
+        The precision in which the model computes, and of the weights that come back: "float32", the
+        default, or "float64".
     kept
         A half precision in which matrices are kept, each layer widened to float32 as it is needed,
         or multiplied as it is where `compute` is "bfloat16"; None for arrays of `dtype`.
         ``"as published"`` loses nothing: full and half precision stay, and what is quantised or
-        mixed is left in its files, as by `open`.
+        mixed is left in its files, as by `open`. Else "float16" or "bfloat16". It needs the `dtype`
+        "float32".
     mesh
         Devices to shard the weights over, by heads and hidden features, along the axis of the mesh
         that is named ``model``, of type Auto. None for the default device.
     compute
-        The precision of products, as in `network.ResidualFlow`: "bfloat16" rounds their operands.
+        The precision of products, of `network.ResidualFlow`: "bfloat16" rounds their operands; None
+        is for what `jax.default_matmul_precision` says.
     on_host
         Whether what is `kept` stays in the host's memory, and a layer goes to the device as it is
-        needed: for networks larger than the device. Derivatives in such weights raise.
+        needed: for networks larger than the device. Derivatives in such weights raise
+        NotImplementedError. It needs `kept`, and no `mesh`.
     download
         Whether to download the files of a public name that the cache lacks.
 
-    Raises ModuleNotFoundError without the extra ``models``: ``python -m pip install
-    "lim_jax[models]"``; ValueError if the folder or file is broken, the family or an option of it
-    is not known, or tensors are missing, surplus, of another shape, or not finite.
+    Returns
+    -------
+    CausalLM
+        The model, with its weights in memory.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``models``: ``python -m pip install "lim_jax[models]"``.
+    ValueError
+        If the folder or file is broken, the family or an option of it is not known, tensors are
+        missing, surplus, of another shape, or not finite, or arguments exclude one another.
     """
     source = open_files(path, download=download)
     return load_network(source, dtype, kept, mesh, compute=compute, on_host=on_host)
@@ -395,7 +531,32 @@ def open(
     weights raise `NotImplementedError`. Numbers are those of `load`. The files must stay as they
     are.
 
-    Raises as `load` does; a layer's numbers that are not finite are noticed when it is read.
+    Parameters
+    ----------
+    path
+        A folder with ``config.json`` and safetensors files, a GGUF file, or the name of a model in
+        the Hugging Face cache.
+    dtype
+        The precision in which the model computes: "float32", the default, or "float64".
+    compute
+        The precision of products: "bfloat16" rounds their operands; None is for what
+        `jax.default_matmul_precision` says.
+    download
+        Whether to download the files of a public name that the cache lacks.
+
+    Returns
+    -------
+    CausalLM
+        The model, with its layers, its embedding and its head in their files.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``models``.
+    ValueError
+        If the folder or file is broken, the family or an option of it is not known, or tensors are
+        missing, surplus or of another shape; a layer's numbers that are not finite are noticed when
+        it is read.
     """
     return open_network(open_files(path, download=download), dtype, compute)
 
@@ -421,7 +582,8 @@ def load_network(
 ) -> CausalLM:
     """Read a network of files that were looked through, as `load` does."""
     holds = kept is None or (kept in KEPT and dtype == "float32")
-    got, expected = f"{kept!r} with dtype {dtype!r}", f"None, or one of {KEPT} with dtype 'float32'"
+    got = f"{kept!r} with dtype {dtype!r}"
+    expected = f"None, or one of {KEPT} with dtype 'float32'"
     cure = "Half precision is widened to float32."
     require(holds, "kept", got=got, expected=expected, cure=cure)
     holds = not on_host or (kept is not None and mesh is None)

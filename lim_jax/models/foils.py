@@ -22,7 +22,19 @@ class Contrast(NamedTuple):
     """What follows a prompt, and what might have followed instead: ids, with a weight for each.
 
     Weights of one make the sum over tokens, which is the logarithm of the whole continuation's
-    probability. `length` is the prompt's; its row may be longer, by padding on the right.
+    probability.
+
+    Attributes
+    ----------
+    answer, foil
+        The ids of each continuation.
+    answer_weights, foil_weights
+        The weight of each of their tokens.
+    length
+        The prompt's length; its row may be longer, by padding on the right.
+    log_weights, parts
+        An additive attention mask over the prompt's row, and the number of each position's part, or
+        None, as `Targets` has them.
     """
 
     answer: Ids
@@ -30,13 +42,36 @@ class Contrast(NamedTuple):
     answer_weights: Float[Array | np.ndarray, " _"]
     foil_weights: Float[Array | np.ndarray, " _"]
     length: Int[Array | np.ndarray, ""]
-    log_weights: Float[Array, " _"] | None = None  # of the row, as in `Targets`
+    log_weights: Float[Array, " _"] | None = None
     parts: Int[Array, " _"] | None = None
 
 
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
-    """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens."""
-    same, cure = np.array_equal(answer, foil), "Pass what the model might have said instead."
+    """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens.
+
+    Parameters
+    ----------
+    prompt
+        The ids of the prompt.
+    answer
+        The ids of what follows it.
+    foil
+        The ids of what might have followed instead, not the answer's own.
+    dtype
+        The precision of the weights, that of the model.
+
+    Returns
+    -------
+    Contrast
+        Both continuations with weights of one.
+
+    Raises
+    ------
+    ValueError
+        If the foil is the answer.
+    """
+    same = np.array_equal(answer, foil)
+    cure = "Pass what the model might have said instead."
     require(not same, "foil", got="the answer's own ids", expected="others", cure=cure)
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
     parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
@@ -44,16 +79,35 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
 
 
 def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
-    r"""The log odds of a foil over an answer, :math:`\log p(\text{foil}) - \log p(\text{answer})`.
+    r"""Compute the log odds of a foil over an answer.
+
+    .. math:: \log p(\text{foil}) - \log p(\text{answer})
 
     Each is read after the same prompt, in a pass of its own (`loss.contrast_loss` has the formula).
-    It is a loss of prompts x by `CausalLM.embed`, of which nothing after their length is read, for
-    ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids` with a `Contrast`
-    y, of `foils.contrast`, for each context.
+    It is a loss for ``influence(contrast_loss, model, (x, y), grid)``, and for `energies_of_ids`
+    with a `Contrast` for each context.
 
-    Raises ValueError if y is no `Contrast`, or its parts do not fit one another;
-    EquinoxRuntimeError if an id is outside the vocabulary, or there are more positions than the
-    network knows.
+    Parameters
+    ----------
+    model
+        The language model.
+    x
+        The prompt's states by `CausalLM.embed`, of which nothing after the prompt's length is read.
+    y
+        What follows the prompt, and what might have followed instead, a `Contrast` of
+        `foils.contrast`.
+
+    Returns
+    -------
+    Scalar
+        The log odds, in nats: each side a sum over its tokens, by the weights of `y`.
+
+    Raises
+    ------
+    ValueError
+        If `y` is no `Contrast`, or its parts do not fit one another.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, or there are more positions than the network knows.
 
     Examples
     --------
@@ -74,9 +128,11 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
 def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
-    got, expected = f"shape {weights.shape}", f"{ids.shape}, one for each id"
+    got = f"shape {weights.shape}"
+    expected = f"{ids.shape}, one for each id"
     require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
-    more, weights = ids.shape[0] - 1, jnp.asarray(weights, x.dtype)
+    more = ids.shape[0] - 1
+    weights = jnp.asarray(weights, x.dtype)
     length = jnp.asarray(y.length)
     if more:
         # They stand right after the prompt, in place of whatever pads the row.
@@ -84,7 +140,8 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
-    places, total = length - 1 + jnp.arange(more + 1, dtype=length.dtype), weights.sum()
+    places = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
+    total = weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:
         pad = partial(jnp.pad, pad_width=(0, more))

@@ -33,17 +33,38 @@ def answer(
     tokens: int = 32,
     end: Sequence[int] = (),
 ) -> Int[Array, " answer"]:
-    """The ids that a model answers with, each the likeliest after all before it.
+    """Return the ids that a model answers with, each the likeliest after all before it.
 
-    There are at most `tokens`; one of `end`, such as those of `LanguageModel.end_ids`, is the last.
     Logits are those of the whole context by `CausalLM.logits`, of which a cache keeps what layers
     need of earlier ids. The context is computed anew when rotary frequencies change that depend on
     its length, and for each id if the layers have no such cache, as by `network.heun`. Not under
     `jit`, since the number of ids depends on their values.
 
-    Raises ValueError if there are no ids, one is outside the vocabulary, or the context and the
-    answer are longer than the positions that the network knows; EquinoxRuntimeError if logits are
-    not finite.
+    Parameters
+    ----------
+    model
+        The language model.
+    ids
+        The ids of the context, at least one.
+    tokens
+        The most ids of the answer.
+    end
+        Ids that end an answer, such as those of `LanguageModel.end_ids`: the first of them is the
+        answer's last id. By default there are none, and the answer has as many ids as `tokens`
+        says.
+
+    Returns
+    -------
+    Int[Array, " answer"]
+        The ids of the answer, with the one that ends it.
+
+    Raises
+    ------
+    ValueError
+        If there are no ids, one is outside the vocabulary, or the context and the answer are longer
+        than the positions that the network knows.
+    EquinoxRuntimeError
+        If logits are not finite.
 
     Examples
     --------
@@ -53,9 +74,11 @@ def answer(
     (5,)
     """
     require_kind(model, CausalLM, "model", "Take it from models.load.")
-    tokens, ends = as_int(tokens, "tokens"), _ends(end)
+    tokens = as_int(tokens, "tokens")
+    ends = _ends(end)
     _require_context(model, ids, tokens)
-    row, stop = np.asarray(ids, np.int32), len(ids) + tokens
+    row = np.asarray(ids, np.int32)
+    stop = len(ids) + tokens
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
         steps = _steps(model, len(row), stop)
         size = padded_size(model, len(row) + steps - 1)
@@ -78,7 +101,8 @@ def _continued(
 ) -> tuple[Int[Array, " more"], Place]:
     """The ids with those put in that follow the first `length`, and how many there are then."""
     logits, kept = prefill_logits(model, ids[:-1], length)
-    grid, stop = token_grid(ids.shape[0] - 1, logits.dtype), length + steps
+    grid = token_grid(ids.shape[0] - 1, logits.dtype)
+    stop = length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
         # The argmax of NaN would be some id, with no sign of the fault.
@@ -125,7 +149,8 @@ def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
 
 
 def _ends(end: Any) -> set[int]:
-    listed, cure = isinstance(end, Iterable), "Take LanguageModel.end_ids."
+    listed = isinstance(end, Iterable)
+    cure = "Take LanguageModel.end_ids."
     require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
     return {as_int(number, "end", least=0, cure=cure) for number in end}
 
@@ -134,11 +159,13 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     require_indices(ids, "ids")
     last = model.vocabulary - 1
     outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
-    got, expected = f"{outside[:3]}", f"numbers from 0 to {last}, the model's vocabulary"
+    got = f"{outside[:3]}"
+    expected = f"numbers from 0 to {last}, the model's vocabulary"
     cure = "Take the model's own tokenizer."
     require(not outside, "ids", got=got, expected=expected, cure=cure)
     stop = len(ids) + tokens
     most, why = model.limit or (stop, "")
-    got, cure = f"a context and an answer of {stop} ids", "Cut it, or ask for fewer tokens."
+    got = f"a context and an answer of {stop} ids"
+    cure = "Cut it, or ask for fewer tokens."
     expected = f"at most {most + 1}: a context has at most {most}, {why}"
     require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)

@@ -45,14 +45,16 @@ Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array
 # Scores of one context's tokens, or other numbers of it: of a loss of ids, a model, ids, what is
 # asked and the part of each token. One number for each token, or a row of them.
 Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, "_ ..."]]
-SHORTEST, LONG = 16, 1024
+SHORTEST = 16
+LONG = 1024
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
 # what some more tokens do: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
 # batches of 1,024 are 3 % faster still, and hold twice the logits.
 TOKENS_AT_ONCE = 512
-CALL_IN_MEMORY, CALL_WITH_READING = 32, 128
+CALL_IN_MEMORY = 32
+CALL_WITH_READING = 128
 
 
 def influence_of_ids(
@@ -64,23 +66,47 @@ def influence_of_ids(
     loss: Loss = CausalLM.loss,
     keep_examples: bool = False,
 ) -> Influence:
-    r"""Measure the influence of contexts of ids, each with the id after it.
+    """Measure the influence of contexts of ids, each with the id after it.
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
     depends on `ids.padded_length` alone: some ten programs serve all contexts up to a thousand ids.
     Position is the share of a context's own length, and examples have equal weight.
 
-    `windows` are one array of ids for each example; at least one, of two ids or more. `contexts`
-    makes them of a padded batch or packed rows. `regions` are of the grid of the result, such as
-    ``boundary_regions(token_grid(100), 0.2)``. `ask` is a function from a context's length to its
-    query weights, `loss.teacher_forcing`, `loss.last_token`, or another; or a list with the weights
-    of each context, one for each position; or a list of each context's `Contrast`: its window is
-    then the prompt, and any id. `loss` is `CausalLM.loss` or `CausalLM.margin_loss`, of embedded
-    states and `Targets`, or `contrast_loss`; `keep_examples` is as in `density.influence`.
+    Parameters
+    ----------
+    model
+        The language model, of `models.load`, `models.open` or `byte_model`.
+    windows
+        An array of ids for each example; at least one, of two ids or more. `contexts` makes them of
+        a padded batch or packed rows.
+    regions
+        Regions of the grid of the result, such as ``boundary_regions(token_grid(100), 0.2)``.
+    ask
+        A function from a context's length to its query weights, `loss.teacher_forcing`, the
+        default, `loss.last_token`, or another; or a list with the weights of each context, one for
+        each position, of sum one; or a list of each context's `Contrast`: its window is then the
+        prompt, and any id.
+    loss
+        `CausalLM.loss`, the default, `CausalLM.margin_loss`, `CausalLM.own_margin_loss`, or another
+        ``loss(model, x, y)`` of embedded states and `Targets`; or `contrast_loss`, where `ask` has
+        a `Contrast` for each context.
+    keep_examples
+        Whether the result keeps the energies of every example, an array of
+        ``(examples, positions of the regions' grid)``.
 
-    Raises ValueError if there are no windows, or one is no array of at least two ids; if they are
-    one array of rows, of which some may be padded; if weights do not fit the contexts;
-    EquinoxRuntimeError if an id is outside the vocabulary.
+    Returns
+    -------
+    Influence
+        The mean of the contexts' energies on the regions' grid, with its scatter: the density, the
+        total and the regional averages.
+
+    Raises
+    ------
+    ValueError
+        If there are no windows, or one is no array of at least two ids; if they are one array of
+        rows, of which some may be padded; if weights do not fit the contexts.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary.
     """
     require_regions(regions)
     energies = [
@@ -101,24 +127,55 @@ def energies_of_ids(
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
-    r"""The energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
+    r"""Measure the energies :math:`\|P_0(p_i)\|^2` of every context's own tokens, on its own grid.
 
     Energies are densities: a token's part of the context's total Z is its energy over the context's
     length. `influence_of_ids` carries them to a common grid, and averages.
 
-    With a checkpoint, a folder for a file of each context's energies, a run may be interrupted at
-    any moment: called again with the same arguments it measures the contexts that are left, and
-    gives the same numbers, bit for bit. So it does with more windows after the same ones, up to
-    rounding if those make a batch with contexts that were measured alone. Contexts whose states
-    between all layers are more than 256 MiB go on at a layer: each state is in a file, one at a
-    time in memory (`CausalLM.loss` and `margin_loss`).
+    With a checkpoint a run may be interrupted at any moment: called again with the same arguments
+    it measures the contexts that are left, and gives the same numbers, bit for bit. So it does with
+    more windows after the same ones, up to rounding if those make a batch with contexts that were
+    measured alone. Contexts whose states between all layers are more than 256 MiB go on at a layer:
+    each state is in a file, one at a time in memory (`CausalLM.loss` and `margin_loss`).
 
-    `model`, `windows`, `ask` and `loss` are as in `influence_of_ids`, with its errors; a checkpoint
-    of others of them, or with a damaged file, raises ValueError. What functions and classes of your
-    own compute, in the loss or the model, is not compared: a checkpoint with such needs a name of
-    yours, `run`, and another name when they change. `progress` and `progress_of_layers` wrap the
-    list of windows, and that of layers of a batch that goes on at a layer, for example
-    ``tqdm.tqdm``.
+    Parameters
+    ----------
+    model
+        The language model, of `models.load`, `models.open` or `byte_model`.
+    windows
+        An array of ids for each context, with the id after it; at least one, of two ids or more.
+    ask
+        A function from a context's length to its query weights, `loss.teacher_forcing`, the
+        default, `loss.last_token`, or another; or a list with the weights of each context, one for
+        each position, of sum one; or a list of each context's `Contrast`: its window is then the
+        prompt, and any id.
+    loss
+        `CausalLM.loss`, the default, `CausalLM.margin_loss`, `CausalLM.own_margin_loss`, or another
+        ``loss(model, x, y)`` of embedded states and `Targets`; or `contrast_loss`, where `ask` has
+        a `Contrast` for each context.
+    checkpoint
+        A folder for a file of each context's energies; None for none.
+    run
+        A name of yours for a checkpoint whose loss or model has functions or classes of your own:
+        what they compute is not compared. Take another name when they change.
+    progress
+        A wrapper of the list of windows, for example ``tqdm.tqdm``.
+    progress_of_layers
+        A wrapper of the list of layers of a batch that goes on at a layer.
+
+    Returns
+    -------
+    list of Float[np.ndarray, " _"]
+        One array for each context, with an energy for each of its tokens.
+
+    Raises
+    ------
+    ValueError
+        If there are no windows, or one is no array of at least two ids; if weights do not fit the
+        contexts; if the checkpoint is of another model, loss, windows, query weights or `run`, or
+        has a damaged file.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary.
     """
     rows = _rows_by_context(
         model,
@@ -145,19 +202,11 @@ def scores_of_ids(
     return [np.asarray(row)[:length] for length, row in rows]
 
 
-def losses_of_ids(model: CausalLM, windows: Windows, **run: Any) -> Float[np.ndarray, " contexts"]:
-    """The loss of every context, with the options of `scores_of_ids`."""
-    return np.concatenate(scores_of_ids(_loss, model, windows, **run))
-
-
-def _loss(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Float[Array, " one"]:
-    return loss(model, ids, y)[None]
-
-
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
-    expected, cure = "a context and the id after it", "The last id of a window is a target only."
+    expected = "a context and the id after it"
+    cure = "The last id of a window is a target only."
     require(window.shape[0] > 1, name, got="one id", expected=expected, cure=cure)
 
 
@@ -331,7 +380,8 @@ def _padded(
     dtype = model.embedding.dtype
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
-    ids, labels = _filled(row[:-1], size), _filled(np.asarray(parts) + 1, size) - 1
+    ids = _filled(row[:-1], size)
+    labels = _filled(np.asarray(parts) + 1, size) - 1
     if isinstance(asked, Contrast):
         return ids, _padded_contrast(asked, length, size, dtype), scale, labels
     expected = f"weights of shape {(length,)}, one for each place of the context"
@@ -348,9 +398,12 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
     """Continuations padded to powers of two, with weight zero, if the prompt may be padded too."""
     *parts, prompt = (np.asarray(part) for part in asked[:5])
     require(
-        int(prompt) == length, "ask", got=f"a contrast after {int(prompt)} ids",
-        expected=f"after {length}", cure="Its window is the prompt, and any id.",
-    )  # fmt: skip
+        int(prompt) == length,
+        "ask",
+        got=f"a contrast after {int(prompt)} ids",
+        expected=f"after {length}",
+        cure="Its window is the prompt, and any id.",
+    )
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)
     of_answer, of_foil = (part.astype(dtype) for part in weights)

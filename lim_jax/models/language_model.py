@@ -15,6 +15,21 @@ class LanguageModel(NamedTuple):
 
     By itself a network reads bytes of UTF-8: ``LanguageModel(network)``.
 
+    Attributes
+    ----------
+    network
+        The `CausalLM`.
+    tokenizer
+        A `tokenizers.Tokenizer`; None where ids are bytes.
+    chat_template
+        How the publisher lays chats out; None for a model without chats.
+    end_ids
+        The ids that end an answer.
+    name
+        The last part of the path, or of the public name.
+    source
+        The files; None of a network of your own.
+
     Examples
     --------
     >>> import jax
@@ -25,15 +40,16 @@ class LanguageModel(NamedTuple):
     """
 
     network: CausalLM
-    tokenizer: Any = None  # a `tokenizers.Tokenizer`; None where ids are bytes
-    chat_template: ChatTemplate | None = None  # how the publisher lays chats out, if at all
-    end_ids: tuple[int, ...] = ()  # that end an answer
-    name: str = ""  # the last part of the path or of the public name
-    source: Source | None = None  # the files; None of a network of your own
+    tokenizer: Any = None
+    chat_template: ChatTemplate | None = None
+    end_ids: tuple[int, ...] = ()
+    name: str = ""
+    source: Source | None = None
 
     def __repr__(self) -> str:
         """Say which model it is, and of what size."""
-        network, chats = self.network, "a" if self.chat_template is not None else "no"
+        network = self.network
+        chats = "a" if self.chat_template is not None else "no"
         family = "a network of your own" if self.source is None else self.source.family
         words, width = network.embedding.shape
         return (
@@ -52,12 +68,39 @@ class LanguageModel(NamedTuple):
         on_host: bool = False,
         download: bool = False,
     ) -> "LanguageModel":
-        """Read a model from a folder, a GGUF file or the cache, as `models.load` does.
+        """Read a model from a folder, a GGUF file or the cache.
 
-        A ``tokenizer.json`` beside a GGUF file goes before its own vocabulary.
+        Parameters
+        ----------
+        path
+            A folder with ``config.json``, safetensors files and a tokenizer; a GGUF file, whose own
+            vocabulary is read where no ``tokenizer.json`` lies beside it; or the name of a model in
+            the Hugging Face cache.
+        dtype
+            The precision in which the model computes: "float32", the default, or "float64".
+        kept
+            A half precision in which matrices are kept: "float16", "bfloat16" or "as published";
+            None for arrays of `dtype`. `models.load` says what each does.
+        compute
+            The precision of products: "bfloat16" rounds their operands; None is for what
+            `jax.default_matmul_precision` says.
+        on_host
+            Whether what is `kept` stays in the host's memory, and a layer goes to the device as it
+            is needed.
+        download
+            Whether to download the files of a public name that the cache lacks.
 
-        Raises as `models.load` does, and ValueError if there is no tokenizer, or one of another
-        kind.
+        Returns
+        -------
+        LanguageModel
+            The network with its weights in memory, and what its publisher says of texts.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            Without the extra ``models``.
+        ValueError
+            If `models.load` refuses the files, or there is no tokenizer, or one of another kind.
         """
         said = _looked_through(path, download)
         network = load_network(said["source"], dtype, kept, compute=compute, on_host=on_host)
@@ -72,15 +115,41 @@ class LanguageModel(NamedTuple):
         compute: str | None = None,
         download: bool = False,
     ) -> "LanguageModel":
-        """Read all but the weights, which are left in their files as by `models.open`."""
+        """Read all but the weights, which are left in their files as by `models.open`.
+
+        Parameters
+        ----------
+        path
+            A folder, a GGUF file, or the name of a model in the Hugging Face cache.
+        dtype
+            The precision in which the model computes: "float32", the default, or "float64".
+        compute
+            The precision of products: "bfloat16" rounds their operands; None is for what
+            `jax.default_matmul_precision` says.
+        download
+            Whether to download the files of a public name that the cache lacks.
+
+        Returns
+        -------
+        LanguageModel
+            The network with its weights in their files, and what its publisher says of texts.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            Without the extra ``models``.
+        ValueError
+            If `models.open` refuses the files, or there is no tokenizer, or one of another kind.
+        """
         said = _looked_through(path, download)
         return cls(open_network(said["source"], dtype, compute), **said)
 
     def loaded(self) -> "LanguageModel":
-        """The same model with its weights in memory, of the files that were looked through."""
+        """Return the same model with its weights in memory, read from the files looked through."""
         if self.source is None:
             return self
-        dtype, compute = self.network.embedding.dtype.name, self.network.flow.compute
+        dtype = self.network.embedding.dtype.name
+        compute = self.network.flow.compute
         return self._replace(network=load_network(self.source, dtype, compute=compute))
 
 
@@ -88,11 +157,19 @@ def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
     """All but the network, so that what the files lack is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
-    require(path.exists(), "model", got=f"{path}, which is not there", expected=EXPECTED,
-            cure="Look at the path, or pass a public name with `download=True`.")  # fmt: skip
+    require(
+        path.exists(),
+        "model",
+        got=f"{path}, which is not there",
+        expected=EXPECTED,
+        cure="Look at the path, or pass a public name with `download=True`.",
+    )
     source = open_files(path)
     header = source.header if isinstance(source, GGUFCheckpoint) else {}
     return {
-        "tokenizer": read_tokenizer(path, header), "source": source, "name": name,
-        "chat_template": find_chat_template(path, header), "end_ids": end_ids(path, header),
-    }  # fmt: skip
+        "tokenizer": read_tokenizer(path, header),
+        "source": source,
+        "name": name,
+        "chat_template": find_chat_template(path, header),
+        "end_ids": end_ids(path, header),
+    }

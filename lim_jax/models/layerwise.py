@@ -43,7 +43,8 @@ def energies_by_layers(
     By the states :math:`X_0, \dots, X_M`, then the gradients back, each a file in `folder` of its
     step: an interrupted call goes on after the last. Files that no later step reads are removed.
     """
-    flow, grid = model.flow, token_grid(ids.shape[1], model.embedding.dtype)
+    flow = model.flow
+    grid = token_grid(ids.shape[1], model.embedding.dtype)
     last = 2 * flow.depth + 1
 
     def kept(step: int) -> States:

@@ -45,7 +45,9 @@ def _at_the_end(answered: Answered) -> Float[np.ndarray, " length"]:
     return np.append(np.zeros(answered.size - 1), 1.0)
 
 
-CROSS_ENTROPY, MARGIN, OWN = CausalLM.loss, CausalLM.margin_loss, CausalLM.own_margin_loss
+CROSS_ENTROPY = CausalLM.loss
+MARGIN = CausalLM.margin_loss
+OWN = CausalLM.own_margin_loss
 LOSSES: dict[str, LossKind] = {
     "next-token": LossKind("every next token, by cross-entropy", CROSS_ENTROPY, _everywhere),
     "answer": LossKind(

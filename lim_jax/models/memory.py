@@ -17,9 +17,11 @@ from lim_jax.network.recurrent import RecurrentMixer
 # widened; slices of the head with their logits; numbers of every token in a layer at once, and in
 # recurrent heads (of compiled programs).
 PROCESS = 0.45 * 2**30
-LAYERS_WHOLE, LAYERS_OFFLOADED = 0.8, 2.2
+LAYERS_WHOLE = 0.8
+LAYERS_OFFLOADED = 2.2
 SLICES = 3
-TOKENS, RECURRENT = 6, 24
+TOKENS = 6
+RECURRENT = 24
 # A state is computed from two, or a gradient from a state and a gradient.
 STATES_BY_LAYERS = 3
 
@@ -27,7 +29,15 @@ STATES_BY_LAYERS = 3
 class Memory(NamedTuple):
     """The peak memory of a process that profiles one context, in bytes, to some 15 per cent.
 
-    By `models.load`, by `models.open`, and by that with a checkpoint (`models.energies_of_ids`).
+    Attributes
+    ----------
+    whole
+        With the weights in memory (`models.load`).
+    offloaded
+        With the weights in their files (`models.open`).
+    by_layers
+        With the weights in their files and a checkpoint (`models.energies_of_ids`), which also
+        keeps large states in files.
     """
 
     whole: float
@@ -36,21 +46,38 @@ class Memory(NamedTuple):
 
 
 def profile_memory(model: CausalLM, tokens: int) -> Memory:
-    """How much memory the influence on a context takes on a CPU if every position is asked.
+    """Estimate the memory of the influence on a context, on a CPU and asked at every position.
 
-    `model` is from `models.open`; `tokens` are those of all contexts that are measured at once.
+    Parameters
+    ----------
+    model
+        A model whose weights are in their files, of `models.open`.
+    tokens
+        How many tokens all contexts have that are measured at once.
 
-    Raises ValueError if the model's weights are not left in their files, or `tokens` is no positive
-    whole number.
+    Returns
+    -------
+    Memory
+        The peak memory in bytes with the weights in memory, with them in their files, and so with a
+        checkpoint.
+
+    Raises
+    ------
+    ValueError
+        If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
     tokens = as_int(tokens, "tokens")
     offloaded = isinstance(model, CausalLM) and model.flow.fetched
-    expected, cure = "a model whose weights are in their files", "Take it from models.open."
+    expected = "a model whose weights are in their files"
+    cure = "Take it from models.open."
     require(offloaded, "model", got=described(model), expected=expected, cure=cure)
-    sizes, width = [_bytes(kind) for kind in model.flow.kinds], model.embedding.shape[1]
-    layer, depths = max(sizes), [layers.depth for layers in kinds_of(model.flow.layers)]
+    sizes = [_bytes(kind) for kind in model.flow.kinds]
+    width = model.embedding.shape[1]
+    layer = max(sizes)
+    depths = [layers.depth for layers in kinds_of(model.flow.layers)]
     all_layers = sum(size * count for size, count in zip(sizes, depths, strict=True))
-    number, depth = model.embedding.dtype.itemsize, model.flow.depth
+    number = model.embedding.dtype.itemsize
+    depth = model.flow.depth
     held = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
     tables = [table for table in (model.embedding, model.head) if table is not None]
     rows = sum(math.prod(table.shape) * number for table in tables)
@@ -65,9 +92,10 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     return Memory(
         whole=beside + states + all_layers + rows + LAYERS_WHOLE * layer,
         offloaded=beside + states + fetched,
-        by_layers=beside + fetched
+        by_layers=beside
+        + fetched
         + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
-    )  # fmt: skip
+    )
 
 
 def _numbers_of_token(layer: PyTree) -> int:

@@ -17,15 +17,30 @@ def contexts(
     mask: Rows | Bool[Array | np.ndarray, "rows tokens"] | None = None,
     segments: Rows | None = None,
 ) -> list[Int[Array, " _"]]:
-    r"""Cut padded or packed rows of ids into their contexts, which never see each other.
+    """Cut padded or packed rows of ids into their contexts, which never see each other.
 
-    Each is a window for `influence_of_ids`: its last id is a target only.
+    Parameters
+    ----------
+    ids
+        The ids, of shape ``(rows, tokens)``.
+    mask
+        One for an id and zero for padding, left or right, of the shape of `ids`; None for rows
+        without padding, which `segments` then cut.
+    segments
+        The number of each id's context within its row, from 1 where there is no padding, of the
+        shape of `ids`; None for one context in each row.
 
-    `mask` is one for an id and zero for padding, left or right; `segments` has the number of each
-    id's context within its row, positive where there is no padding.
+    Returns
+    -------
+    list of Int[Array, " _"]
+        The ids of each context, row by row: each is a window for `influence_of_ids`, whose last id
+        is a target only.
 
-    Raises ValueError if neither mask nor segments are given, shapes differ, a row is all padding,
-    or a mask or a segment has a hole.
+    Raises
+    ------
+    ValueError
+        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
+        segment has a hole.
 
     Examples
     --------
@@ -35,7 +50,8 @@ def contexts(
     >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
     [[3, 4], [5, 6]]
     """
-    given, got = mask is not None or segments is not None, "neither mask nor segments"
+    given = mask is not None or segments is not None
+    got = "neither mask nor segments"
     cure = "Rows without padding are a list of windows already: list(ids)."
     require(given, "mask", got=got, expected="one of them", cure=cure)
     _require_table(ids, "ids", ids)
@@ -43,10 +59,12 @@ def contexts(
         if table is not None:
             _require_table(table, name, ids)
     kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
-    binary, cure = bool(np.isin(kept, (0, 1)).all()), "One is an id, zero is padding."
+    binary = bool(np.isin(kept, (0, 1)).all())
+    cure = "One is an id, zero is padding."
     require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
     numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
-    positive, expected = bool((numbers[kept == 1] > 0).all()), "positive numbers except for padding"
+    positive = bool((numbers[kept == 1] > 0).all())
+    expected = "positive numbers except for padding"
     cure = "Number contexts from one, and mark padding by mask."
     require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
     pairs = zip(np.asarray(ids), numbers, strict=True)
@@ -58,7 +76,8 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     starts = np.flatnonzero(np.diff(numbers)) + 1
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
-    whole, expected = len(set(names)) == len(names) > 0, "at least one, and each in one piece"
+    whole = len(set(names)) == len(names) > 0
+    expected = "at least one, and each in one piece"
     cure = "Leave rows of padding out; padding stands left or right of a context, not inside."
     require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
     return [row[run] for run in runs]
@@ -69,5 +88,6 @@ def _require_table(table: Any, name: str, ids: Any) -> None:
     whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
     fits = whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape
     shape = "a row for each example" if table is ids else f"of shape {ids.shape}, that of ids"
-    expected, cure = f"whole numbers, {shape}", "Pass an array for all rows."
+    expected = f"whole numbers, {shape}"
+    cure = "Pass an array for all rows."
     require(fits, name, got=described(table), expected=expected, cure=cure)

@@ -33,12 +33,37 @@ def gaussian_model(
     rotary: Rotary | None = None,
     key: Key[Array, ""],
 ) -> CausalLM:
-    """A pre-norm network over any ids, with Gaussian embeddings and the fields' own initialisation.
+    """Make a random pre-norm network over any ids, with Gaussian embeddings.
 
-    Split layers at unit step, no last norm, and a head that is not the embedding. There are
-    `length` learned positions, or rotary ones, for contexts of any length.
+    Split layers at unit step, no last norm, and a head that is not the embedding.
 
-    Raises ValueError if a size is no positive whole number, or the heads do not divide the width.
+    Parameters
+    ----------
+    vocabulary
+        How many words there are.
+    length
+        How many learned positions there are, the most ids of a context; not read with `rotary`.
+    width
+        The width of a state.
+    heads
+        How many heads each layer has; they divide the width.
+    depth
+        How many layers there are.
+    rotary
+        Rotary positions in place of the learned ones, for contexts of any length; None for learned
+        ones.
+    key
+        The random key of all weights.
+
+    Returns
+    -------
+    CausalLM
+        The model, in JAX's default precision.
+
+    Raises
+    ------
+    ValueError
+        If a size is no positive whole number, or the heads do not divide the width.
 
     Examples
     --------
@@ -49,7 +74,8 @@ def gaussian_model(
     (True, (9, 9))
     """
     require_key(key)
-    vocabulary, depth = as_int(vocabulary, "vocabulary"), as_int(depth, "depth")
+    vocabulary = as_int(vocabulary, "vocabulary")
+    depth = as_int(depth, "depth")
     length = as_int(length, "length", least=1 if rotary is None else 0)
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
@@ -69,7 +95,30 @@ def gaussian_model(
 def byte_model(
     length: int, *, width: int = 32, heads: int = 4, depth: int = 4, key: Key[Array, ""]
 ) -> CausalLM:
-    """A `gaussian_model` over bytes, with learned positions.
+    """Make a `gaussian_model` over the 256 bytes, with learned positions.
+
+    Parameters
+    ----------
+    length
+        How many learned positions there are, the most bytes of a context.
+    width
+        The width of a state.
+    heads
+        How many heads each layer has; they divide the width.
+    depth
+        How many layers there are.
+    key
+        The random key of all weights.
+
+    Returns
+    -------
+    CausalLM
+        The model, whose ids are bytes.
+
+    Raises
+    ------
+    ValueError
+        If a size is no positive whole number, or the heads do not divide the width.
 
     Examples
     --------
@@ -81,9 +130,22 @@ def byte_model(
 
 
 def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
-    """The sources of the standard library's own modules, one after another in order of name.
+    """Read the sources of the standard library's own modules, one after another in order of name.
 
-    Raises ValueError if this Python brings fewer bytes of source.
+    Parameters
+    ----------
+    size
+        How many bytes to return.
+
+    Returns
+    -------
+    Int[Array, " bytes"]
+        The first bytes of the sources, numbers from 0 to 255.
+
+    Raises
+    ------
+    ValueError
+        If this Python brings fewer bytes of source.
 
     Examples
     --------
@@ -108,7 +170,28 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
 def sample_windows(
     text: Int[Array, " ids"], length: int, count: int, *, key: Key[Array, ""]
 ) -> Tokens:
-    """Cut random windows of `length` ids of context and the id after them.
+    """Cut random windows of a text, each of some ids of context and the id after them.
+
+    Parameters
+    ----------
+    text
+        The ids of the text, more than `length`.
+    length
+        How many ids the context of each window has.
+    count
+        How many windows to cut; they may overlap.
+    key
+        The random key of where they begin, uniformly.
+
+    Returns
+    -------
+    Int[Array, "examples tokens"]
+        The windows, of shape ``(count, length + 1)``.
+
+    Raises
+    ------
+    ValueError
+        If the text is not longer than the context, or a number is no positive whole number.
 
     Examples
     --------
@@ -117,7 +200,8 @@ def sample_windows(
     """
     require_key(key)
     require_indices(text, "text")
-    length, count = as_int(length, "length"), as_int(count, "count")
+    length = as_int(length, "length")
+    count = as_int(count, "count")
     expected = f"more than the context of {length}"
     cure = "Take a longer text or a shorter context."
     require(text.size > length, "text", got=f"{text.size} ids", expected=expected, cure=cure)

@@ -29,11 +29,32 @@ def attention_weights(
     grid: Grid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
-    r"""The causal attention matrix of one head; each row sums to one, or with a sink to less.
+    r"""Compute the causal attention matrix of one head.
 
     On tokens `eq:causal-attention-weights`, the softmax over :math:`j \le i`. Row i holds the
     quadrature weights of the prefix-attention measure :math:`\mu^{p_i}`
     (`eq:attention-induced-measure`), which have signs on Gauss--Legendre panels.
+
+    Parameters
+    ----------
+    query, key
+        The head's queries and keys, a row for each position; scores are their products over the
+        root of the head's size.
+    grid
+        The positions, with their prefix weights and an additive mask, if it has one.
+    shaping
+        The cap of the scores and the sink, a `shaping.Shaping`; by default neither.
+
+    Returns
+    -------
+    Float[Array, "length length"]
+        A: row i holds the weights by which position i reads the values. Each row sums to one, or
+        with a sink to less.
+
+    Raises
+    ------
+    ValueError
+        If queries and keys do not fit the grid or one another.
 
     Examples
     --------
@@ -64,12 +85,30 @@ def weights_of_rows(
 def attention_kernel(
     query: Float[Array, "length size"], key: Float[Array, "length size"], grid: Grid
 ) -> Float[Array, "length length"]:
-    r"""The attention kernel :math:`A(p_i, p_j)`, a density in its second slot.
+    r"""Compute the attention kernel :math:`A(p_i, p_j)`, a density in its second slot.
 
     :math:`\mathbf 1_{p_j \le p_i}\, e^{s_{ij}} / \int_0^{p_i} e^{s(p_i, r)}\,dr`
     (`eq:continuum-causal-kernel`, of one head `eq:one-head-score-and-kernel`), zero in the future
     (`eq:causal-support-recalled`). It grows like :math:`1/p` at 0, where
     `CausalAttention.left_trace` is what attention gives.
+
+    Parameters
+    ----------
+    query, key
+        The head's queries and keys, a row for each position; scores are their products over the
+        root of the head's size.
+    grid
+        The positions, with their prefix weights, which integrate the denominator.
+
+    Returns
+    -------
+    Float[Array, "length length"]
+        The kernel: on tokens `attention_weights` over the cells' length, :math:`n A_{ij}`.
+
+    Raises
+    ------
+    ValueError
+        If queries and keys do not fit the grid or one another.
 
     Examples
     --------
@@ -146,7 +185,8 @@ def _prefix_softmax_jvp(primals, tangents):
     """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), of any weights, which do not move: linear in ds and
     # made of A alone, so it can be transposed and differentiated again.
-    weights, (change, _) = _prefix_softmax(*primals), tangents
+    weights = _prefix_softmax(*primals)
+    change, _ = tangents
     mean_change = jnp.sum(weights * change, axis=1, keepdims=True)
     return weights, weights * (change - mean_change)
 
@@ -158,15 +198,37 @@ def causal_attention(
     grid: Grid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
-    r"""One head of causal attention, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
+    r"""Attend causally by one head, :math:`o_i = \sum_j A_{ij} v_j` (`eq:masked-mha`).
 
     In the continuum `eq:one-head-causal-map`. A quotient: on tokens of
     `eq:discrete-attention-numerator-scaled` by `eq:discrete-attention-denominator-scaled`, on
     panels of `eq:continuum-attention-numerator` by `eq:continuum-attention-denominator`.
 
-    Beyond `DENSE` positions tile by tile, in memory linear in the length, with the same numbers
-    and derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over
+    Beyond `DENSE` positions tile by tile, in memory linear in the length, with the same numbers and
+    derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over
     heads.
+
+    Parameters
+    ----------
+    query, key
+        The head's queries and keys, a row for each position; scores are their products over the
+        root of the head's size.
+    value
+        The head's values, a row for each position.
+    grid
+        The positions, with their prefix weights and an additive mask, if it has one.
+    shaping
+        The cap of the scores and the sink, a `shaping.Shaping`; by default neither.
+
+    Returns
+    -------
+    Float[Array, "length features"]
+        What the head reads at each position.
+
+    Raises
+    ------
+    ValueError
+        If queries, keys and values do not fit the grid or one another.
 
     Examples
     --------

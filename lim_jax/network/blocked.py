@@ -76,7 +76,8 @@ def tiled_attention(
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "here features"]:
     """`blocked_attention` of what is here: all positions, or a device's among those that share."""
-    scaled, tiling = query / math.sqrt(query.shape[1]), tiling._replace(cap=shaping.cap)
+    scaled = query / math.sqrt(query.shape[1])
+    tiling = tiling._replace(cap=shaping.cap)
     features, log_total = at(_attention, [scaled, key, value, *beside], [], tiling)
     if shaping.sink is not None:
         features *= shaping.share_left(log_total[:, None], tiling.grid)
@@ -125,13 +126,15 @@ def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWe
 def _attend(points, _, tiling):
     r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
     query, key, value, *arrays = points
-    beside, dtype = tiling.named(arrays), accumulator(query.dtype)
+    beside = tiling.named(arrays)
+    dtype = accumulator(query.dtype)
 
     def grow(row, _, query, column, place):
         key, value, key_weights = column
         scores = _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
         highest = jnp.maximum(row.highest, _highest(scores))
-        mass, shrunk = jnp.exp(scores - highest[..., None]), jnp.exp(row.highest - highest)
+        mass = jnp.exp(scores - highest[..., None])
+        shrunk = jnp.exp(row.highest - highest)
         grown = Row(
             row.features * shrunk[..., None] + matmul(mass.astype(value.dtype), value),
             row.total * shrunk + mass.sum(axis=-1),
@@ -166,7 +169,8 @@ def _pushed_sums(points, vectors, tiling):
     :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
     query, key, value, log_total, *arrays = points
-    beside, dtype = tiling.named(arrays), log_total.dtype
+    beside = tiling.named(arrays)
+    dtype = log_total.dtype
 
     def add(of_row, _, row, column, place):
         query, log_total, query_slopes = row
@@ -205,7 +209,8 @@ def _pushed(points, vectors, tiling):
 def _pulled_sums(points, vectors, tiling):
     r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i` and :math:`h_i`."""
     query, key, value, log_total, *arrays = points
-    beside, dtype = tiling.named(arrays), log_total.dtype
+    beside = tiling.named(arrays)
+    dtype = log_total.dtype
     masks = [] if beside.log_weights is None else [beside.log_weights]
 
     def add(of_row, of_column, row, column, place):
@@ -226,7 +231,8 @@ def _pulled_sums(points, vectors, tiling):
 
         return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
 
-    covectors, slopes = vectors[0].astype(value.dtype), vectors[1]
+    covectors = vectors[0].astype(value.dtype)
+    slopes = vectors[1]
     *shape, tile = slopes.shape
     of_query = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
     of_columns = (
@@ -286,7 +292,8 @@ def _seen(scores, key_weights, place, tiling: Tiling):
     scores = scores + key_weights.log_weight[:, None, :]
     if key_weights.mask is not None:
         scores += key_weights.counted(key_weights.mask[:, None, :], place)
-    row, column = place.rows[None, :, None], place.columns[None, None, :]
+    row = place.rows[None, :, None]
+    column = place.columns[None, None, :]
     own = scores + math.log(1 - tiling.grid.offset)
     scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
     if place.starts is None:

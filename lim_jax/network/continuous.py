@@ -63,10 +63,26 @@ class InterpolatedControl(eqx.Module):
 
 
 def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
-    r"""The control that joins the given fields by straight lines in parameter space.
+    r"""Join the given fields by straight lines in parameter space.
 
-    `fields` is one field whose arrays have a leading axis: its values at equally spaced depth times
-    from 0 to the `horizon` :math:`T`, both included.
+    Parameters
+    ----------
+    fields
+        One field whose arrays have a leading axis: its values at equally spaced depth times from 0
+        to the `horizon`, both included.
+    horizon
+        The depth :math:`T` of the flow.
+
+    Returns
+    -------
+    InterpolatedControl
+        The control :math:`t \mapsto` field, for `ContinuousFlow`.
+
+    Raises
+    ------
+    ValueError
+        If the fields have other leaves than arrays of floats, or these share no leading axis, or
+        the horizon is not positive.
 
     Examples
     --------
@@ -92,14 +108,35 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
 def control_distance(
     layers: PyTree, control: Callable[[Scalar], Any], horizon: float = 1.0
 ) -> Float[Array, ""]:
-    r"""The :math:`L^1` distance between a layerwise control and another.
+    r"""Compute the :math:`L^1` distance between a layerwise control and another.
 
     .. math:: \|\theta^\varepsilon - \theta\|_{L^1(0,T)} =
               \sum_k \int_{t_k}^{t_{k+1}} \|\theta_k - \theta(t)\|\,dt
 
-    (`eq:control-l1-convergence`), in the Euclidean norm of all parameters, of `layers`, one field
-    whose arrays have a leading axis, and a `control`, :math:`t \mapsto` field of their structure.
-    The integrals are by four Gauss nodes a layer, so it should be smooth within each.
+    (`eq:control-l1-convergence`), in the Euclidean norm of all parameters. The integrals are by
+    four Gauss nodes a layer.
+
+    Parameters
+    ----------
+    layers
+        One field whose arrays have a leading layer axis, such as a flow's `layers`: the layerwise
+        control :math:`\theta_0,\dots,\theta_{M-1}`.
+    control
+        The other control, :math:`t \mapsto` a field of the layers' structure; it should be smooth
+        within each layer.
+    horizon
+        The depth :math:`T`, which the layers share evenly.
+
+    Returns
+    -------
+    Float[Array, ""]
+        The distance. Where the controls meet its derivative is taken as zero.
+
+    Raises
+    ------
+    ValueError
+        If the arrays of the layers share no leading axis, the control is no function, or the
+        horizon is not positive.
 
     Examples
     --------
@@ -153,14 +190,36 @@ class ContinuousFlow(eqx.Module):
 
     With as many `checkpoints` as steps the default takes no step twice.
 
-    `control` is :math:`t \mapsto` field, `linear_control` or any callable module, `horizon`
-    :math:`T` and `profile` :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is
-    checked at 65 times. `solver`, `stepsize_controller`, `adjoint` and `max_steps` are diffrax's,
-    by default Tsitouras' method with relative and absolute tolerance 1e-6. `first_step` is the
-    first step, or that of a constant controller; None lets the controller choose.
+    Attributes
+    ----------
+    control
+        :math:`t \mapsto` field: of `linear_control`, or any callable module.
+    horizon
+        The depth :math:`T`.
+    profile
+        The depth profile :math:`\zeta`, finite and not negative (`ass:depth-profile`), which is
+        checked at 65 times; one by default.
+    solver
+        A solver of diffrax, by default Tsitouras' method of order 5.
+    stepsize_controller
+        A controller of diffrax, by default of relative and absolute tolerance 1e-6.
+    adjoint
+        One of the table's.
+    first_step
+        The first step in depth time, or every step of a constant controller; None lets the
+        controller choose.
+    max_steps
+        The most steps that the solver may take.
 
-    Errors are those of `ResidualFlow`. A state that is not finite, and a solver that does not reach
-    T, raise EquinoxRuntimeError.
+    Raises
+    ------
+    ValueError
+        Where the horizon or the first step is not positive, `max_steps` is no positive whole
+        number, the adjoint is refused, or (when called) the state does not fit the grid or the
+        fields, or the profile is negative, infinite or not a number.
+    EquinoxRuntimeError
+        Where a state is not finite, a solver does not reach T, or a profile of traced values is not
+        as it must be.
 
     Examples
     --------
@@ -189,7 +248,8 @@ class ContinuousFlow(eqx.Module):
         as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "None lets the controller choose.")
         holds = not isinstance(self.adjoint, diffrax.ImplicitAdjoint)
-        got, expected = "ImplicitAdjoint", "an adjoint of the solved trajectory"
+        got = "ImplicitAdjoint"
+        expected = "an adjoint of the solved trajectory"
         cure = "It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint."
         require(holds, "adjoint", got=got, expected=expected, cure=cure)
 
@@ -198,7 +258,31 @@ class ContinuousFlow(eqx.Module):
         return self._checked(self.solve(x, grid))[-1]
 
     def trajectory(self, x: State, grid: Grid, times: Float[Array, " times"]) -> Trajectory:
-        """Flow from :math:`X_0`, keeping the states at the given depth times."""
+        """Flow from :math:`X_0`, and return the states at the given depth times.
+
+        Parameters
+        ----------
+        x
+            The input state :math:`X_0`, of shape ``(length, width)``.
+        grid
+            The positions.
+        times
+            The depth times, not decreasing, within [0, T].
+
+        Returns
+        -------
+        Trajectory
+            The times, and the states at them.
+
+        Raises
+        ------
+        ValueError
+            Where the state does not fit the grid, or the times are no array of floats along one
+            axis.
+        EquinoxRuntimeError
+            Where times decrease or lie outside [0, T], a state is not finite, or the solver does
+            not reach T.
+        """
         times = guarded_times(times, self.horizon)
         return Trajectory(times, self._checked(self.solve(x, grid, diffrax.SaveAt(ts=times))))
 
@@ -207,6 +291,20 @@ class ContinuousFlow(eqx.Module):
 
         A check whose value is unused is dropped, as under ``jit(grad(...))``: return ``result`` as
         auxiliary output.
+
+        Parameters
+        ----------
+        x
+            The input state :math:`X_0`, of shape ``(length, width)``.
+        grid
+            The positions.
+        saveat
+            Which states the solution keeps; by default the last alone.
+
+        Returns
+        -------
+        diffrax.Solution
+            The solution, whose ``ys`` are states along a leading axis.
         """
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)
@@ -233,11 +331,19 @@ class ContinuousFlow(eqx.Module):
         start, end = ends[::-1] if backward else ends
         step = self.first_step and jnp.full((), self.first_step, dtype)
         return diffrax.diffeqsolve(
-            diffrax.ODETerm(rate), self.solver, t0=start, t1=end,
+            diffrax.ODETerm(rate),
+            self.solver,
+            t0=start,
+            t1=end,
             dt0=-step if step is not None and backward else step,
-            y0=initial, args=self.control, saveat=saveat, adjoint=self.adjoint,
-            stepsize_controller=self.stepsize_controller, max_steps=self.max_steps, throw=False,
-        )  # fmt: skip
+            y0=initial,
+            args=self.control,
+            saveat=saveat,
+            adjoint=self.adjoint,
+            stepsize_controller=self.stepsize_controller,
+            max_steps=self.max_steps,
+            throw=False,
+        )
 
     def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
         states = self.reached(solution, solution.ys)

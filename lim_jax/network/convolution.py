@@ -22,7 +22,8 @@ Taps = Float[Weight, "heads size taps"]
 def packed_starts(grid: Grid) -> Starts | None:
     """Where each row's context begins, None if all begin at the first; raise off the token grid."""
     tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
-    got, expected = type(grid).__name__, "token_grid: a recurrent layer goes from token to token"
+    got = type(grid).__name__
+    expected = "token_grid: a recurrent layer goes from token to token"
     cure = "Its step, decay and taps are of one token; in the continuum they would be rates."
     require(tokens, "grid", got=got, expected=expected, cure=cure)
     assert isinstance(grid, CellGrid)
@@ -49,10 +50,12 @@ def earlier_taps(
     before: Float[Array, "heads earlier size"] | None = None,
 ) -> Rows:
     """What the rows before each token add; `before` has as many rows as there are such taps."""
-    (heads, length, size), earlier = rows.shape, taps.shape[2] - 1
+    heads, length, size = rows.shape
+    earlier = taps.shape[2] - 1
     if before is None:
         before = jnp.zeros((heads, earlier, size), rows.dtype)
-    padded, total = jnp.concatenate([before, rows], axis=1), jnp.zeros_like(rows)
+    padded = jnp.concatenate([before, rows], axis=1)
+    total = jnp.zeros_like(rows)
     for back in range(1, earlier + 1):
         moved = padded[:, earlier - back : earlier - back + length]
         if starts is not None:

@@ -77,7 +77,8 @@ class SparseMixer(NamedTuple):
         self, logits: Float[Array, "tokens experts"], preference: Any
     ) -> tuple[Float[Array, "tokens 2"], Int[Array, "tokens 2"]]:
         """As `Routing.weights`, without a preference."""
-        turns, open_logits = [], logits
+        turns = []
+        open_logits = logits
         for _ in range(self.top):
             largest = open_logits.max(axis=1, keepdims=True)
             far = (largest - logits) / jnp.maximum(jnp.abs(logits), largest) > 2 * self.jitter
@@ -107,7 +108,8 @@ class ClampedGate(NamedTuple):
 
     def __call__(self, gate: Array, up: Array) -> Array:
         """Clamp, and multiply."""
-        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        gate = jnp.minimum(gate, self.limit)
+        up = jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.sharpness * gate) * (up + 1)
 
 
@@ -155,14 +157,16 @@ class MixtureOfExperts(eqx.Module):
     outward: Float[Weight, "*layers width inner"] | None = None
 
     def __check_init__(self):
-        count, routing = self.router.shape[-2], self.routing
+        count = self.router.shape[-2]
+        routing = self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
         got = f"{routing.kept} of {routing.groups} groups of {count} experts"
         expected = "groups that share the experts evenly, and at least one that is open"
         fits = count % routing.groups == 0 and 0 < routing.kept <= routing.groups
         cure = "Take a checkpoint's own numbers."
         require(fits, "routing.groups", got=got, expected=expected, cure=cure)
-        best, held = getattr(routing, "best", 1), count // routing.groups
+        best = getattr(routing, "best", 1)
+        held = count // routing.groups
         judged = routing.kept == routing.groups or best <= held
         expected = f"groups of at least {best}, by whose scores each is judged"
         require(judged, "routing.best", got=f"groups of {held}", expected=expected, cure=cure)
@@ -195,7 +199,8 @@ class MixtureOfExperts(eqx.Module):
         read = jnp.concatenate([tokens, jnp.zeros_like(tokens[:1])])[token]
         weight = jnp.concatenate([weights.ravel(), jnp.zeros_like(weights[0, :1])])[place]
         if self.weighs_input:
-            read, weight = weight[..., None] * read, jnp.ones_like(weight)
+            read = weight[..., None] * read
+            weight = jnp.ones_like(weight)
 
         @jax.checkpoint
         def tile(expert: Array, tokens: Array, weights: Array) -> Array:
@@ -220,7 +225,8 @@ def _sorted_into_tiles(
     order = jnp.argsort(chosen.ravel(), stable=True)
     each = jnp.bincount(chosen.ravel(), length=experts)
     filled = -(-each // TILE) * TILE
-    begins, first = jnp.cumsum(filled) - filled, jnp.cumsum(each) - each
+    begins = jnp.cumsum(filled) - filled
+    first = jnp.cumsum(each) - each
     expert = chosen.ravel()[order]
     slot = begins[expert] + jnp.arange(pairs) - first[expert]
     place = jnp.full(tiles * TILE, pairs).at[slot].set(order)

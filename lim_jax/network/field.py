@@ -28,9 +28,15 @@ class TransformerField(eqx.Module):
     `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum. In
     steps of one `flow.split`, which applies its sublayers one after the other, is a layer of GPT-2
     or Llama, and `flow.euler` the parallel block of GPT-NeoX,
-    :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`. `attention` reads the context:
-    `CausalAttention`, a recurrent sublayer, or a sum of both. `feed_forward` is a tokenwise field:
-    `FeedForward`, `GatedFeedForward` or one's own.
+    :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`.
+
+    Attributes
+    ----------
+    attention
+        The sublayer that reads the context: `CausalAttention`, a recurrent sublayer, or a sum of
+        both.
+    feed_forward
+        A tokenwise field: `FeedForward`, `GatedFeedForward` or one's own.
 
     Examples
     --------
@@ -56,7 +62,36 @@ class TransformerField(eqx.Module):
         key: Key[Array, ""],
         **of_attention: Any,
     ) -> "TransformerField":
-        """A random field: see `CausalAttention.init` and `FeedForward.init`."""
+        r"""Make a random field of a `CausalAttention` and a `FeedForward`.
+
+        Parameters
+        ----------
+        width
+            The width of a state, at least 2.
+        heads
+            How many heads attend; they divide the width, unless `head_size` is given.
+        hidden
+            How many hidden features the tokenwise network has; by default four times the width.
+        activation
+            The elementwise activation of the tokenwise network; GELU by default.
+        eta
+            The :math:`\eta` of both layer normalisations.
+        key
+            The random key of all weights.
+        **of_attention
+            Further arguments of `CausalAttention.init`: `groups`, `head_size`, `bias`, `rotary`,
+            `window` and `attend`.
+
+        Returns
+        -------
+        TransformerField
+            The field, with Gaussian matrices and zero biases.
+
+        Raises
+        ------
+        ValueError
+            If a size is no positive whole number, or sizes do not divide one another.
+        """
         require_key(key)
         attention_key, network_key = jax.random.split(key)
         return cls(
@@ -81,12 +116,14 @@ class SumOfFields(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Add the fields, which check their arguments."""
-        total, heads = jnp.zeros_like(x), 0
+        total = jnp.zeros_like(x)
+        heads = 0
         for field in self.sublayers:
             own = grid
             if grid.log_weights is not None and grid.log_weights.ndim == 2:
                 own = replace(grid, log_weights=grid.log_weights[heads:])
-            total, heads = total + field(x, context, own), heads + heads_of(field)
+            total = total + field(x, context, own)
+            heads = heads + heads_of(field)
         return total
 
 

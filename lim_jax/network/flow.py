@@ -47,7 +47,28 @@ class Trajectory(NamedTuple):
 
 
 def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""One residual step :math:`x + \varepsilon\zeta\,\mathscr F(x)` (`eq:discrete-residual`).
+    r"""Take one residual step :math:`x + \varepsilon\zeta\,\mathscr F(x)` (`eq:discrete-residual`).
+
+    Parameters
+    ----------
+    field
+        A layer ``field(x, context, grid)``, which is given x in both slots.
+    x
+        The state, of shape ``(length, width)``.
+    grid
+        The positions.
+    increment
+        The scalar :math:`\varepsilon\zeta(t_k)`.
+
+    Returns
+    -------
+    State
+        The next state, of the shape of x.
+
+    Raises
+    ------
+    ValueError
+        If the state does not fit the grid, the field is no function, or the increment no scalar.
 
     Examples
     --------
@@ -59,12 +80,34 @@ def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> Stat
 
 
 def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""One pre-norm layer: the field's sublayers one after the other.
+    r"""Take one pre-norm layer: the steps of the field's sublayers, one after the other.
 
     :math:`\tilde x = x + \varepsilon\zeta\,\mathrm{Attn}(x)`, then
     :math:`\tilde x + \varepsilon\zeta\,\mathrm{FNN}(\tilde x)` (`eq:complete-transformer-layer`).
-    It differs from `euler` by :math:`O(\varepsilon^2)` in each step. A field without `sublayers`
-    raises ValueError.
+    It differs from `euler` by :math:`O(\varepsilon^2)` in each step.
+
+    Parameters
+    ----------
+    field
+        A layer with `sublayers`, such as a `TransformerField`: fields
+        ``sublayer(x, context, grid)``.
+    x
+        The state, of shape ``(length, width)``.
+    grid
+        The positions.
+    increment
+        The scalar :math:`\varepsilon\zeta(t_k)` of every sublayer.
+
+    Returns
+    -------
+    State
+        The next state, of the shape of x.
+
+    Raises
+    ------
+    ValueError
+        If the field has no `sublayers`, the state does not fit the grid, or the increment is no
+        scalar.
     """
     _require_sublayers(field)
     for sublayer in field.sublayers:
@@ -73,10 +116,31 @@ def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
 
 
 def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Heun's step, of order 2 in depth for a field that does not change within the layer.
+    r"""Take Heun's step, of order 2 in depth for a field that does not change within the layer.
 
-    The mean of the field at x and at its `euler` step. To follow a control to order 2, sample it
+    By the mean of the field at x and at its `euler` step. To follow a control to order 2, sample it
     in the middle of each layer.
+
+    Parameters
+    ----------
+    field
+        A layer ``field(x, context, grid)``, which is given the same state in both slots.
+    x
+        The state, of shape ``(length, width)``.
+    grid
+        The positions.
+    increment
+        The scalar :math:`\varepsilon\zeta(t_k)`.
+
+    Returns
+    -------
+    State
+        The next state, of the shape of x.
+
+    Raises
+    ------
+    ValueError
+        If the state does not fit the grid, the field is no function, or the increment no scalar.
 
     Examples
     --------
@@ -90,9 +154,32 @@ def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State
 
 
 def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""A symmetric layer: the sublayers for half a step, then in reverse order for the other half.
+    r"""Take a symmetric layer: the sublayers for half a step, then in reverse for the other half.
 
-    Each by `heun`, so the step is of order 2 where `split`, whose errors it has, is of order 1.
+    Each by `heun`, so the step is of order 2 where `split` is of order 1.
+
+    Parameters
+    ----------
+    field
+        A layer with `sublayers`, such as a `TransformerField`: fields
+        ``sublayer(x, context, grid)``.
+    x
+        The state, of shape ``(length, width)``.
+    grid
+        The positions.
+    increment
+        The scalar :math:`\varepsilon\zeta(t_k)`, of which every sublayer takes two halves.
+
+    Returns
+    -------
+    State
+        The next state, of the shape of x.
+
+    Raises
+    ------
+    ValueError
+        If the field has no `sublayers`, the state does not fit the grid, or the increment is no
+        scalar.
     """
     _require_sublayers(field)
     require_scalar(increment, "increment")
@@ -102,7 +189,28 @@ def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State
 
 
 def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    """The classical Runge--Kutta step, of order 4 for a field that does not change in the layer.
+    r"""Take the classical Runge--Kutta step, of order 4 for a field that is constant in the layer.
+
+    Parameters
+    ----------
+    field
+        A layer ``field(x, context, grid)``, which is given the same state in both slots.
+    x
+        The state, of shape ``(length, width)``.
+    grid
+        The positions.
+    increment
+        The scalar :math:`\varepsilon\zeta(t_k)`.
+
+    Returns
+    -------
+    State
+        The next state, of the shape of x.
+
+    Raises
+    ------
+    ValueError
+        If the state does not fit the grid, the field is no function, or the increment no scalar.
 
     Examples
     --------
@@ -133,11 +241,6 @@ class ResidualFlow(eqx.Module):
     Call it to get the terminal state :math:`X_M`; `trajectory` gives all states. A `scan` runs
     over the layers, so compile time does not grow with depth.
 
-    Raises ValueError where the layers have no common leading axis, the horizon is not positive,
-    `remat` or `compute` has no such name, or (when called) the state does not fit the grid or the
-    layers, or the profile is negative, infinite or not a number at a layer (if it depends on traced
-    values, EquinoxRuntimeError).
-
     Attributes
     ----------
     layers
@@ -159,6 +262,15 @@ class ResidualFlow(eqx.Module):
         The precision of products in layers, attention's and those of all derivatives too, in
         JAX's words: "bfloat16" rounds operands in float32 and sums in float32, as all else is
         computed. None is for what `jax.default_matmul_precision` says.
+
+    Raises
+    ------
+    ValueError
+        Where the layers have no common leading axis, the horizon is not positive, `remat` or
+        `compute` has no such name, or (when called) the state does not fit the grid or the layers,
+        or the profile is negative, infinite or not a number at a layer.
+    EquinoxRuntimeError
+        Where a profile that depends on traced values is so.
 
     Examples
     --------
@@ -189,7 +301,8 @@ class ResidualFlow(eqx.Module):
         if isinstance(self.layers, FetchedLayers | LayersByKind):
             return
         axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
-        got, expected = f"leading axes {sorted(axes)}", "arrays that share one leading layer axis"
+        got = f"leading axes {sorted(axes)}"
+        expected = "arrays that share one leading layer axis"
         cure = "Build the layers under vmap over keys, or stack them with jax.tree.map."
         shared = len(axes) == 1 and not axes & {(), (0,)}
         require(shared, "layers", got=got, expected=f"{expected}, not empty", cure=cure)
@@ -220,7 +333,20 @@ class ResidualFlow(eqx.Module):
         return self.scan(lambda x, layer: (self.transition(layer, x, grid), None), x)[0]
 
     def trajectory(self, x: State, grid: Grid) -> Trajectory:
-        """Flow from :math:`X_0`, keeping every state."""
+        r"""Flow from :math:`X_0`, keeping every state.
+
+        Parameters
+        ----------
+        x
+            The input state :math:`X_0`, of shape ``(length, width)``.
+        grid
+            The positions.
+
+        Returns
+        -------
+        Trajectory
+            The depth times :math:`t_0, \dots, t_M`, and the states at them.
+        """
         require_state(x, grid)
 
         def step(x, layer):
@@ -231,7 +357,22 @@ class ResidualFlow(eqx.Module):
         return Trajectory(self._times(x.dtype), jnp.concatenate([x[None], states]))
 
     def transition(self, layer: tuple[Any, Scalar], x: State, grid: Grid) -> State:
-        """Apply one layer: a pair of its field and its increment, as in `scan`."""
+        """Apply one layer by the flow's `step`.
+
+        Parameters
+        ----------
+        layer
+            A pair of the layer's field and its increment, as `scan` hands it to its body.
+        x
+            The state before the layer.
+        grid
+            The positions.
+
+        Returns
+        -------
+        State
+            The state after it.
+        """
         field, increment = layer
         return self.step(field, x, grid, increment)
 
@@ -242,7 +383,26 @@ class ResidualFlow(eqx.Module):
         *inputs: PyTree[Shaped[Array, "depth ..."]],
         reverse: bool = False,
     ) -> tuple[PyTree, PyTree]:
-        r"""Scan ``body(carry, (field, increment), *inputs)`` over depth, by :math:`\zeta(t_k)`."""
+        r"""Scan a function over the layers.
+
+        Parameters
+        ----------
+        body
+            ``body(carry, (field, increment), *inputs)``, which returns the next carry and a result;
+            the increment of layer k is :math:`\varepsilon\,\zeta(t_k)`.
+        carry
+            What the first layer is given; its first leaf has the increments' precision.
+        *inputs
+            What each layer is given besides, with a leading axis of the depth.
+        reverse
+            Whether to go from the last layer to the first.
+
+        Returns
+        -------
+        tuple of PyTree and PyTree
+            The last carry, and the results with a leading axis of the depth, in the order of the
+            layers.
+        """
         numbered, call = self._numbered()
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
@@ -258,11 +418,12 @@ class ResidualFlow(eqx.Module):
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """`scan` with a tuple of inputs and of results, stacked over the layers of each kind."""
+        """Scan with a tuple of inputs and of results, stacked over the layers of each kind."""
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
-        layers, order = self.layers, np.array(self.layers.order)
+        layers = self.layers
+        order = np.array(self.layers.order)
 
         def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
             own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
@@ -295,7 +456,8 @@ class ResidualFlow(eqx.Module):
         )
 
     def _policy(self) -> Callable[..., Any]:
-        policies, both = jax.checkpoint_policies, jax.checkpoint_policies.save_from_both_policies
+        policies = jax.checkpoint_policies
+        both = jax.checkpoint_policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
         if self.remat == "full":
             return outputs
@@ -305,7 +467,22 @@ class ResidualFlow(eqx.Module):
     def at_layer(
         self, function: Callable[[tuple[Any, Scalar]], Result], number: Number, dtype: DTypeLike
     ) -> Result:
-        """Call a function with one layer by its number, for states of a precision, as in `scan`."""
+        """Call a function with one layer.
+
+        Parameters
+        ----------
+        function
+            ``function((field, increment))``, of the layer's field and its increment.
+        number
+            The layer's number, from 0, which may be traced.
+        dtype
+            The precision of the increment, that of the states.
+
+        Returns
+        -------
+        Any
+            What the function returns.
+        """
         numbered, call = self._numbered()
         increment = self._increments(dtype)[number]
         entry = jax.tree.map(lambda leaf: leaf[number], numbered)
@@ -332,7 +509,8 @@ class ResidualFlow(eqx.Module):
 
 
 def _require_sublayers(field: Any) -> None:
-    got, expected = f"{type(field).__name__} without sublayers", "a field such as TransformerField"
+    got = f"{type(field).__name__} without sublayers"
+    expected = "a field such as TransformerField"
     cure = "Give the field its sublayers, or take the step euler."
     require(hasattr(field, "sublayers"), "field", got=got, expected=expected, cure=cure)
 
@@ -365,7 +543,8 @@ def require_depth_profile(
     # Concrete while tracing too, unless the profile itself closes over something traced.
     with jax.ensure_compile_time_eval():
         values = jax.vmap(profile)(jnp.asarray(times, dtype))
-    expected, cure = "finite values that are not negative", "To reverse a field, negate its output."
+    expected = "finite values that are not negative"
+    cure = "To reverse a field, negate its output."
     if isinstance(values, Tracer):
         fails = ~((values >= 0) & (values < jnp.inf))
         return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
@@ -380,5 +559,6 @@ def require_state(x: State, grid: Grid) -> None:
     """Raise ValueError where states do not fit the grid."""
     cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
     require_on_grid(x, grid, "x", "length width", cure)
-    expected, cure = grid.weights.dtype, f"Make the grid with dtype={x.dtype}, or cast x."
+    expected = grid.weights.dtype
+    cure = f"Make the grid with dtype={x.dtype}, or cast x."
     require(x.dtype == expected, "x", got=x.dtype, expected=f"the grid's {expected}", cure=cure)

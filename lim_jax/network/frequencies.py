@@ -81,7 +81,8 @@ def yarn_scaling(
     ]
     if whole_pairs:
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
-    first, last = max(ends[0], 0), min(ends[1], 2 * len(unscaled) - 1)
+    first = max(ends[0], 0)
+    last = min(ends[1], 2 * len(unscaled) - 1)
     slowed = np.clip((np.arange(len(unscaled)) - first) / (last - first or 1e-3), 0, 1)
     return _as_tuple(unscaled * (1 - slowed + slowed / factor))
 

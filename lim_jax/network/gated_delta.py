@@ -73,8 +73,10 @@ class KimiDelta(GatedDelta):
     gate_down: Float[Weight, "inner width"] | None = eqx.field(kw_only=True, default=None)
     least_decay: float | None = eqx.field(static=True, kw_only=True, default=None)
     sharded_axes: ClassVar[Mapping[str, int]] = {
-        **GatedDelta.sharded_axes, "rate": -3, "rate_bias": -2,
-    }  # fmt: skip
+        **GatedDelta.sharded_axes,
+        "rate": -3,
+        "rate_bias": -2,
+    }
     chunk: ClassVar[int] = 16  # whose decays are held for every pair of rows and feature
 
     def rows(self, name: str, normed: State) -> Array:
@@ -84,7 +86,8 @@ class KimiDelta(GatedDelta):
 
     def decays(self, normed: State) -> Float[Array, "heads rows size"]:
         """The logarithms of decays of every feature."""
-        numbers, rate = self.rows("rate", normed), jnp.exp(self.log_decay)[:, None, None]
+        numbers = self.rows("rate", normed)
+        rate = jnp.exp(self.log_decay)[:, None, None]
         if self.least_decay is None:
             return -rate * jax.nn.softplus(numbers)
         return self.least_decay * jax.nn.sigmoid(rate * numbers)

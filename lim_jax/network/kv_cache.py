@@ -61,7 +61,8 @@ class RowAttention(eqx.Module):
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
-        grid, places = self.attention.prefixes(self.grid), jnp.arange(self.grid.size)
+        grid = self.attention.prefixes(self.grid)
+        places = jnp.arange(self.grid.size)
         assert isinstance(grid, CellGrid)
         first = 0 if grid.starts is None else grid.starts[self.place]
         prefix = jnp.where((first <= places) & (places <= self.place), grid.weights, 0)[None]
@@ -155,13 +156,15 @@ def _through(
     kept = []
     for stage, own in zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True):
         change, own = value(stage, x, own)
-        x, kept = x + increment * change, [*kept, own]
+        x = x + increment * change
+        kept = [*kept, own]
     return x, tuple(kept)
 
 
 def _require_plain(grid: CellGrid) -> None:
     plain = grid.starts is None and grid.log_weights is None
-    got, cure = "one with starts or log weights", "Take token_grid of one context."
+    got = "one with starts or log weights"
+    cure = "Take token_grid of one context."
     require(plain, "grid", got=got, expected="one context whose tokens weigh the same", cure=cure)
 
 

@@ -35,7 +35,8 @@ class LatentAttention(CausalAttention):
     def __check_init__(self):
         shared = self.rope_key.shape[-2]
         got = f"{self.mask.rotary_dim} features that are rotated"
-        expected, cure = f"{shared}, those that all heads share", "Make frequencies for them."
+        expected = f"{shared}, those that all heads share"
+        cure = "Make frequencies for them."
         fits = self.mask.rotary_dim in (0, shared)  # a configuration may scale others
         require(fits, "rotary", got=got, expected=expected, cure=cure)
         biases = self.query_bias, self.key_bias, self.value_bias

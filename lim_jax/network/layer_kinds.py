@@ -30,7 +30,8 @@ class LayersByKind(eqx.Module):
         counts = [self.order.count(number) for number in range(len(self.kinds))]
         layers = [_depth(kind) for kind in self.kinds]
         agree = all(own is None or own == count for own, count in zip(layers, counts, strict=True))
-        got, cure = f"{counts} of each kind", "Name the kind of every layer by its place in kinds."
+        got = f"{counts} of each kind"
+        cure = "Name the kind of every layer by its place in kinds."
         holds = agree and sum(counts) == len(self.order) > 0
         require(holds, "order", got=got, expected=f"{layers}, as there are", cure=cure)
 

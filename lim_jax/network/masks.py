@@ -50,7 +50,8 @@ class AttentionMask(eqx.Module):
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
                 as_int(getattr(self, name), name, cure=WHOLE)
-        most_one, got = self.window is None or self.chunk is None, "a window and a chunk"
+        most_one = self.window is None or self.chunk is None
+        got = "a window and a chunk"
         require(most_one, "mask", got=got, expected="one of them at most", cure=WHOLE)
 
     @property
@@ -59,14 +60,14 @@ class AttentionMask(eqx.Module):
         return 0 if self.positions is None else self.positions.rotary_dim
 
     def same_rope(self, first: int, second: int) -> bool:
-        """Whether contexts of two lengths know their positions in the same way."""
+        """Tell whether contexts of two lengths know their positions in the same way."""
         if self.positions is None or first == second:
             return True
         # Where [0, 1] stands for a number of tokens, those of a longer context are closer together.
         return self.positions.tokens is None and self.positions.same_rope(first, second)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """The grid with the prefixes that rows attend to."""
+        """Return the grid with the prefixes that rows attend to."""
         name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
         if size is None:
             return grid
@@ -77,7 +78,7 @@ class AttentionMask(eqx.Module):
         return grid.chunked(size) if self.window is None else grid.windowed(size)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """What queries and keys know of the positions, a row for each; None if nothing."""
+        """Return what queries and keys know of the positions, a row for each; None if nothing."""
         return None if self.positions is None else self.positions.rope(grid)
 
     def of_queries(self, vectors: Array, rope: Rope | None) -> Array:

@@ -63,8 +63,14 @@ class CausalAttention(eqx.Module):
         Whether queries and keys are rotated before their norms, not after.
     attend
         How one head attends: `causal_attention`, or where devices share a context `RingAttention`.
+    sharded_axes
+        The axis of each array, that of heads, along which devices may share it, counted from the
+        last.
 
-    Sizes that do not fit one another raise ValueError.
+    Raises
+    ------
+    ValueError
+        Where sizes do not fit one another, or `scale` or `cap` is not positive and finite.
     """
 
     norm: Norm
@@ -98,7 +104,8 @@ class CausalAttention(eqx.Module):
         require_optional(self.cap, "cap", "None is for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
         groups = self.key.shape[-3]
-        got, expected = f"{heads} heads in {groups} groups", "a number that divides the heads"
+        got = f"{heads} heads in {groups} groups"
+        expected = "a number that divides the heads"
         cure = "Every group of keys and values serves as many heads."
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
         got = f"{self.mask.rotary_dim} features that are rotated"
@@ -108,7 +115,8 @@ class CausalAttention(eqx.Module):
         heads, width, features = self.output.shape[-3:]
         sizes = (heads, features, width) if self.gate is None else self.gate.shape[-3:]
         expected = f"{heads, features, width}: heads, a head's features, the width"
-        cure, fits = "A gate has the output's sizes.", sizes == (heads, features, width)
+        cure = "A gate has the output's sizes."
+        fits = sizes == (heads, features, width)
         require(fits, "gate", got=f"sizes {sizes}", expected=expected, cure=cure)
 
     @classmethod
@@ -127,16 +135,51 @@ class CausalAttention(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "CausalAttention":
-        r"""Gaussian matrices of variance one over their fan-in; zero biases.
+        r"""Make random attention: Gaussian matrices of variance one over their fan-in.
 
-        `head_size` is by default ``width // heads``, and `groups` by default `heads`. Sizes that
-        are no positive whole numbers, or do not divide one another, raise ValueError.
+        Parameters
+        ----------
+        width
+            The width of a state, at least 2.
+        heads
+            How many heads attend; they divide the width, unless `head_size` is given.
+        groups
+            How many groups of heads share keys and values, a number that divides the heads; by
+            default each head has its own.
+        head_size
+            The size of a head's queries, keys and values; by default ``width // heads``.
+        bias
+            Whether each matrix has a bias, which is zero.
+        rotary
+            How queries and keys are rotated along the positions; None for not at all.
+        window
+            How many positions a row sees, the last ones with its own; None for the whole prefix.
+        attend
+            How one head attends: `causal_attention`, the default, or a `RingAttention`.
+        eta
+            The :math:`\eta` of the `LayerNorm` before the matrices.
+        key
+            The random key of the matrices.
+
+        Returns
+        -------
+        CausalAttention
+            The attention.
+
+        Raises
+        ------
+        ValueError
+            If a size is no positive whole number, the heads do not divide the width or the groups
+            the heads, or more features are rotated than a head has.
         """
-        width, heads = as_int(width, "width", least=2), as_int(heads, "heads")
+        width = as_int(width, "width", least=2)
+        heads = as_int(heads, "heads")
         groups = heads if groups is None else as_int(groups, "groups")
         require_key(key)
-        got, expected = f"{heads} heads at width {width}", "a number that divides the width"
-        cure, fits = "Pass head_size= for any other.", head_size is not None or width % heads == 0
+        got = f"{heads} heads at width {width}"
+        expected = "a number that divides the width"
+        cure = "Pass head_size= for any other."
+        fits = head_size is not None or width % heads == 0
         require(fits, "heads", got=got, expected=expected, cure=cure)
         size = width // heads if head_size is None else as_int(head_size, "head_size")
         keys = jax.random.split(key, 4)
@@ -145,17 +188,20 @@ class CausalAttention(eqx.Module):
             fan_in(k, count, size, width) for k, count in zip(keys[:3], counts, strict=True)
         )
         output = fan_in(keys[3], heads, width, size) / math.sqrt(heads)
-        zeros, of_groups = jnp.zeros((heads, size)), jnp.zeros((groups, size))
+        zeros = jnp.zeros((heads, size))
+        of_groups = jnp.zeros((groups, size))
         zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
-        norm, mask = LayerNorm.init(width, eta), AttentionMask(window=window, positions=rotary)
+        norm = LayerNorm.init(width, eta)
+        mask = AttentionMask(window=window, positions=rotary)
         return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Attend from `x` to `context`."""
         require_pair(x, context, grid, self.output.shape[-2])
         rope = self.rope(grid)
-        query, sources = self.queries(x, rope), self.sources(context, rope)
+        query = self.queries(x, rope)
+        sources = self.sources(context, rope)
         key, value = (by_head(grouped, query.shape[0]) for grouped in sources)
         return self.attended(query, key, value, self.gates(x), grid)
 
@@ -204,24 +250,24 @@ class CausalAttention(eqx.Module):
         return projected if self.output_norm is None else jax.vmap(self.output_norm)(projected)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """The grid with the prefixes that rows attend to."""
+        """Return the grid with the prefixes that rows attend to."""
         return self.mask.prefixes(grid)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """What queries and keys know of the positions, a row for each; None if nothing."""
+        """Return what queries and keys know of the positions, a row for each; None if nothing."""
         return self.mask.rope(grid)
 
     def queries(
         self, x: Float[Array, "rows width"], rope: Rope | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row; without `rope` they know no positions."""
+        """Compute the queries of any tokens, row by row; without `rope` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.rope_before_qk_norm:
             return self.scaled(_normed(self.query_norm, self.mask.of_queries(query, rope)))
         return self.mask.of_queries(self.scaled(_normed(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
-        """The factors of what heads read for each row, or None."""
+        """Compute the factors of what heads read for each row; None without a gate."""
         if self.gate is None:
             return None
         return jax.nn.sigmoid(project(self.gate, None, jax.vmap(self.norm)(x)))
@@ -233,7 +279,7 @@ class CausalAttention(eqx.Module):
     def sources(
         self, context: Float[Array, "rows width"], rope: Rope | None
     ) -> tuple[Float[Array, "groups rows size"], Float[Array, "groups rows features"]]:
-        """Keys and values of any tokens, row by row."""
+        """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
         value = _normed(self.value_norm, project(self.value, self.value_bias, normed))
@@ -242,11 +288,25 @@ class CausalAttention(eqx.Module):
         return self.mask.of_keys(_normed(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
-        r"""What attention gives at position 0, from the state there.
+        r"""Compute what attention gives at position 0, from the state there.
 
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`), gated
-        and normed as in every row: the limit from the right, and the rule of the first token. With
-        sinks there is none (ValueError).
+        and normed as in every row: the limit from the right, and the rule of the first token.
+
+        Parameters
+        ----------
+        z
+            The state at position 0, of shape ``(width,)``.
+
+        Returns
+        -------
+        Float[Array, " width"]
+            What attention adds there.
+
+        Raises
+        ------
+        ValueError
+            With sinks, which take all attention at the left end.
         """
         cure = "In the continuum a sink takes all attention at the left end."
         require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)

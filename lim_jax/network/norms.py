@@ -23,10 +23,16 @@ class LayerNorm(eqx.Module):
     .. math:: \mathrm{LN}(z) = \gamma \odot
               \frac{z - \bar z \mathbf 1}{\sqrt{d^{-1}\sum_m (z_m - \bar z)^2 + \eta}} + \beta
 
-    `scale` and `shift` are :math:`\gamma` and :math:`\beta`, of shape ``(width,)``; `eta`,
-    :math:`\eta_{LN} > 0`, removes the singularity at zero variance. A width of 1, of which the
-    result would not depend on z, an `eta` that is not positive and finite, and a token of another
-    width raise ValueError.
+    A width of 1, of which the result would not depend on z, and a token of another width raise
+    ValueError.
+
+    Attributes
+    ----------
+    scale, shift
+        :math:`\gamma` and :math:`\beta`, of shape ``(width,)``.
+    eta
+        :math:`\eta_{LN} > 0`, which removes the singularity at zero variance; one that is not
+        positive and finite raises ValueError.
 
     Examples
     --------
@@ -44,7 +50,25 @@ class LayerNorm(eqx.Module):
 
     @classmethod
     def init(cls, width: int, eta: float = 1e-5) -> "LayerNorm":
-        """Scale one and shift zero."""
+        r"""Make a norm of scale one and shift zero.
+
+        Parameters
+        ----------
+        width
+            The width of a token, at least 2.
+        eta
+            :math:`\eta_{LN} > 0`.
+
+        Returns
+        -------
+        LayerNorm
+            The norm.
+
+        Raises
+        ------
+        ValueError
+            If the width is no whole number from 2, or `eta` is not positive and finite.
+        """
         constant = "Layer normalisation of one feature is constant: use eqx.nn.Identity()."
         width = as_int(width, "width", least=2, cure=constant)
         return cls(jnp.ones(width), jnp.zeros(width), eta)
@@ -59,7 +83,7 @@ class LayerNorm(eqx.Module):
         return self.scale * normalised.astype(z.dtype) + self.shift
 
     def bound(self) -> Float[Array, ""]:
-        r"""A bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
+        r"""Return a bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
 
         :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`).
         """
@@ -72,8 +96,16 @@ class RMSNorm(eqx.Module):
 
     .. math:: \mathrm{RMS}(z) = \gamma \odot \frac{z}{\sqrt{d^{-1}\sum_m z_m^2 + \eta}}
 
-    As `LayerNorm`, whose attributes and errors it has, it is smooth, and bounded by
-    :math:`\sqrt d\,\|\gamma\|_\infty`. Over a head's size it is the norm of queries and keys.
+    It is smooth, and bounded by :math:`\sqrt d\,\|\gamma\|_\infty`. Over a head's size it is the
+    norm of queries and keys. A token of another width raises ValueError.
+
+    Attributes
+    ----------
+    scale
+        :math:`\gamma`, of shape ``(width,)``.
+    eta
+        :math:`\eta > 0`, which removes the singularity at zero; one that is not positive and finite
+        raises ValueError.
 
     Examples
     --------
@@ -90,7 +122,25 @@ class RMSNorm(eqx.Module):
 
     @classmethod
     def init(cls, width: int, eta: float = 1e-5) -> "RMSNorm":
-        """Scale one."""
+        r"""Make a norm of scale one.
+
+        Parameters
+        ----------
+        width
+            The width of a token, at least 1.
+        eta
+            :math:`\eta > 0`.
+
+        Returns
+        -------
+        RMSNorm
+            The norm.
+
+        Raises
+        ------
+        ValueError
+            If the width is no positive whole number, or `eta` is not positive and finite.
+        """
         return cls(jnp.ones(as_int(width, "width")), eta)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
@@ -112,8 +162,10 @@ class GroupedNorm(eqx.Module):
     def __check_init__(self):
         require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
         heads = self.scale.shape[-2]
-        got, expected = f"{self.groups} for {heads} heads", "a number that divides the heads"
-        holds, cure = heads % self.groups == 0, "Take 1, or a group for each head."
+        got = f"{self.groups} for {heads} heads"
+        expected = "a number that divides the heads"
+        holds = heads % self.groups == 0
+        cure = "Take 1, or a group for each head."
         require(holds, "groups", got=got, expected=expected, cure=cure)
 
     def __call__(

@@ -43,20 +43,32 @@ def _known(frequencies: Any) -> Frequencies | OfLength:
 
 
 class Rotary(eqx.Module):
-    r"""How the features of queries and keys are rotated along the positions.
+    """How the features of queries and keys are rotated along the positions.
 
     Features m and m + r/2 are pair m, of the first r features; the others rest (partial rotary).
     Angles are made in float64 on the host: at 10,000 tokens one of float32 is wrong by 1e-3.
 
-    `frequencies` are one angle a token for each of the r/2 pairs, known before tracing; or a
-    function of the number of tokens that gives them. `tokens` is how many tokens [0, 1] stands for:
-    None for as many as the grid has positions, as in a real model, a number for the continuum
-    limit. The rotated features grow by `amplitude`, in queries as in keys (`yarn_amplitude`). With
-    `from_zero` the first token of each context is rotated by no angle, where a norm that follows
-    the rotation sees more than differences of positions.
+    Attributes
+    ----------
+    frequencies
+        One angle a token, in radians, for each of the r/2 pairs, known before tracing; or a
+        function of the number of tokens that gives them.
+    tokens
+        How many tokens [0, 1] stands for: None for as many as the grid has positions, as in a real
+        model, a number for the continuum limit.
+    amplitude
+        The factor by which the rotated features grow, in queries as in keys (`yarn_amplitude`); 1
+        by default.
+    from_zero
+        Whether the first token of each context is rotated by no angle, where a norm that follows
+        the rotation sees more than differences of positions; by default it is rotated by that of
+        one token.
 
-    Raises ValueError where a number is missing, not finite or (but for frequencies) not positive;
-    where frequencies that depend on a context's length meet a grid of several contexts.
+    Raises
+    ------
+    ValueError
+        Where a number is missing, not finite or (but for frequencies) not positive; where
+        frequencies that depend on a context's length meet a grid of several contexts.
 
     Examples
     --------
@@ -83,7 +95,7 @@ class Rotary(eqx.Module):
         return 2 * len(self._frequencies(1))
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Whether tokens are rotated alike in contexts of two lengths."""
+        """Tell whether tokens are rotated alike in contexts of two lengths."""
         same = self._frequencies(first) == self._frequencies(second)
         return self.tokens is not None or same
 
@@ -92,7 +104,7 @@ class Rotary(eqx.Module):
         return known(tokens) if isinstance(known, Callable) else known
 
     def rope(self, grid: Grid) -> Rope:
-        """The cosines and sines of every angle, in the default precision."""
+        """Return the cosines and sines of every angle, in the default precision."""
         starts = getattr(grid, "starts", None)
         holds = starts is None or self.same_rope(1, grid.size)
         got = f"several contexts, or padding on the left, in {grid.size} positions"
@@ -109,7 +121,8 @@ class Rotary(eqx.Module):
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate each row by its angles."""
-        wide, pairs = promote(vectors), rope.shape[2]
+        wide = promote(vectors)
+        pairs = rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
         moved = (first * cosine - second * sine, second * cosine + first * sine, still)

@@ -113,8 +113,10 @@ class RecurrentMixer(eqx.Module):
     chunk: ClassVar[int] = 64  # rows that are read together, a power of two
 
     def __check_init__(self):
-        heads, groups = self.value.shape[-3], self.key.shape[-3]
-        got, expected = f"{heads} heads in {groups} groups", "a number that divides the heads"
+        heads = self.value.shape[-3]
+        groups = self.key.shape[-3]
+        got = f"{heads} heads in {groups} groups"
+        expected = "a number that divides the heads"
         cure = "Every group of queries and keys serves as many heads."
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
 
@@ -125,7 +127,8 @@ class RecurrentMixer(eqx.Module):
 
     def sources(self, context: State, grid: Grid) -> Sources:
         """All that heads read of the context, row by row."""
-        normed, starts = jax.vmap(self.norm)(context), packed_starts(grid)
+        normed = jax.vmap(self.norm)(context)
+        starts = packed_starts(grid)
         decay, write = self.decays_and_writes(normed)
         weights = log_weights_by_head(grid, len(write))
         if weights is not None:
@@ -158,7 +161,8 @@ class RecurrentMixer(eqx.Module):
     ) -> tuple[Float[Array, "rows width"], Memory]:
         """Read the rows that follow what `memory` holds, and the memory after `count` of them."""
         normed = jax.vmap(self.norm)(x)
-        lasts, convolved = [], []
+        lasts = []
+        convolved = []
         for number, name in enumerate(("query", "key", "value")):
             rows, taps, bias = self._convolution(name, normed)
             shape = rows.shape[0], taps.shape[2] - 1, rows.shape[2]
@@ -170,7 +174,8 @@ class RecurrentMixer(eqx.Module):
         query, key, value = convolved
         decay, write = self.decays_and_writes(normed)
         later = (jnp.arange(len(x)) >= count)[None]
-        decay, write = jnp.where(later[..., None], 0, decay), jnp.where(later, 0, write)
+        decay = jnp.where(later[..., None], 0, decay)
+        write = jnp.where(later, 0, write)
         state = None if memory is None else memory.state
         read, state = self.rule(
             self.of_query(query), self.of_key(key), value, decay, write, None, state
@@ -184,7 +189,8 @@ class RecurrentMixer(eqx.Module):
 
     def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
         """Rows, taps, of which the own one is one where there are none, and their bias."""
-        rows, bias = self.rows(name, normed), getattr(self, f"{name}_tap_bias")
+        rows = self.rows(name, normed)
+        bias = getattr(self, f"{name}_tap_bias")
         taps = getattr(self, f"{name}_taps")
         if taps is None:
             taps = jnp.ones((len(rows), rows.shape[2], 1), rows.dtype)
@@ -240,7 +246,8 @@ class RecurrentMixer(eqx.Module):
         state: OfState | None,
     ) -> tuple[Heads, OfState]:
         """What heads read, and the last row's state; `state` is the one before the first row."""
-        (groups, length), heads = key.shape[:2], len(value)
+        groups, length = key.shape[:2]
+        heads = len(value)
         size = min(self.chunk, 1 << (length - 1).bit_length())  # a power of two, one for one row
         fill = -length % size
 
@@ -293,13 +300,19 @@ def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Ch
     place = jnp.arange(decay.shape[-2])
     # What is left of row j in row i, a sum over the rows m between: the difference of sums from the
     # start would lose the digits of small decays behind large ones.
-    i, j, m = place[:, None, None], place[None, :, None], place[None, None, :]
+    i = place[:, None, None]
+    j = place[None, :, None]
+    m = place[None, None, :]
     between = ((j < m) & (m <= i)).astype(decay.dtype)
     total = jnp.einsum("ijm,ghmd->ghijd", between, decay, precision=jax.lax.Precision.HIGHEST)
-    seen, kept, last = place[None, :] <= place[:, None], place >= 0, place >= 0
+    seen = place[None, :] <= place[:, None]
+    kept = place >= 0
+    last = place >= 0
     if begins is not None:
         begin = jax.lax.dynamic_slice_in_dim(begins, first, len(place)) - first
-        seen, kept, last = seen & (place[None, :] >= begin[:, None]), begin < 0, place >= begin[-1]
+        seen = seen & (place[None, :] >= begin[:, None])
+        kept = begin < 0
+        last = place >= begin[-1]
     seen, kept, last = (each[None, None, ..., None] for each in (seen, kept, last))
     within = jnp.where(seen, jnp.exp(total), 0)
     since = jnp.where(kept, jnp.exp(jnp.cumsum(decay, axis=-2)), 0)

@@ -90,17 +90,36 @@ class AttentionRegularity(NamedTuple):
 
 
 class FeedForwardRegularity(NamedTuple):
-    r"""The constants of a tokenwise network."""
+    """The constants of a tokenwise network.
 
-    radius: Scalar  # a bound on what the activation is applied to
-    slope: Scalar  # the activation's Lipschitz constant, on the whole line
+    Attributes
+    ----------
+    radius
+        A bound on what the activation is applied to.
+    slope
+        The activation's Lipschitz constant, on the whole line.
+    lipschitz, bound, control
+        The Lipschitz constant and bound of the network, and the constant in the parameters, at
+        every state, from their Euclidean norm.
+    """
+
+    radius: Scalar
+    slope: Scalar
     lipschitz: Scalar
     bound: Scalar
-    control: Scalar  # as in `AttentionRegularity`
+    control: Scalar
 
 
 class FieldRegularity(NamedTuple):
-    r"""The constants of a complete field, from those of its sublayers."""
+    """The constants of a complete field, from those of its sublayers.
+
+    Attributes
+    ----------
+    attention
+        The constants of attention, an `AttentionRegularity`.
+    feed_forward
+        The constants of the tokenwise network, a `FeedForwardRegularity`.
+    """
 
     attention: AttentionRegularity
     feed_forward: FeedForwardRegularity
@@ -127,25 +146,41 @@ class FieldRegularity(NamedTuple):
 
 @filter_jit
 def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
-    r"""Lipschitz constant and bound of attention by the steps of `prop:transformer-lipschitz`.
+    r"""Compute a Lipschitz constant and a bound of attention, uniform over all states.
 
-    With the bound :math:`C` and the slope :math:`\ell` of LN, :math:`c_q = \|W_Q\| C + \|b_Q\|`
-    and so on: :math:`B = c_q c_k/\sqrt{d_k}`, the scores' slopes are
-    :math:`\ell\|W_Q\|c_k/\sqrt{d_k}` and :math:`\ell\|W_K\|c_q/\sqrt{d_k}`, the kernel's are twice
-    these, the second times :math:`e^{2B}` (along the segment between the scores, where the paper
-    takes the quotient identity), and a head's are :math:`c_v` times the kernel's, to the second of
-    which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles the second.
+    By the steps of `prop:transformer-lipschitz`. With the bound :math:`C` and the slope
+    :math:`\ell` of LN, :math:`c_q = \|W_Q\| C + \|b_Q\|` and so on: :math:`B = c_q c_k/\sqrt{d_k}`,
+    the scores' slopes are :math:`\ell\|W_Q\|c_k/\sqrt{d_k}` and :math:`\ell\|W_K\|c_q/\sqrt{d_k}`,
+    the kernel's are twice these, the second times :math:`e^{2B}` (along the segment between the
+    scores, where the paper takes the quotient identity), and a head's are :math:`c_v` times the
+    kernel's, to the second of which :math:`e^{2B}\ell\|W_V\|` is added. Hardy's inequality doubles
+    the second.
 
-    In the parameters nothing is exponential: a probability moves by at most the largest change of
-    a score, so a head by :math:`c_v\,|ds| + |dv|`, where
+    In the parameters nothing is exponential: a probability moves by at most the largest change of a
+    score, so a head by :math:`c_v\,|ds| + |dv|`, where
     :math:`|ds| \le (|dq|\,c_k + c_q\,|dk|)/\sqrt{d_k}` and
     :math:`|dq| \le C\,|dW_Q| + |db_Q| + \|W_Q\|\,|du|`, and a normalised token by
     :math:`|du| \le \sqrt{d}\,|d\gamma| + |d\beta|`. The blocks are summed by Cauchy's inequality.
 
-    `Rotary` of amplitude one keeps the norms of keys and queries and so the constants. Whatever
-    else these steps do not know raises ValueError: another class than exactly `CausalAttention`
-    with `LayerNorm`, without which nothing bounds the scores, other sums than the library's own,
-    norms of heads, windows, and scores or outputs that are shaped.
+    Parameters
+    ----------
+    attention
+        The attention, exactly a `CausalAttention` with `LayerNorm`; or one whose arrays have a
+        leading axis, for constants that hold for all of these and their convex combinations. Its
+        positions may be a `Rotary` of amplitude one, which keeps the norms of keys and queries and
+        so the constants.
+
+    Returns
+    -------
+    AttentionRegularity
+        The constants, step by step; those of heads have one number for each.
+
+    Raises
+    ------
+    ValueError
+        For whatever else these steps do not know: another class of attention or of norm, without
+        which nothing bounds the scores, other sums than the library's own, norms of heads, windows,
+        gates, and scores or outputs that are shaped.
 
     Examples
     --------
@@ -166,9 +201,11 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     )
     scale = math.sqrt(size)
     score = queries * keys / scale
-    local, past = slope * query * keys / scale, slope * key * queries / scale
+    local = slope * query * keys / scale
+    past = slope * key * queries / scale
     growth = jnp.exp(2 * score)
-    kernel_local, kernel_hardy = 2 * local, _times(2 * past, growth)
+    kernel_local = 2 * local
+    kernel_hardy = _times(2 * past, growth)
     head_local = values * kernel_local
     head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
     head = head_local + HARDY * head_hardy
@@ -178,31 +215,43 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     shared = jnp.linalg.norm(moved[0] * query + moved[1] * key + value)
     by_parameters = _root(own, shared * math.sqrt(attention.query.shape[-1] + 1))
     joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
-    output, output_bias = _operator_norms(joined[..., None, :, :])[0], attention.output_bias
+    output = _operator_norms(joined[..., None, :, :])[0]
+    output_bias = attention.output_bias
     return AttentionRegularity(
-        score, local, past, kernel_local, kernel_hardy, head_local, head_hardy, head,
+        score,
+        local,
+        past,
+        kernel_local,
+        kernel_hardy,
+        head_local,
+        head_hardy,
+        head,
         _times(output, jnp.linalg.norm(head)),
         output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
         _root(1.0, jnp.linalg.norm(values), output * by_parameters),
-    )  # fmt: skip
+    )
 
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError for subclasses too: they may compute something else."""
-    got, expected = described(value), f"a {kind.__name__}"
+    got = described(value)
+    expected = f"a {kind.__name__}"
     require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
 def _require_plain(attention: CausalAttention) -> None:
     steps = "The proposition's steps are those of queries, keys and values of one matrix each."
     _require_exactly(attention, CausalAttention, "attention", steps)
-    attend, mask = attention.attend, attention.mask
+    attend = attention.attend
+    mask = attention.mask
     holds = attend is causal_attention or type(attend) is RingAttention
-    got, expected = f"heads that attend by {_name(attend)}", "causal_attention or a RingAttention"
+    got = f"heads that attend by {_name(attend)}"
+    expected = "causal_attention or a RingAttention"
     cure = "The proposition's steps are those of a softmax over the prefix."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     holds = type(mask) is AttentionMask and mask.window is None and mask.chunk is None
-    got, expected = f"{mask}", "rows that see their whole prefix"
+    got = f"{mask}"
+    expected = "rows that see their whole prefix"
     cure = "Hardy's inequality is of prefixes that begin at 0."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     assert isinstance(mask, AttentionMask)
@@ -210,7 +259,8 @@ def _require_plain(attention: CausalAttention) -> None:
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
     shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
     got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
-    got, holds = f"{got}normalised or gated", all(getattr(attention, s) is None for s in shapes)
+    got = f"{got}normalised or gated"
+    holds = all(getattr(attention, s) is None for s in shapes)
     cure = "The proposition's steps are those of attention without them."
     require(plain and holds, "attention", got=got, expected="none of these", cure=cure)
 
@@ -226,7 +276,8 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     steps = "The proposition's steps are those of two matrices and an activation."
     _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
-    got, expected = "a norm of its output", "none"
+    got = "a norm of its output"
+    expected = "none"
     cure = "A norm may enlarge small outputs and their changes by far."
     require(network.output_norm is None, "network", got=got, expected=expected, cure=cure)
     token, slope = norm_constants(network.norm)
@@ -260,7 +311,8 @@ def hardy_bound(grid: CellGrid) -> float:
     :math:`p^{-1/2}`, which gives 4 in the continuum, and a few powers of :math:`H^*H`.
     """
     assert type(grid) is CellGrid and grid.starts is None and 0 <= grid.offset < 1
-    weights, share = np.asarray(grid.weights, float), float(1 - grid.offset)
+    weights = np.asarray(grid.weights, float)
+    share = float(1 - grid.offset)
     prefixes = np.cumsum(weights) - (1 - share) * weights
 
     def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
@@ -275,14 +327,29 @@ def hardy_bound(grid: CellGrid) -> float:
 
 
 def field_regularity(field: TransformerField) -> FieldRegularity:
-    r"""Lipschitz constant :math:`C_F` and bound :math:`M_R` of a field, uniform over all states.
+    """Compute a Lipschitz constant :math:`C_F` and a bound :math:`M_R` of a field, over all states.
 
     `prop:transformer-lipschitz` with its constants, from the norms of the parameters' blocks.
-    Pre-norms make both independent of the states' radius R. Of one field, or one whose arrays have
-    a leading axis: the admissible set of `ass:bounded` is then the convex hull. A field that is not
-    exactly a `TransformerField`, and sublayers that these steps do not know, raise ValueError. An
-    activation is known by its identity: `jnp.tanh` and `jax.nn`'s relu, sigmoid, softplus, silu and
-    gelu (also as ``partial(jax.nn.gelu, approximate=False)``).
+    Pre-norms make both independent of the states' radius R.
+
+    Parameters
+    ----------
+    field
+        The field, exactly a `TransformerField` of a `CausalAttention` and a `FeedForward`; or one
+        whose arrays have a leading axis: the admissible set of `ass:bounded` is then the convex
+        hull. An activation is known by its identity: `jnp.tanh` and `jax.nn`'s relu, sigmoid,
+        softplus, silu and gelu (also as ``partial(jax.nn.gelu, approximate=False)``).
+
+    Returns
+    -------
+    FieldRegularity
+        The constants of the sublayers, and of their sum `lipschitz`, `bound` and `control`.
+
+    Raises
+    ------
+    ValueError
+        If the field is not exactly a `TransformerField`, or has sublayers or an activation that
+        these steps do not know.
 
     Examples
     --------
@@ -308,15 +375,40 @@ def trajectory_radius(
     *,
     profile_bound: float = 1.0,
 ) -> Float[Array, "*times"]:
-    r"""A bound on :math:`\|X_t\|` along depth: :math:`\|X_0\| + t\,\|\zeta\|_\infty M_R`.
+    r"""Bound :math:`\|X_t\|` along depth by :math:`\|X_0\| + t\,\|\zeta\|_\infty M_R`.
 
-    `rem:bounded-state-preln`, from the input x at depth `times` t, with the `profile_bound`
-    :math:`\|\zeta\|_\infty`. The `fields` are the layers, or those that a `linear_control` joins,
-    as in `field_regularity`; in the grid's norm :math:`M_R` counts times the root of the grid's
+    `rem:bounded-state-preln`; in the grid's norm :math:`M_R` counts times the root of the grid's
     mass. It holds for the depth flow and for residual recursions by every step here, since each
     increment is a mean of bounded ones: on cells, and in the continuum as far as cells resolve it.
-    On panels (ValueError) prefix weights have signs, so that attention may be larger than every
-    value that it reads. Times and bounds below zero raise EquinoxRuntimeError.
+    On panels prefix weights have signs, so that attention may be larger than every value that it
+    reads.
+
+    Parameters
+    ----------
+    fields
+        The layers of a flow, or the fields that a `linear_control` joins: one `TransformerField`,
+        or one whose arrays have a leading axis, of the kind that `field_regularity` takes.
+    x
+        The input state :math:`X_0`, of shape ``(length, width)``.
+    grid
+        The positions, a grid of cells.
+    times
+        The depth times t, an array of any shape, not negative.
+    profile_bound
+        The bound :math:`\|\zeta\|_\infty` of the depth profile; 1 by default.
+
+    Returns
+    -------
+    Float[Array, "*times"]
+        The bound at each of the times, in the grid's :math:`L^2` norm.
+
+    Raises
+    ------
+    ValueError
+        If the grid is one of panels, the state does not fit it, the fields are not such as
+        `field_regularity` takes, or `profile_bound` is a number below zero.
+    EquinoxRuntimeError
+        If a time is below zero, or a `profile_bound` that is an array.
 
     Examples
     --------
@@ -326,13 +418,15 @@ def trajectory_radius(
     """
     _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")
     require_on_grid(x, grid, "x", "length width")
-    got, expected = type(grid).__name__, "a grid of cells, whose prefix weights are not negative"
+    got = type(grid).__name__
+    expected = "a grid of cells, whose prefix weights are not negative"
     cure = "Take token_grid, midpoint_grid or graded_grid."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     times = as_nonnegative(times, "times", "A flow begins at 0.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
-    start, mass = jnp.sqrt(inner(x, x, grid)), jnp.sqrt(grid.weights.sum())
+    start = jnp.sqrt(inner(x, x, grid))
+    mass = jnp.sqrt(grid.weights.sum())
     return start + times * profile_bound * mass * field_regularity(fields).bound
 
 

@@ -31,9 +31,18 @@ class RingAttention(eqx.Module):
     reverse mode, in forward mode, and forward over reverse as in Algorithm 1; reverse over reverse
     keeps the keys and values that have passed.
 
-    The context is spread over the `axis`, of type Auto, of the `mesh`, whose other axes may hold
-    examples. A grid of panels, or whose positions the devices cannot share evenly, and a sink raise
-    ValueError.
+    Attributes
+    ----------
+    mesh
+        The devices; other axes than `axis` may hold examples.
+    axis
+        The name of the mesh's axis over which the context is spread, of type Auto.
+
+    Raises
+    ------
+    ValueError
+        If the mesh has no such axis or one of another type; when called, for a grid of panels, or
+        one whose positions the devices cannot share evenly, and for a sink.
 
     Examples
     --------
@@ -49,11 +58,13 @@ class RingAttention(eqx.Module):
     axis: str = eqx.field(static=True)
 
     def __check_init__(self):
-        got, expected = repr(self.axis), f"one of {self.mesh.axis_names}"
+        got = repr(self.axis)
+        expected = f"one of {self.mesh.axis_names}"
         cure = "Name the mesh's axis over which the context is spread."
         require(self.axis in self.mesh.axis_names, "axis", got=got, expected=expected, cure=cure)
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
-        got, expected = f"an axis {self.axis!r} of type {kind.name}", "AxisType.Auto"
+        got = f"an axis {self.axis!r} of type {kind.name}"
+        expected = "AxisType.Auto"
         cure = "jax.make_mesh takes axis_types=(AxisType.Auto, ...)."
         require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
 
@@ -82,7 +93,11 @@ class RingAttention(eqx.Module):
             return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
 
         spread = jax.shard_map(
-            attend, mesh=self.mesh, axis_names={self.axis}, check_vma=False,
-            in_specs=PartitionSpec(self.axis), out_specs=PartitionSpec(self.axis),
-        )  # fmt: skip
+            attend,
+            mesh=self.mesh,
+            axis_names={self.axis},
+            check_vma=False,
+            in_specs=PartitionSpec(self.axis),
+            out_specs=PartitionSpec(self.axis),
+        )
         return spread(query, key, value, *arrays)

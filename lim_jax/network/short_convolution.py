@@ -46,7 +46,9 @@ class ShortConvolution(eqx.Module):
 
     def sources(self, context: State, grid: Grid) -> tuple[Float[Array, "1 rows channels"]]:
         """The convolved rows of the context."""
-        rows, taps, weights = self._rows(context), self.taps[None], log_weights_by_head(grid, 1)
+        rows = self._rows(context)
+        taps = self.taps[None]
+        weights = log_weights_by_head(grid, 1)
         left = rows if weights is None else jnp.exp(weights)[:, :, None] * rows
         return (self._biased(earlier_taps(left, taps, packed_starts(grid)) + own_tap(rows, taps)),)
 
@@ -54,7 +56,9 @@ class ShortConvolution(eqx.Module):
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Array | None = None
     ) -> tuple[Float[Array, "rows width"], Float[Array, "1 taps channels"]]:
         """As `recurrent.RecurrentMixer.advance`; the memory is the last rows."""
-        rows, taps, earlier = self._rows(x), self.taps[None], self.taps.shape[1] - 1
+        rows = self._rows(x)
+        taps = self.taps[None]
+        earlier = self.taps.shape[1] - 1
         before = jnp.zeros((1, earlier, rows.shape[2]), rows.dtype) if memory is None else memory
         known = jnp.concatenate([before, rows], axis=1)
         read = self._biased(earlier_taps(rows, taps, before=before) + own_tap(rows, taps))

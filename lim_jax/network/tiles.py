@@ -121,9 +121,11 @@ def in_groups(sweep: Sweep) -> Program:
     """
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
-        count, between = points[0].shape[0], 1 if vectors else 0
+        count = points[0].shape[0]
+        between = 1 if vectors else 0
         if tiling.wide:
-            group, tiling = count, tiling.of_at_most(max(WIDE, tiling.tile))
+            group = count
+            tiling = tiling.of_at_most(max(WIDE, tiling.tile))
         elif not isinstance(count, int):
             group = count  # a symbolic number of examples, in `jax.export`, has no known divisors
         else:
@@ -154,7 +156,8 @@ def _cut(array: Array, between: int, group: int, tile: int) -> Array:
     starts = jnp.issubdtype(array.dtype, jnp.integer)
     array = jnp.pad(array, edges, mode="edge" if starts else "constant")
     groups = (group, -1) if _spread() else (-1, group)
-    shape, rest = array.shape[1:axis], array.shape[axis + 1 :]
+    shape = array.shape[1:axis]
+    rest = array.shape[axis + 1 :]
     array = array.reshape(*groups, *shape, array.shape[axis] // tile, tile, *rest)
     if _spread():
         array = jnp.swapaxes(array, 0, 1)
@@ -167,7 +170,8 @@ def _joined(array: Array, between: int, length: int) -> Array:
     array = jnp.moveaxis(array, 2, axis + 1)
     if _spread():
         array = jnp.swapaxes(array, 0, 1)
-    shape, rest = array.shape[2 : axis + 1], array.shape[axis + 3 :]
+    shape = array.shape[2 : axis + 1]
+    rest = array.shape[axis + 3 :]
     count = array.shape[0] * array.shape[1]
     array = array.reshape(count, *shape, -1, *rest)
     return jax.lax.slice_in_dim(array, 0, length, axis=axis)
@@ -196,11 +200,13 @@ def over_tiles(
     blocks = jax.tree.leaves(rows)[0].shape[1]
     of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, beside))
     if tiling.axis is None:
-        pairs, here = np.stack(np.tril_indices(blocks)), jnp.array(0)
+        pairs = np.stack(np.tril_indices(blocks))
+        here = jnp.array(0)
         visited = _over_pairs(visit, rows, columns, beside, pairs, here, here, tiling)
         return visited(of_rows, of_columns)
     pairs = np.indices((blocks, blocks)).reshape(2, -1)
-    device, devices = jax.lax.axis_index(tiling.axis).astype(int), tiling.devices
+    device = jax.lax.axis_index(tiling.axis).astype(int)
+    devices = tiling.devices
     ring = [(index, (index + 1) % devices) for index in range(devices)]
 
     def meet(state: tuple[Any, Any, Any], passed: Array) -> tuple[tuple[Any, Any, Any], None]:
@@ -233,7 +239,8 @@ def _over_pairs(
 
     @jax.checkpoint
     def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
-        (of_rows, of_columns), (i, j) = state, pair
+        of_rows, of_columns = state
+        i, j = pair
         tile = tiling.tile
         marks = _block((beside.starts, beside.parts), i)
         place = Place(row + i * tile, column + j * tile, tile, *marks)

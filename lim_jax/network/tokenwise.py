@@ -24,10 +24,25 @@ GATED_AXES = {"gate": -2, "up": -2, "down": -1, "gate_bias": -1, "up_bias": -1}
 class FeedForward(eqx.Module):
     r"""The tokenwise network :math:`W_2\,\sigma(W_1 \mathrm{LN}(x)_i + b_1) + b_2`.
 
-    `eq:mlp-block`. A field whose `context` slot is not read. `norm` is a map of one token,
-    `equinox.nn.Identity` for none; `inner`, `inner_bias`, `outer` and `outer_bias` are
-    :math:`W_1, b_1, W_2, b_2`, without a bias None; the elementwise `activation` :math:`\sigma` is
-    passed its learned `activation_numbers`, if it has any. `output_norm` follows the network.
+    `eq:mlp-block`. A field whose `context` slot is not read.
+
+    Attributes
+    ----------
+    norm
+        A map of one token before the matrices; `equinox.nn.Identity` for none.
+    inner, inner_bias
+        :math:`W_1` and :math:`b_1`, to the hidden features; without a bias None.
+    outer, outer_bias
+        :math:`W_2` and :math:`b_2`, back to the width; without a bias None.
+    activation
+        The elementwise activation :math:`\sigma`; GELU by default.
+    output_norm
+        A map of one token that follows the network, or None.
+    activation_numbers
+        Learned numbers that the activation is passed after its argument, or None.
+    sharded_axes
+        The axis of each array, that of hidden features, along which devices may share it, counted
+        from the last.
     """
 
     norm: Norm
@@ -52,15 +67,43 @@ class FeedForward(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "FeedForward":
-        """Gaussian matrices of variance one over their fan-in; zero biases; hidden = 4 width."""
+        r"""Make a random network: Gaussian matrices and zero biases.
+
+        Parameters
+        ----------
+        width
+            The width of a state, at least 2.
+        hidden
+            How many hidden features there are; by default four times the width.
+        activation
+            The elementwise activation; GELU by default.
+        eta
+            The :math:`\eta` of the `LayerNorm` before the matrices.
+        key
+            The random key of the matrices, of variance one over their fan-in.
+
+        Returns
+        -------
+        FeedForward
+            The network.
+
+        Raises
+        ------
+        ValueError
+            If a size is no positive whole number, the width is 1, or `eta` is not positive.
+        """
         width = as_int(width, "width", least=2)
         hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
         inner_key, outer_key = jax.random.split(key)
         return cls(
-            LayerNorm.init(width, eta), fan_in(inner_key, hidden, width), jnp.zeros(hidden),
-            fan_in(outer_key, width, hidden), jnp.zeros(width), activation,
-        )  # fmt: skip
+            LayerNorm.init(width, eta),
+            fan_in(inner_key, hidden, width),
+            jnp.zeros(hidden),
+            fan_in(outer_key, width, hidden),
+            jnp.zeros(width),
+            activation,
+        )
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
@@ -76,8 +119,24 @@ class GatedFeedForward(eqx.Module):
     r"""The gated tokenwise network :math:`W_D\,(\sigma(W_G z) \odot W_U z)` at z = LN(x)_i.
 
     SwiGLU where the `activation` :math:`\sigma` is `jax.nn.silu`, GeGLU where it is `jax.nn.gelu`.
-    `gate`, `up` and `down` are :math:`W_G, W_U, W_D`, each with a bias or None; the rest is as in
-    `FeedForward`.
+    A field whose `context` slot is not read.
+
+    Attributes
+    ----------
+    norm
+        A map of one token before the matrices; `equinox.nn.Identity` for none.
+    gate, up, down
+        :math:`W_G`, :math:`W_U` and :math:`W_D`: the first two to the hidden features, the last
+        back to the width.
+    gate_bias, up_bias, down_bias
+        Added after the respective matrix, or None, each by itself.
+    activation
+        The elementwise activation :math:`\sigma`; SiLU by default.
+    output_norm
+        A map of one token that follows the network, or None.
+    sharded_axes
+        The axis of each array, that of hidden features, along which devices may share it, counted
+        from the last.
     """
 
     norm: Norm
@@ -102,7 +161,31 @@ class GatedFeedForward(eqx.Module):
         eta: float = 1e-5,
         key: Key[Array, ""],
     ) -> "GatedFeedForward":
-        """Gaussian matrices of variance one over their fan-in behind an `RMSNorm`; no biases."""
+        r"""Make a random network: Gaussian matrices behind an `RMSNorm`, and no biases.
+
+        Parameters
+        ----------
+        width
+            The width of a state, at least 2.
+        hidden
+            How many hidden features there are; by default four times the width.
+        activation
+            The elementwise activation of the gate; SiLU by default.
+        eta
+            The :math:`\eta` of the norm before the matrices.
+        key
+            The random key of the matrices, of variance one over their fan-in.
+
+        Returns
+        -------
+        GatedFeedForward
+            The network.
+
+        Raises
+        ------
+        ValueError
+            If a size is no positive whole number, the width is 1, or `eta` is not positive.
+        """
         width = as_int(width, "width", least=2)
         hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
         require_key(key)
@@ -133,7 +216,8 @@ class SideBySide(eqx.Module):
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""
-        total, scale = jnp.zeros_like(x), self.scale[None, :]
+        total = jnp.zeros_like(x)
+        scale = self.scale[None, :]
         for network in self.networks:
             total += network(x, context, grid)
         return scale * _normed(self.output_norm, total) + (scale - 1) * x

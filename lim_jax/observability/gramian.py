@@ -39,11 +39,25 @@ LEFT_OUT = "Layers that are left out have weight zero."
 
 
 class ObservedTokens(eqx.Module):
-    """Observe some tokens of every layer but the last, raw or through a readout.
+    r"""Observe some tokens of every layer but the last, raw or through a readout.
 
-    Differentiated, a `readout` H, ``readout(x, grid)``, becomes the task-aligned
-    :math:`C_k = DH(X_k)`; None shows the states themselves. One of `positions`, the last, is the
-    final-query selector.
+    Call it on an input of shape ``(length, width)`` for observations of shape
+    ``(depth, observed)``.
+
+    Attributes
+    ----------
+    flow
+        The network, a `network.ResidualFlow` of M layers; the states :math:`X_0, \dots, X_{M-1}`
+        are observed.
+    grid
+        The positions of the input.
+    positions
+        The numbers of the tokens that are observed, counted from 0. A single one, the last, makes
+        the final-query selector.
+    readout
+        A function ``readout(x, grid)`` of a layer's states, which keeps a row for each position;
+        differentiated it becomes the task-aligned :math:`C_k = DH(X_k)`. None, the default, shows
+        the states themselves.
 
     Examples
     --------
@@ -59,11 +73,33 @@ class ObservedTokens(eqx.Module):
     readout: Callable[[State, Grid], State] | None = None
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
-        r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`."""
+        r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`.
+
+        Parameters
+        ----------
+        x
+            The input of one example, of shape ``(length, width)``.
+
+        Returns
+        -------
+        Array
+            What is observed, a row for each layer.
+        """
         return jax.vmap(self.seen)(self.flow.trajectory(x, self.grid).states[:-1])
 
     def seen(self, state: State) -> Float[Array, " observed"]:
-        """Observe one layer's state."""
+        """Observe one layer's state.
+
+        Parameters
+        ----------
+        state
+            The states of one layer, of shape ``(length, width)``.
+
+        Returns
+        -------
+        Array
+            The features of the observed tokens, one after the other.
+        """
         features = state if self.readout is None else self.readout(state, self.grid)
         return features[self.positions].ravel()
 
@@ -79,17 +115,46 @@ def observability_gramians(
 ) -> Gramians:
     r"""Compute the Gramian :math:`G_i` of every position, or of some.
 
+    .. math:: G_i = \sum_k \varepsilon\, J_{k,i}^* C_k^* C_k J_{k,i}
+
     `eq:finite-token-observability-gramian`. Forward mode carries each feature of each position
     through the layers, reverse mode each number observed back to the input
     (`subsec:algorithm-complexity`); `layer_products` says what either costs. Both are exact, and
     differentiable in every mode.
 
-    `observations` goes from the input x to the observations :math:`C_k X_k`, a row for each layer
-    :math:`k = 0,\dots,M-1`; the terminal state is not among them. `step` is :math:`\varepsilon`, or
-    one weight for each layer: zero for a layer that is left out, :math:`\varepsilon/\pi_k` for one
-    that is kept with probability :math:`\pi_k`. `mode` is ``"forward"``, ``"reverse"``, or by
-    default the one that `cheapest_mode` names; `positions` are those monitored, all by default.
-    Forward mode computes no others.
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (depth, observed)``, from the input to the observations
+        :math:`C_k X_k`, a row for each layer :math:`k = 0,\dots,M-1`; the terminal state is not
+        among them. `ObservedTokens`, or any pure function.
+    x
+        The input of one example, of shape ``(length, width)``.
+    step
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
+    mode
+        ``"forward"``, ``"reverse"``, or ``"cheapest"``, the default: the one that `cheapest_mode`
+        names.
+    positions
+        The numbers of the monitored positions, counted from 0; all by default. Forward mode
+        computes no others.
+
+    Returns
+    -------
+    Array
+        The Gramians, of shape ``(positions, width, width)``, symmetric and positive semidefinite.
+        They are Euclidean: no weights :math:`\Delta p` enter.
+
+    Raises
+    ------
+    ValueError
+        If `observations` cannot be called, `x` is not of one example, the positions are no whole
+        numbers, `step` is a negative number or has not one weight for each layer, or `mode` has no
+        such name.
+    EquinoxRuntimeError
+        If x has no such position.
 
     Examples
     --------
@@ -133,8 +198,32 @@ def layer_products(
 
     The costs of `subsec:algorithm-complexity`. With S positions of width d, M layers, K of them
     observed and r numbers at each: :math:`SdM` forward; in reverse :math:`KrM`, but
-    :math:`rM(M-1)/2` for `ObservedTokens`, whose sweep stops where nothing is seen above. Of
-    another function the `depth` M is to be passed.
+    :math:`rM(M-1)/2` for `ObservedTokens`, whose sweep stops where nothing is seen above. Nothing
+    is computed: shapes alone are looked at.
+
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (K, r)``, what is seen of an input at each observed layer:
+        `ObservedTokens`, or any pure function.
+    x
+        The input of one example, of shape ``(length, width)``.
+    positions
+        The numbers of the S monitored positions; all by default.
+    depth
+        M, how many layers the observations run through, of which they may show fewer. By default
+        that of `ObservedTokens`; for another function it is to be passed.
+
+    Returns
+    -------
+    dict
+        The number of products of each route, ``forward`` and ``reverse``.
+
+    Raises
+    ------
+    ValueError
+        If `observations` cannot be called, `x` is not of one example, the positions are no whole
+        numbers, or `depth` is missing or not that of `ObservedTokens`.
 
     Examples
     --------
@@ -195,7 +284,9 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
 
 def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
     """By one sweep down the layers, each linearised once for all that is observed above it."""
-    flow, grid, depth = observations.flow, observations.grid, observations.flow.depth
+    flow = observations.flow
+    grid = observations.grid
+    depth = observations.flow.depth
 
     def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
         _, pull = jax.vjp(lambda x: flow.transition(layer, x, grid), state)
@@ -223,13 +314,30 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
         return jnp.full(observed.shape[:1], step, observed.dtype)
     require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     layers = observed.shape[:1]
-    got, expected = f"shape {step.shape}", f"a number, or shape {layers}"
+    got = f"shape {step.shape}"
+    expected = f"a number, or shape {layers}"
     require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
     return jnp.broadcast_to(step.astype(observed.dtype), layers)
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:
-    r"""The observability :math:`g_i = \mathrm{tr}\,G_i` of an isotropic perturbation.
+    r"""Compute the observability :math:`g_i = \mathrm{tr}\,G_i` of an isotropic perturbation.
+
+    Parameters
+    ----------
+    gramians
+        The Gramian of each position, of shape ``(positions, width, width)``, as
+        `observability_gramians` returns them.
+
+    Returns
+    -------
+    Array
+        The trace at each position, Euclidean as the Gramians are.
+
+    Raises
+    ------
+    ValueError
+        If the Gramians are no floating-point array of this shape.
 
     Examples
     --------

@@ -42,9 +42,40 @@ def probed_observability(
     r"""Sample the traces by forward probes, without any Gramian: Algorithm 3's estimates.
 
     Row r holds :math:`\sum_k\varepsilon\,\|C_kJ_{k,i}\xi_r\|^2`, whose mean over probes is
-    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`). Arguments are those of
-    `observability_gramians`, and `probes`: of shape (probes, width) the same at every position,
-    which lessens the noise of differences, else one set for each position.
+    :math:`\hat g_i` (`eq:discrete-observability-trace-estimator`). Differentiable in every mode.
+
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (depth, observed)``, what is seen of an input, a row for each layer:
+        `ObservedTokens`, or any pure function.
+    x
+        The input of one example, of shape ``(length, width)``.
+    step
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
+    probes
+        :math:`\xi_r`, independent entries of mean 0 and variance 1, such as
+        `probes.rademacher_probes`: of shape ``(probes, width)`` the same at every position, which
+        lessens the noise of differences; else ``(probes, positions, width)``, one set for each
+        position.
+    positions
+        The numbers of the monitored positions, counted from 0; all by default. No others are
+        computed.
+
+    Returns
+    -------
+    Array
+        The samples, of shape ``(probes, positions)``, Euclidean as the Gramians are.
+
+    Raises
+    ------
+    ValueError
+        If `observations` cannot be called, `x` is not of one example, the positions are no whole
+        numbers, or the probes or the weights of layers have another shape.
+    EquinoxRuntimeError
+        If x has no such position.
 
     Examples
     --------
@@ -80,10 +111,36 @@ def layer_injected_traces(
 ) -> Float[Array, "draws length"]:
     r"""Sample the traces of all positions at once, by one reverse sweep for each draw.
 
-    With independent isotropic :math:`z_k` at every layer, the entries `injected`,
+    With independent isotropic :math:`z_k` at every layer,
     :math:`w = \sum_k\sqrt\varepsilon\,J_k^*C_k^*z_k` has
-    :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i. The other arguments are
-    those of `observability_gramians`.
+    :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i. Differentiable in every
+    mode.
+
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (depth, observed)``, what is seen of an input, a row for each layer:
+        `ObservedTokens`, or any pure function.
+    x
+        The input of one example, of shape ``(length, width)``.
+    step
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
+    injected
+        :math:`z_k`, independent entries of mean 0 and variance 1, best signs, for each number that
+        is observed: of shape ``(draws, depth, observed)``.
+
+    Returns
+    -------
+    Array
+        The samples :math:`\|w_i\|^2`, of shape ``(draws, length)``, Euclidean as the Gramians are.
+
+    Raises
+    ------
+    ValueError
+        If `observations` cannot be called, `x` is not of one example, or `injected` or the weights
+        of layers do not fit what is observed.
 
     Examples
     --------
@@ -115,9 +172,37 @@ def trace_products(
 ) -> dict[str, int]:
     r"""Count the products with one layer's derivative that each route to the traces takes.
 
-    Beside the exact routes of `layer_products`, whose arguments it has: with S positions, M layers
-    and R `draws`, :math:`SRM` for forward probes and :math:`RM` for injected noise, which comes
-    back in one sweep, where `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents.
+    Beside the exact routes of `layer_products` there are, with S positions, M layers and R draws,
+    :math:`SRM` for forward probes and :math:`RM` for injected noise, which comes back in one sweep,
+    where `subsec:algorithm-complexity` counts :math:`R\sum_k r_k` cotangents. Nothing is computed:
+    shapes alone are looked at.
+
+    Parameters
+    ----------
+    observations
+        ``observations(x) -> (K, r)``, what is seen of an input at each observed layer:
+        `ObservedTokens`, or any pure function.
+    x
+        The input of one example, of shape ``(length, width)``.
+    draws
+        R, how many probes, or draws of noise, at least 1.
+    positions
+        The numbers of the S monitored positions; all by default.
+    depth
+        M, how many layers the observations run through, of which they may show fewer. By default
+        that of `ObservedTokens`; for another function it is to be passed.
+
+    Returns
+    -------
+    dict
+        The number of products of each route, ``forward``, ``reverse``, ``probes`` and ``injected``.
+
+    Raises
+    ------
+    ValueError
+        If `observations` cannot be called, `x` is not of one example, the positions are no whole
+        numbers, `draws` is no whole number of at least 1, or `depth` is missing or not that of
+        `ObservedTokens`.
 
     Examples
     --------
@@ -134,7 +219,7 @@ def trace_products(
 def accumulated_numbers(
     observations: Observations, x: State, draws: int, positions: Positions | None = None
 ) -> dict[str, int]:
-    r"""Count the numbers that each route to the traces squares and adds up.
+    """Count the numbers that each route to the traces squares and adds up.
 
     The accumulation of `subsec:algorithm-complexity`, beside the products of `trace_products`. With
     S positions of width :math:`d_x` of L, K layers observed, r numbers at each, and R draws:
@@ -152,12 +237,12 @@ def accumulated_numbers(
     Parameters
     ----------
     observations
-        ``observations(x) -> (K, r)``, what is seen of an input at each observed layer, as of
-        `observability_gramians`.
+        ``observations(x) -> (K, r)``, what is seen of an input at each observed layer:
+        `ObservedTokens`, or any pure function.
     x
         The input of one example, of shape ``(length, width)``.
     draws
-        R, how many probes, or draws of noise.
+        R, how many probes, or draws of noise, at least 1.
     positions
         The S monitored positions, all L by default. The reverse routes go to all in any case.
 
@@ -199,6 +284,25 @@ def probed_traces(
     `eq:discrete-observability-trace-estimator` by `eq:finite-token-observability-quadratic-form`;
     unbiased for isotropic probes (`eq:observability-trace-unbiasedness`).
 
+    Parameters
+    ----------
+    gramians
+        :math:`G_i`, the Gramian of each position, as `observability_gramians` returns them.
+    probes
+        :math:`\xi_r`, N random vectors of shape ``(N, width)``, the same at every position, with
+        independent entries of mean 0 and variance 1.
+
+    Returns
+    -------
+    Array
+        The estimate at each position, Euclidean as the Gramians are.
+
+    Raises
+    ------
+    ValueError
+        If the Gramians are no floating-point array of shape ``(positions, width, width)``, or the
+        probes have another width.
+
     Examples
     --------
     >>> probed_traces(jnp.diag(jnp.array([1.0, 2.0]))[None], jnp.array([[1.0, -1.0]])).tolist()
@@ -210,7 +314,15 @@ def probed_traces(
 
 
 class PenaltyMoments(NamedTuple):
-    """The mean excess and the standard deviation of an estimated penalty."""
+    """The mean excess and the standard deviation of an estimated penalty.
+
+    Attributes
+    ----------
+    bias
+        How much the estimated penalty exceeds that of the exact traces on average.
+    deviation
+        The standard deviation of the estimated penalty.
+    """
 
     bias: Scalar
     deviation: Scalar
@@ -218,7 +330,7 @@ class PenaltyMoments(NamedTuple):
 
 @filter_jit
 def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> PenaltyMoments:
-    r"""Exact bias and deviation of the trace penalty under common Gaussian probes.
+    r"""Compute the exact bias and deviation of the trace penalty under common Gaussian probes.
 
     With the centred :math:`H_i = G_i - \bar G` the penalty is
     :math:`\hat\Omega = \sum_i \Delta p_i \hat h_i^2`, where
@@ -232,9 +344,33 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
         + \mathrm{tr} H_iH_jH_iH_j\bigr).
 
     The bias is :math:`\mathrm{tr}(Q\Sigma) = \sum_i \Delta p_i \kappa(i,i)`
-    (`eq:algorithm3-penalty-estimator-bias`), and the variance
-    :math:`\sum_{ij}\Delta p_i\Delta p_j\,[\kappa(i,i,j,j) + 4\kappa(i,i,j)\kappa(j)
-    + 2\kappa(i,j)^2 + 4\kappa(i)\kappa(i,j)\kappa(j)]`.
+    (`eq:algorithm3-penalty-estimator-bias`), and the variance :math:`\sum_{ij}\Delta p_i\Delta
+    p_j\,[\kappa(i,i,j,j) + 4\kappa(i,i,j)\kappa(j) + 2\kappa(i,j)^2 +
+    4\kappa(i)\kappa(i,j)\kappa(j)]`.
+
+    Parameters
+    ----------
+    gramians
+        :math:`G_i`, the Gramian of each position, symmetric, as `observability_gramians` returns
+        them.
+    grid
+        The positions, whose weights are :math:`\Delta p_i`; :math:`\bar G` is the integral of the
+        Gramians.
+    probes
+        N, how many Gaussian probes the traces are estimated with, common to all positions; at least
+        1.
+
+    Returns
+    -------
+    PenaltyMoments
+        The scalars ``bias``, how much the estimated penalty exceeds the exact one on average, and
+        ``deviation``, its standard deviation.
+
+    Raises
+    ------
+    ValueError
+        If `gramians` is no floating-point array of shape ``(length, width, width)``, or `probes` no
+        whole number of at least 1.
 
     Examples
     --------
@@ -261,12 +397,29 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
 
 @filter_jit
 def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scalar:
-    r"""By how much noisy traces raise the trace penalty on average: :math:`\mathrm{tr}(Q\Sigma)`.
+    r"""Compute the mean excess of the trace penalty of noisy traces, :math:`\mathrm{tr}(Q\Sigma)`.
 
     `eq:algorithm3-penalty-estimator-bias` (`rem:algorithm3-bias`), exact for unbiased traces of any
-    law; Q is :math:`D - dd^\top` where the weights :math:`d_i = \Delta p_i` sum to one. The
-    `covariance` :math:`\Sigma` is from N Gaussian probes :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from
-    signs less :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
+    law; Q is :math:`D - dd^\top` where the weights :math:`d_i = \Delta p_i` sum to one.
+
+    Parameters
+    ----------
+    covariance
+        :math:`\Sigma`, the covariance of the traces' estimates between positions, of shape
+        ``(length, length)``: from N Gaussian probes :math:`\tfrac2N\mathrm{tr}(G_iG_j)`; from signs
+        less :math:`\tfrac2N\sum_a(G_i)_{aa}(G_j)_{aa}`.
+    grid
+        The positions.
+
+    Returns
+    -------
+    Array
+        The bias, a scalar.
+
+    Raises
+    ------
+    ValueError
+        If `covariance` is no floating-point array of shape ``(length, length)``.
 
     Examples
     --------

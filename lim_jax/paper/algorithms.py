@@ -63,7 +63,8 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
         return gates + updates, state
 
     gates = jnp.zeros(LENGTH)
-    state, history = optimiser.init(gates), []
+    state = optimiser.init(gates)
+    history = []
     for _ in range(400):
         (_, imbalance), gradient = _slope(objective, gates)
         gates, state = move(gates, state, gradient)
@@ -98,9 +99,8 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     gates = jnp.asarray(found.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
-        raise RuntimeError(
-            f"minimiser: Newton's steps did not converge ({found.message}); start elsewhere."
-        )
+        said = " ".join(found.message.split())
+        raise RuntimeError(f"minimiser: Newton's steps did not converge ({said}); start elsewhere.")
     return GateRun(gates, value, imbalance[None])
 
 

@@ -37,7 +37,8 @@ def masking_without_primacy() -> Counterexample:
     attention = jax.vmap(lambda key: CausalAttention.init(3, key=key))(keys)
     silent = eqx.tree_at(lambda a: a.value, attention, replace_fn=jnp.zeros_like)
     states = gaussian(jax.random.key(1), (6, 8, 3))
-    grid, covector = token_grid(8), jnp.array([1.0, -2.0, 0.5])
+    grid = token_grid(8)
+    covector = jnp.array([1.0, -2.0, 0.5])
 
     def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
         return integral(flow(x, grid) @ covector, grid)
@@ -54,7 +55,8 @@ def masking_without_primacy() -> Counterexample:
 
 def residual_without_recency() -> Counterexample:
     """The identity network under uniform teacher forcing: nothing prefers the right."""
-    grid, readout = token_grid(4), LinearReadout(jnp.eye(2))
+    grid = token_grid(4)
+    readout = LinearReadout(jnp.eye(2))
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))
 
     def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
@@ -70,7 +72,8 @@ def residual_without_recency() -> Counterexample:
 
 def observability_without_influence() -> Counterexample:
     """Two positions that are equally observed and do not matter equally."""
-    grid, flow = token_grid(2), _identity(width=2, depth=4)
+    grid = token_grid(2)
+    flow = _identity(width=2, depth=4)
     covectors = jnp.array([[2.0, 0.0], [1.0, 0.0]])
 
     def observations(x: State) -> Float[Array, "depth observed"]:
@@ -111,7 +114,13 @@ def cross_terms_against_a_u_shape() -> Counterexample:
 
 
 def counterexamples() -> list[Counterexample]:
-    """All four of `subsec:counterexamples`, in the paper's order."""
+    """Compute all four counterexamples of `subsec:counterexamples`, in the paper's order.
+
+    Returns
+    -------
+    list[Counterexample]
+        Each a slogan, what refutes it, and by name the numbers that show this.
+    """
     return [
         masking_without_primacy(),
         residual_without_recency(),

@@ -124,7 +124,22 @@ class Section4(NamedTuple):
 
 
 def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
-    """Compute every table and figure of section 4 (`sec:simulations`)."""
+    """Compute every table and figure of section 4 (`sec:simulations`).
+
+    The paper's digits need float64, by ``with jax.enable_x64(True):``.
+
+    Parameters
+    ----------
+    progress
+        A function that wraps the five stages, for example ``tqdm.tqdm``. By default nothing is
+        reported.
+
+    Returns
+    -------
+    Section4
+        The rows of the table, the minima beyond Adam's steps, the runs of the three algorithms, the
+        trace densities, the condition numbers and the study of probes. `plots` draws the figures.
+    """
     stages = {
         "algorithm1": lambda: _optimised(algorithm1_objective, 0.04),
         "algorithm2": algorithm2_run,
@@ -133,9 +148,11 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
         "probes": probe_study,
     }
     done = {name: jax.block_until_ready(compute()) for name, compute in progress(stages.items())}
-    (first, first_minimum), (third, third_minimum) = done["algorithm1"], done["algorithm3"]
+    first, first_minimum = done["algorithm1"]
+    third, third_minimum = done["algorithm3"]
     minima = {"algorithm1": first_minimum, "algorithm3": third_minimum}
-    second, zeros = done["algorithm2"], jnp.zeros(LENGTH)
+    second = done["algorithm2"]
+    zeros = jnp.zeros(LENGTH)
     return Section4(
         table={
             "baseline": table_row(gate_influence(zeros)),
@@ -161,8 +178,10 @@ def _optimised(objective: Objective, learning_rate: float) -> tuple[GateRun, Gat
 def summary(results: Section4) -> dict[str, Any]:
     """Lay out all numbers of section 4 as plain floats, unrounded, ready for JSON."""
     first, second, third = (results.runs[f"algorithm{number}"].history for number in (1, 2, 3))
-    regions, probes = boundary_regions(GRID, DELTA), results.probes
-    extremes, figures = ("mean", "min", "max"), ("bias", "std", "bias_exact", "std_exact")
+    regions = boundary_regions(GRID, DELTA)
+    probes = results.probes
+    extremes = ("mean", "min", "max")
+    figures = ("bias", "std", "bias_exact", "std_exact")
     return {
         "table": {name: _row_summary(row) for name, row in results.table.items()},
         "minimiser": {

@@ -59,7 +59,8 @@ def compare(numbers: dict[str, Any]) -> list[Comparison]:
     comparisons = []
     for path, printed in printed_figures():
         value: Any = reduce(getitem, path, numbers)
-        digits, percent = len(printed.rstrip("%").partition(".")[2]), printed.endswith("%")
+        digits = len(printed.rstrip("%").partition(".")[2])
+        percent = printed.endswith("%")
         theirs = float(printed.rstrip("%")) / (100 if percent else 1)
         agrees = f"{value:.{digits}{'%' if percent else 'f'}}" == printed
         name = " ".join(path)

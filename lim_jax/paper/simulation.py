@@ -22,7 +22,9 @@ from lim_jax.network.multihead import CausalAttention
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.training.discrepancy import influence_discrepancy
 
-LENGTH, WIDTH, DEPTH = 48, 4, 12
+LENGTH = 48
+WIDTH = 4
+DEPTH = 12
 DELTA = 0.2
 GRID = token_grid(LENGTH)
 
@@ -37,10 +39,15 @@ def _profile(time: Scalar) -> Scalar:
 
 
 def cesaro_flow() -> ResidualFlow:
-    r"""The linear flow :math:`B^M`, :math:`B = I + \varepsilon\alpha\,(C\otimes S)`.
+    r"""Return the linear flow :math:`B^M`, :math:`B = I + \varepsilon\alpha\,(C\otimes S)`.
 
     `eq:simulation-residual-propagator`. Zero queries make attention the Cesàro average C of
     `eq:simulation-causal-matrix`; its value matrix is S of `eq:simulation-feature-mixing`.
+
+    Returns
+    -------
+    ResidualFlow
+        The flow of 12 layers and width 4, with T = 1 and :math:`\zeta = \alpha = 2`.
 
     Examples
     --------

@@ -30,6 +30,24 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     with its standard error; triangles have the claimed slope, or else the expected one; bounds are
     dotted, in the colour of their series.
 
+    Parameters
+    ----------
+    rows
+        The rows of studies, such as `limits.convergence_study` returns or the first that
+        `limits.measure` does. Rows whose names agree up to the first comma share a topic.
+    title
+        The heading of the figure.
+
+    Returns
+    -------
+    Figure
+        The figure, to save or show.
+
+    Raises
+    ------
+    ValueError
+        If `rows` is not a sequence of rows, at least one, or `title` not a string.
+
     Examples
     --------
     >>> from lim_jax.limits.refinement import Study
@@ -78,7 +96,8 @@ def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
     ends = []
     for index, row in enumerate(rows):
-        study, style = row.study, line_style(index)
+        study = row.study
+        style = line_style(index)
         axes.loglog(study.refinements, study.errors, **style)
         if study.bounds is not None:
             axes.loglog(study.refinements, study.bounds, ":", color=style["color"], linewidth=1)
@@ -114,7 +133,8 @@ def _slope_of(row: Row) -> float:
 def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
     """A triangle of the slope below the lowest of its rows, with what was measured."""
     lowest = min((row.study for row in rows), key=lambda study: study.errors[-2])
-    (start, stop), (high, _) = lowest.refinements[-2:], lowest.errors[-2:]
+    start, stop = lowest.refinements[-2:]
+    high, _ = lowest.errors[-2:]
     top = high / 1.6
     bottom = top * (start / stop) ** order
     axes.plot((start, stop, start, start), (top, bottom, bottom, top), color=GREY, linewidth=0.8)
@@ -138,7 +158,26 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
 
 
 def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
-    """Draw the errors of methods against their cost, on logarithmic axes."""
+    """Draw the errors of methods against their cost, on logarithmic axes.
+
+    Parameters
+    ----------
+    curves
+        The errors and costs of each method, such as the second that `limits.measure` returns holds
+        under ``"depth"`` or ``"position"``. The name of each stands at the end of its line.
+    cost
+        The label of the axis of costs, which says what is counted.
+
+    Returns
+    -------
+    Figure
+        The figure, to save or show.
+
+    Raises
+    ------
+    ValueError
+        If `curves` is not a sequence of curves, at least one, or `cost` not a string.
+    """
     require_several(curves, Curve, "curves", "Take what limits.position_costs gives.")
     require_text(cost, "cost")
     figure, axes = new_figure(ERROR, cost)

@@ -52,7 +52,21 @@ def require_drawable(values: Any, name: str) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """The colour, dash and marker of the line of an index in a figure.
+    """Return the colour, dash and marker of one of a figure's lines.
+
+    Seven colours are told apart by colour-blind readers too, and in grey by dash and marker; a
+    colour that comes again has another dash and marker.
+
+    Parameters
+    ----------
+    index
+        The number of the line, from 0.
+
+    Returns
+    -------
+    dict[str, Any]
+        The options ``color``, ``linestyle``, ``marker``, ``markersize`` and ``linewidth`` of
+        ``Axes.plot``.
 
     Examples
     --------
@@ -70,7 +84,28 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Figure, Axes]:
-    """Create a figure with one pair of axes, over position by default."""
+    """Create a figure with one pair of axes, over position by default.
+
+    Parameters
+    ----------
+    ylabel
+        The label of the ordinate.
+    xlabel
+        The label of the abscissa, by default "position p (part of the context)".
+    title
+        The heading above the axes, by default none.
+
+    Returns
+    -------
+    tuple[Figure, Axes]
+        The figure, 7 by 4 inches, which a notebook shows, and its axes.
+
+    Examples
+    --------
+    >>> figure, axes = new_figure("density")
+    >>> axes.get_xlabel()
+    'position p (part of the context)'
+    """
     figure = ShownFigure(7, 4)
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
@@ -89,7 +124,23 @@ def headed(title: str, length: int, count: int | None = None, left_out: int = 0)
 
 
 def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
-    """Put the legend below the axes, where it hides no data."""
+    """Put the legend below the axes, where it hides no data.
+
+    Parameters
+    ----------
+    figure
+        The figure, which is changed.
+    *handles
+        Lines and patches to name, each with its label; by default all of the figure's axes that
+        have a label. Of several with one label the last stands in the legend.
+    columns
+        The number of columns, four at most by default.
+
+    Returns
+    -------
+    None
+        The legend is in the figure.
+    """
     known = list(handles) or [
         handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]
     ]
@@ -132,7 +183,8 @@ def draw_with_errors(
     axes: Axes, x: np.ndarray, value: Any, error: Any, name: str, style: dict[str, Any], log: bool
 ) -> None:
     """Draw a line, and two standard errors to either side where there are such."""
-    value, error = np.asarray(value), np.asarray(error)
+    value = np.asarray(value)
+    error = np.asarray(error)
     if np.isfinite(error).all():
         band = error_band(value, error, log=log)
         axes.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
@@ -150,7 +202,8 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     low, high = np.log(axes.get_ylim())
     lines = max(end.text.count("\n") + 1 for end in ends)
     apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
-    ordered, steps = sorted(ends, key=lambda end: end.y), apart * np.arange(len(ends))
+    ordered = sorted(ends, key=lambda end: end.y)
+    steps = apart * np.arange(len(ends))
     wanted = (np.log([end.y for end in ordered]) - low) / (high - low)
     # Each is pushed above the one before it; and down again where it would leave the axes.
     heights = np.maximum.accumulate(wanted - steps) + steps

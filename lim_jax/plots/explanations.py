@@ -22,8 +22,11 @@ from lim_jax.probes import Estimate
 FROM = "Take it from explanations.explain."
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
 VERDICTS = {
-    "held": "#009e73", "failed": "#d55e00", "failed elsewhere": "#e69f00", "vacuous": "#777777",
-}  # fmt: skip
+    "held": "#009e73",
+    "failed": "#d55e00",
+    "failed elsewhere": "#e69f00",
+    "vacuous": "#777777",
+}
 
 
 def channel_energies(result: Explanation, title: str) -> Figure:
@@ -31,14 +34,33 @@ def channel_energies(result: Explanation, title: str) -> Figure:
 
     Cross terms, over the channels' energies, are -1 where the channels cancel and 0 where they are
     orthogonal; the dashed line above is the density without them.
+
+    Parameters
+    ----------
+    result
+        The explanation, by `explanations.explain`.
+    title
+        The heading of the figure, which adds the numbers of positions and of contexts.
+
+    Returns
+    -------
+    Figure
+        The figure, of three panels over position.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not an Explanation, or `title` not a string.
     """
     require_kind(result, Explanation, "result", FROM)
     figure = drawing.ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
-    positions, total = np.asarray(result.influence.grid.nodes), float(result.influence.total)
+    positions = np.asarray(result.influence.grid.nodes)
+    total = float(result.influence.total)
     energies = np.asarray(result.channel_energies)
     together = energies.sum(axis=0)
-    density, only = np.asarray(result.influence.density), together / (total or 1)
+    density = np.asarray(result.influence.density)
+    only = together / (total or 1)
     upper.plot(positions, density, "k", label="influence density")
     upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
     drawing.fit_scale(upper, log=drawing.spans_decades(density, only))
@@ -62,10 +84,32 @@ def channel_energies(result: Explanation, title: str) -> Figure:
 
 
 def hop_energies(result: Explanation, title: str) -> Figure:
-    """Draw the influence energy over positions, and its parts by attention hops."""
+    """Draw the influence energy over positions, and its parts by attention hops.
+
+    The scale is logarithmic. The energies of the parts need not sum to that of all, as the parts
+    may cancel.
+
+    Parameters
+    ----------
+    result
+        The explanation, by `explanations.explain`.
+    title
+        The heading of the figure, which adds the numbers of positions and of contexts.
+
+    Returns
+    -------
+    Figure
+        The figure, with a line for each number of hops and a dashed one for all.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not an Explanation, or `title` not a string.
+    """
     require_kind(result, Explanation, "result", FROM)
     figure, axes = drawing.new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
-    positions, parts = np.asarray(result.influence.grid.nodes), np.asarray(result.hop_energies)
+    positions = np.asarray(result.influence.grid.nodes)
+    parts = np.asarray(result.hop_energies)
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
     for index, (name, part) in enumerate(zip(HOPS, parts, strict=True)):
         style = drawing.line_style(index)
@@ -80,7 +124,29 @@ def hop_energies(result: Explanation, title: str) -> Figure:
 
 
 def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "") -> Figure:
-    """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms."""
+    """Draw cone masses on a logarithmic scale, with two standard errors of their logarithms.
+
+    Parameters
+    ----------
+    masses
+        By name, the mass C(p) at each position, a density over p, with its standard error, such as
+        `average_cone_mass` returns.
+    regions
+        The regions of the grid on which the masses were measured; the boundaries are shaded.
+    title
+        The heading of the figure, by default none. The number of positions is added.
+
+    Returns
+    -------
+    Figure
+        The figure, with a line for each mass.
+
+    Raises
+    ------
+    ValueError
+        If `regions` is not Regions, `masses` is empty or has another kind of value than an Estimate
+        with a number for each position, or `title` is not a string.
+    """
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
     cure = "Pass at least one by name."
@@ -107,6 +173,23 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     It is "held" where premises and all inequalities hold, "failed" where this one does not, "failed
     elsewhere" where another or a premise does not, "vacuous" where nothing on the other side could
     have made it hold. An infinite side is drawn at one, and a finite one beside it at zero.
+
+    Parameters
+    ----------
+    certificates
+        The certificates, such as `Explanation.certificates`.
+    title
+        The heading of the figure.
+
+    Returns
+    -------
+    Figure
+        The figure, with a row for each inequality.
+
+    Raises
+    ------
+    ValueError
+        If `certificates` is not a sequence of certificates, at least one, or `title` not a string.
     """
     require_several(certificates, Certificate, "certificates", "Pass those of an Explanation.")
     require_text(title, "title")

@@ -26,6 +26,24 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     scale is logarithmic, and the band that of the logarithm. The dotted line is the uniform
     density.
 
+    Parameters
+    ----------
+    result
+        The influence, by `lim.influence` or `Influence.from_energies`.
+    title
+        The heading of the figure, by default none. The numbers of positions, of examples and of
+        positions left out are added to it, and the indices stand below.
+
+    Returns
+    -------
+    Figure
+        The figure, to save or show.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not an Influence, its density is NaN or infinite, or `title` is not a string.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -38,7 +56,8 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     require_kind(result, Influence, "result", cure)
     figure, axes = drawing.new_figure(DENSITY)
     draw_densities(axes, {"density": result})
-    weights, left_out = np.asarray(result.regions.kept_weights), len(result.regions.left_out)
+    weights = np.asarray(result.regions.kept_weights)
+    left_out = len(result.regions.left_out)
     uniform = 1 / weights.sum()
     axes.axhline(uniform, color="black", linewidth=0.8, linestyle=":", label="uniform")
     drawing.draw_averages(axes, result.regions, np.asarray(result.regional_averages))
@@ -56,7 +75,8 @@ def influence_difference(
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     draw_densities(upper, dict(zip(names, compared[:2], strict=True)))
     upper.set_ylabel(DENSITY)
-    change, kept = compared.change, np.asarray(compared.first.regions.kept_weights) > 0
+    change = compared.change
+    kept = np.asarray(compared.first.regions.kept_weights) > 0
     columns = change.regions.grid.nodes, change.density, change.density_error
     _draw_signed(lower, *(np.asarray(column)[kept] for column in columns))
     drawing.shade_boundaries(lower, float(change.regions.delta))
@@ -93,6 +113,26 @@ def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) 
 def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     """Draw influence densities under their names on one pair of axes, each with its band.
 
+    The band is two standard errors to either side. Where the densities span more than two decades,
+    the scale is logarithmic.
+
+    Parameters
+    ----------
+    axes
+        The axes to draw on, such as those of `new_figure`, which are changed.
+    results
+        By name, the influences; positions that their regions leave out are not drawn.
+
+    Returns
+    -------
+    None
+        The lines, and shades over the boundary regions, are on the axes.
+
+    Raises
+    ------
+    ValueError
+        If a density is NaN or infinite.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -121,11 +161,13 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 
 
 def _indices(result: Influence) -> str:
-    indices, errors = result.indices(), result.index_errors()
+    indices = result.indices()
+    errors = result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
     words = []
     for field, name in names.items():
-        value, error = float(getattr(indices, field)), float(getattr(errors, field))
+        value = float(getattr(indices, field))
+        error = float(getattr(errors, field))
         words.append(f"{name} {value:+.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else ""))
     return "   ".join(words)
 

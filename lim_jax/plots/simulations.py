@@ -20,7 +20,18 @@ SETTING = f"section 4's gated linear flow, linear loss (L = {GRID.size}, n = 1)"
 
 
 def simulation_influence_profiles(results: Section4) -> Figure:
-    """Draw the paper's `fig:simulation-influence-profiles`: densities on a logarithmic scale."""
+    """Draw the paper's `fig:simulation-influence-profiles`: densities on a logarithmic scale.
+
+    Parameters
+    ----------
+    results
+        All results of section 4, by `paper.section4`.
+
+    Returns
+    -------
+    Figure
+        The figure, with the densities of the baseline and of the three algorithms.
+    """
     figure, axes = new_figure("influence density $L\\,m_i$ (uniform: 1)")
     for name, row in results.table.items():
         _draw_profile(axes, row.density, name, NAMES[name])
@@ -28,16 +39,39 @@ def simulation_influence_profiles(results: Section4) -> Figure:
 
 
 def simulation_observability_profiles(results: Section4) -> Figure:
-    """Draw the paper's `fig:simulation-observability-profiles`: trace densities."""
+    """Draw the paper's `fig:simulation-observability-profiles`: trace densities.
+
+    Parameters
+    ----------
+    results
+        All results of section 4, by `paper.section4`.
+
+    Returns
+    -------
+    Figure
+        The figure, with the densities before and after Algorithm 3.
+    """
     figure, axes = new_figure("trace-observability density $L\\,q_i$ (uniform: 1)")
-    before, after = results.trace_densities["before"], results.trace_densities["after"]
+    before = results.trace_densities["before"]
+    after = results.trace_densities["after"]
     _draw_profile(axes, before, "baseline", "Before")
     _draw_profile(axes, after, "algorithm3", "After Algorithm 3")
     return _finished(figure, axes, f"Trace-observability profiles: {SETTING}")
 
 
 def simulation_convergence(results: Section4) -> Figure:
-    """Draw the paper's `fig:simulation-convergence`: each surrogate over its initial value."""
+    """Draw the paper's `fig:simulation-convergence`: each surrogate over its initial value.
+
+    Parameters
+    ----------
+    results
+        All results of section 4, by `paper.section4`.
+
+    Returns
+    -------
+    Figure
+        The figure, with a line for each of the three algorithms over its steps.
+    """
     figure, axes = new_figure(
         "imbalance over the initial one (no unit)", "optimiser step or weight update"
     )
@@ -54,7 +88,19 @@ def simulation_convergence(results: Section4) -> Figure:
 
 
 def simulation_probe_errors(results: Section4) -> Figure:
-    """Draw the paper's `fig:simulation-probe-bias`, with the exact values as lines."""
+    """Draw the paper's `fig:simulation-probe-bias`, with the exact values as lines.
+
+    Parameters
+    ----------
+    results
+        All results of section 4, by `paper.section4`.
+
+    Returns
+    -------
+    Figure
+        The figure, with the bias and the standard deviation of the empirical penalty by the number
+        of probes, in per cent of the true one.
+    """
     figure, axes = new_figure("per cent of the true penalty", "probes $N_{probe}$")
     study = results.probes
     counts = np.asarray(study.counts)
@@ -63,7 +109,8 @@ def simulation_probe_errors(results: Section4) -> Figure:
         "standard deviation": (study.deviation, study.exact_deviation),
     }
     for index, (label, (sampled, exact)) in enumerate(pairs.items()):
-        line, points = line_style(index), line_style(index)
+        line = line_style(index)
+        points = line_style(index)
         line.update(marker="")
         points.update(linestyle="", markersize=6)
         axes.plot(counts, np.asarray(exact), **line, label=f"{label}, exact")

@@ -20,12 +20,34 @@ def self_answered(
     tokens: int = 32,
     progress: Callable[[list], Iterable] = iter,
 ) -> list[Context]:
-    """Contexts with the answers that the model gives itself where they have none.
+    """Let a model answer the prompts that have no answer, and return the contexts of all.
 
-    An answer, of so many `tokens` at most, ends before one of the model's ``end_ids``, or in a chat
-    before the token with which the model's template ends a turn. One that did not end is marked as
-    `Context.cut`, and one that ends at once raises ValueError. `prompts` are such as `unanswered`
-    makes; `progress` wraps their list; `asked` is as in `context_of`.
+    An answer ends before one of the model's ``end_ids``, or in a chat before the token with which
+    the model's template ends a turn. One that did not end is marked as `Context.cut`.
+
+    Parameters
+    ----------
+    prompts
+        Prompts such as `unanswered` makes; contexts, which have an answer, come back as they are.
+    model
+        The model that answers, with its tokenizer.
+    asked
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`: "answer", the default, for
+        the cross-entropy of the answer's tokens; "margin", "contrast" and others.
+    tokens
+        The most tokens of an answer.
+    progress
+        A wrapper of the list of prompts, for example ``tqdm.tqdm``.
+
+    Returns
+    -------
+    list of Context
+        A context for each prompt, in their order.
+
+    Raises
+    ------
+    ValueError
+        If the model ends at once, an entry is no prompt, or no loss has this name.
 
     Examples
     --------
@@ -48,9 +70,13 @@ def self_answered(
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
     for prompt in prompts:
-        require(isinstance(prompt, Context | PromptOnly), "prompts", got=described(prompt),
-                expected="contexts, or prompts that are unanswered",
-                cure="Take them from unanswered.")  # fmt: skip
+        require(
+            isinstance(prompt, Context | PromptOnly),
+            "prompts",
+            got=described(prompt),
+            expected="contexts, or prompts that are unanswered",
+            cure="Take them from unanswered.",
+        )
     in_chats = any(isinstance(one, PromptOnly) and one.laid.marked for one in prompts)
     template = model.chat_template if in_chats else None
     of_turns = () if template is None else turn_ends(template, model.tokenizer)

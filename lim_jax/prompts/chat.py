@@ -19,7 +19,8 @@ from lim_jax.prompts.documents import (
 from lim_jax.prompts.templates import rendered
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
-OPENS, CLOSES = "\ue000", "\ue001"
+OPENS = "\ue000"
+CLOSES = "\ue001"
 # Names of functions and of types, which templates compare, and which spell no token of control.
 WORD = re.compile(r"[\w $./:-]*")
 # What a message may have beside what is said.
@@ -74,21 +75,41 @@ def chat_prompt(
     documents: Sequence[Document] = (),
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> RenderedPrompt:
-    """A chat as its model reads it, up to where the assistant begins to speak.
+    """Lay out a chat as its model reads it, up to where the assistant begins to speak.
 
     Each message is a part under its role and its number, such as ``user 2``. Documents go where the
     template has a place for them, else before the text of the user's last message, which is then
     the part ``question``. Where the last message is the assistant's own, it is left open.
 
-    No text of a chat is read as a token of control, such as the mark of a turn's end. What the
-    template refuses, leaves out or changes raises ValueError, but for white space at a text's ends.
+    No text of a chat is read as a token of control, such as the mark of a turn's end.
 
-    Each message has a ``role`` and a ``content``: a text, or a list of ``{"type": "text", "text":
-    ...}``, which are read one after another. An assistant may call tools (``tool_calls``), and then
-    say nothing; a message of the role ``tool`` may have a ``tool_call_id`` and a ``name``. The
-    `template` is the model's own, `LanguageModel.chat_template`; it needs jinja2, of the extra
-    ``models``. `tools` are what the assistant may call, each as a schema in JSON: ``{"type":
-    "function", "function": {"name": ..., "description": ..., "parameters": ...}}``.
+    Parameters
+    ----------
+    messages
+        What is said, in order. Each has a ``role`` and a ``content``: a text, or a list of
+        ``{"type": "text", "text": ...}``, which are read one after another. An assistant may call
+        tools (``tool_calls``), and then say nothing; a message of the role ``tool`` may have a
+        ``tool_call_id`` and a ``name``.
+    template
+        The model's own template, `LanguageModel.chat_template`; it needs jinja2, of the extra
+        ``models``.
+    documents
+        The documents that are asked about, each a part under its name; none by default.
+    tools
+        What the assistant may call, each as a schema in JSON:
+        ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}``;
+        none by default.
+
+    Returns
+    -------
+    RenderedPrompt
+        The text of the chat, and its named parts.
+
+    Raises
+    ------
+    ValueError
+        If the template refuses the chat, or leaves out or changes a text but for white space at its
+        ends; if messages, documents or tools are not of these forms.
 
     Examples
     --------
@@ -126,7 +147,8 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 
     Publishers' files do not always name it among those that end an answer.
     """
-    answer, question = f"{OPENS}0{CLOSES}", {"role": "user", "content": "?"}
+    answer = f"{OPENS}0{CLOSES}"
+    question = {"role": "user", "content": "?"}
     chat = [question, {"role": "assistant", "content": answer}, question]
     (outcome,) = rendered(template, [{"messages": chat, "add_generation_prompt": False}])
     _, found, after = outcome.get("text", "").rpartition(answer)
@@ -139,9 +161,12 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
-        OPENS not in "".join(texts[-1]), "messages", got=f"the letter {OPENS!r}",
-        expected="texts of known letters", cure="Leave it out: it marks where a text is.",
-    )  # fmt: skip
+        OPENS not in "".join(texts[-1]),
+        "messages",
+        got=f"the letter {OPENS!r}",
+        expected="texts of known letters",
+        cure="Leave it out: it marks where a text is.",
+    )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
         _filled(layout.chat, shown)
@@ -156,11 +181,14 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
     own = bool(places) and all(marks[0][n] in outcomes[1].get("text", "") for n in places)
     whole, frame = outcomes[:2] if own else outcomes[-2:]
     error = whole.get("error", frame.get("error"))
-    require(error is None, "messages", got=f"what the model's chat template refuses ({error})",
-            expected="a chat that it takes",
-            cure="Such as one of the user alone: some templates know no system.")  # fmt: skip
-    unread = [name for name, one in zip(less, outcomes_of_less, strict=True)
-              if one == outcomes[-2]]  # fmt: skip
+    require(
+        error is None,
+        "messages",
+        got=f"what the model's chat template refuses ({error})",
+        expected="a chat that it takes",
+        cure="Such as one of the user alone: some templates know no system.",
+    )
+    unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
     _require_all_laid_out(unread)
     return layouts[0 if own else -1], whole["text"], frame["text"]
 
@@ -173,9 +201,10 @@ def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
         if "tool_calls" in message:
             bare = {name: value for name, value in message.items() if name != "tool_calls"}
             others = chat["messages"][:number], chat["messages"][number + 1 :]
-            yield f"the calls of message {number + 1}", {
-                **chat, "messages": [*others[0], bare, *others[1]]
-            }  # fmt: skip
+            yield (
+                f"the calls of message {number + 1}",
+                {**chat, "messages": [*others[0], bare, *others[1]]},
+            )
 
 
 def _layout(
@@ -187,22 +216,30 @@ def _layout(
     """With pieces before what the user said last, which is then the question; None without."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     require(
-        bool(users) or before is None, "messages", got="documents, and none of a user",
-        expected="a user who asks", cure="The question is the user's last message.",
-    )  # fmt: skip
+        bool(users) or before is None,
+        "messages",
+        got="documents, and none of a user",
+        expected="a user who asks",
+        cure="The question is the user's last message.",
+    )
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
     taken = {document.name for document in documents}
     for number, message in enumerate(messages):
-        role, text = message["role"], content_text(message.get("content"))
-        asks, name = before is not None and number == users[-1], f"{role} {number + 1}"
+        role = message["role"]
+        text = content_text(message.get("content"))
+        asks = before is not None and number == users[-1]
+        name = f"{role} {number + 1}"
         while name in taken:
             name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
         # Where nothing is said beside a call, a template is to see that it is nothing.
         content = layout.put(pieces) if text else ""
-        further = {key: layout.marked(message[key]) for key in FURTHER.get(role, ())
-                   if message.get(key) is not None}  # fmt: skip
+        further = {
+            key: layout.marked(message[key])
+            for key in FURTHER.get(role, ())
+            if message.get(key) is not None
+        }
         laid.append({"role": role, "content": content, **further})
     open_end = messages[-1]["role"] == "assistant"
     layout.chat["add_generation_prompt"] = not open_end
@@ -249,10 +286,12 @@ def _places(
 
 def _require_all_laid_out(left_out: Sequence[str]) -> None:
     require(
-        not left_out, "messages",
+        not left_out,
+        "messages",
         got=f"{', '.join(left_out)}, which the model's chat template leaves out",
-        expected="what it lays out", cure="Leave it out, or ask by a prompt without a chat.",
-    )  # fmt: skip
+        expected="what it lays out",
+        cure="Leave it out, or ask by a prompt without a chat.",
+    )
 
 
 def _as_put(text: str) -> list[str]:
@@ -266,25 +305,32 @@ def require_messages(messages: Any) -> None:
     """Raise unless these are messages as `chat_prompt` takes them."""
     require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
     for number, one in enumerate(messages, 1):
-        where, role = f"messages, message {number}", one.get("role")
+        where = f"messages, message {number}"
+        role = one.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
         calls = one.get("tool_calls") is not None
         says = bool((content_text(one.get("content")) or "").strip())
         says = says or (calls and one.get("content") in (None, ""))
         require(
-            isinstance(role, str) and bool(role.strip()) and says
+            isinstance(role, str)
+            and bool(role.strip())
+            and says
             and set(one) <= {"role", "content", *further},
-            where, got=f"{dict(one)!r}"[:60],
+            where,
+            got=f"{dict(one)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
             cure="Content may be a list of parts of text; pictures and sounds are not read.",
-        )  # fmt: skip
+        )
         if calls:
             _require_functions(one["tool_calls"], f"{where}, tool_calls")
         _require_json([one.get(key) for key in further], where)
     require(
-        messages[-1].get("tool_calls") is None, "messages", got="a last one that calls tools",
-        expected="the tools' answers after it", cure="Add a message of the role tool.",
-    )  # fmt: skip
+        messages[-1].get("tool_calls") is None,
+        "messages",
+        got="a last one that calls tools",
+        expected="the tools' answers after it",
+        cure="Add a message of the role tool.",
+    )
 
 
 def content_text(content: Any) -> str | None:
@@ -307,8 +353,13 @@ def _require_functions(functions: Any, where: str) -> None:
         function = one.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
         here = f"{where}, entry {number}"
-        require(isinstance(name, str) and bool(name), here, got=f"{dict(one)!r}"[:60],
-                expected=CALL, cure="A function has a name.")  # fmt: skip
+        require(
+            isinstance(name, str) and bool(name),
+            here,
+            got=f"{dict(one)!r}"[:60],
+            expected=CALL,
+            cure="A function has a name.",
+        )
         _require_json(one, here)
 
 
@@ -316,8 +367,13 @@ def _require_json(value: Any, where: str) -> None:
     """Refuse what JSON does not have, and names that a token of control may stand in."""
     if isinstance(value, Mapping):
         odd = [name for name in value if not (isinstance(name, str) and WORD.fullmatch(name))]
-        require(not odd, where, got=f"the name {odd[:1]}", expected="names of letters and digits",
-                cure="Templates compare names, so that they are left as they are.")  # fmt: skip
+        require(
+            not odd,
+            where,
+            got=f"the name {odd[:1]}",
+            expected="names of letters and digits",
+            cure="Templates compare names, so that they are left as they are.",
+        )
         value = list(value.values())
     if isinstance(value, list):
         for one in value:

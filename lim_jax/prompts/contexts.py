@@ -93,8 +93,13 @@ class PromptOnly(NamedTuple):
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossName = "answer"
     ) -> Context:
         """The context with an answer in ids, such as `models.answer` finds."""
-        require(answer.size > 0, "answer", got="no ids", expected="at least one",
-                cure="The model ended at once: give an answer.")  # fmt: skip
+        require(
+            answer.size > 0,
+            "answer",
+            got="no ids",
+            expected="at least one",
+            cure="The model ended at once: give an answer.",
+        )
         ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
         ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
@@ -120,13 +125,41 @@ def context_of(
     foil: str = "",
     where: str = "context",
 ) -> Context:
-    """The ids of a text and its answer, which are read together, and what is asked of them.
+    """Encode a text and its answer together, with what is asked of them.
 
-    A token belongs to the part in which its last visible character lies. `laid` is such as
-    `document_prompt` makes; its spans may reach into the answer. `answer`, and the `foil` that
-    might have followed instead, are as they follow the text, with the space before them where there
-    is one. `tokenizer` is the model's own; None where ids are bytes of UTF-8. `asked` is a name of
-    `models.losses.LOSSES`: which places ask, and whether an answer or a foil must be.
+    A token belongs to the part in which its last visible character lies.
+
+    Parameters
+    ----------
+    laid
+        The text before the answer and its named parts, such as `document_prompt` makes; its spans
+        may reach into the answer.
+    answer
+        The answer as it follows the text, with the space before it where there is one; empty for
+        none.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    asked
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which places ask:
+        "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
+        "next-token", "last-token" and "own-margin" need none.
+    foil
+        What might have followed instead of the answer, with the space before it; "contrast" alone
+        reads it. Empty for none.
+    where
+        What errors call the context, such as a file and its line.
+
+    Returns
+    -------
+    Context
+        The ids, the weights of the loss, and the tokens of each part. For "contrast"
+        the context is the prompt alone, whose last place asks.
+
+    Raises
+    ------
+    ValueError
+        If the answer or foil that the loss needs is empty, the prompt is empty, a span does not lie
+        in the text, or the letters of a token of control cannot be read as text.
 
     Examples
     --------
@@ -139,7 +172,8 @@ def context_of(
     require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
-    kind, encoded = loss_kind(asked), _encoded(laid, answer, tokenizer, where)
+    kind = loss_kind(asked)
+    encoded = _encoded(laid, answer, tokenizer, where)
     if kind.needs_foil:
         context = _contrast(encoded, laid, kind, foil, tokenizer, where)
     else:
@@ -148,7 +182,26 @@ def context_of(
 
 
 def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
-    """The ids of a text whose answer the model is to give, without marks of an end after them.
+    """Encode a text whose answer the model is to give, without marks of an end after it.
+
+    Parameters
+    ----------
+    laid
+        The text and its named parts, such as `document_prompt` or `chat_prompt` makes.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    foil
+        What might be said instead of the answer; empty where that is not asked.
+
+    Returns
+    -------
+    PromptOnly
+        The prompt's tokens, whose ``answered(ids)`` is the context with an answer.
+
+    Raises
+    ------
+    ValueError
+        If the text has no tokens, or the letters of a token of control cannot be read as text.
 
     Examples
     --------
@@ -160,8 +213,13 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
     require_text(foil, "foil")
     ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
-    require(spelt.size > 0, "prompt", got="no tokens", expected="at least one",
-            cure="Pass a text that is not empty.")  # fmt: skip
+    require(
+        spelt.size > 0,
+        "prompt",
+        got="no tokens",
+        expected="at least one",
+        cure="Pass a text that is not empty.",
+    )
     end = int(spelt[-1]) + 1
     return PromptOnly(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
 
@@ -170,20 +228,34 @@ def _contrast(
     found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
 ) -> Context:
     """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
-    require(bool(foil), where, got="no foil", expected="what might have followed instead",
-            cure='Give `foil`, or a line its "foil".')  # fmt: skip
+    require(
+        bool(foil),
+        where,
+        got="no foil",
+        expected="what might have followed instead",
+        cure='Give `foil`, or a line its "foil".',
+    )
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
     prompts = [
         one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
     ]
-    require(all(after.any() for after in follows) and prompts[0].size > 0, where,
-            got="no tokens of prompt, answer or foil", expected="some of each",
-            cure="Pass texts that are not empty.")  # fmt: skip
-    require(np.array_equal(prompts[0], prompts[1]), where,
-            got="a prompt whose last token is another before the answer than before the foil",
-            expected="one prompt", cure="Begin both with a space, or both without.")  # fmt: skip
-    prompt, answer = prompts[0], found.ids[follows[0]]
+    require(
+        all(after.any() for after in follows) and prompts[0].size > 0,
+        where,
+        got="no tokens of prompt, answer or foil",
+        expected="some of each",
+        cure="Pass texts that are not empty.",
+    )
+    require(
+        np.array_equal(prompts[0], prompts[1]),
+        where,
+        got="a prompt whose last token is another before the answer than before the foil",
+        expected="one prompt",
+        cure="Begin both with a space, or both without.",
+    )
+    prompt = prompts[0]
+    answer = found.ids[follows[0]]
     asked = contrast(prompt, answer, other.ids[follows[1]])
     size = len(prompt)
     weights = kind.weights(np.arange(size) == size - 1)
@@ -196,13 +268,21 @@ def _context(
 ) -> Context:
     """Of the tokens of a text that ends at a character, its answer after what was laid out."""
     length = len(found.ids) - 1
-    require(length > 0, where, got=f"{length + 1} tokens", expected="at least two",
-            cure="The last token is a target only.")  # fmt: skip
+    require(
+        length > 0,
+        where,
+        got=f"{length + 1} tokens",
+        expected="at least two",
+        cure="The last token is a target only.",
+    )
     answered = found.within(len(laid.text), end)
-    require(not kind.needs_answer or bool(answered.any() and not answered[0]), where,
-            got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
-            expected="a prompt and an answer of some tokens each",
-            cure="The loss next-token takes any text.")  # fmt: skip
+    require(
+        not kind.needs_answer or bool(answered.any() and not answered[0]),
+        where,
+        got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+        expected="a prompt and an answer of some tokens each",
+        cure="The loss next-token takes any text.",
+    )
     spans = _spans(laid.spans, found, end, where, length)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
 
@@ -215,16 +295,18 @@ def _spans(
         token if last >= 0 else ""
         for token, last in zip(found.tokens, found.last.tolist(), strict=True)
     ]
-    text, ends = "".join(shown), np.cumsum([len(token) for token in shown])
+    text = "".join(shown)
+    ends = np.cumsum([len(token) for token in shown])
     made = []
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
         require(
-            list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most, where,
+            list(map(type, parts)) == [int, int, str] and 0 <= parts[0] < parts[1] <= most,
+            where,
             got=f"the span {parts}",
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
             cure="The end is not of the span, as in a Python slice.",
-        )  # fmt: skip
+        )
         start, end, name = span
         places = np.flatnonzero(found.within(start, end)[:length])
         # A part may go on in the answer, of which the last token is a target only.
@@ -259,7 +341,8 @@ def cut_text(
     >>> cut_text("It is.\n\nNo", (0, 6), [("It", 2), (" is", 5), (".\n\n", 8)])
     ('It', ' is', '.')
     """
-    (reached, end), pieces = part, []
+    reached, end = part
+    pieces = []
     for token, stop in tokens:
         stop = min(max(reached, stop), end) if token else reached
         pieces.append(text[reached:stop])
@@ -278,7 +361,8 @@ class _Control(NamedTuple):
 
 def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
     """The tokens of a text and of what follows it: none of control of what users wrote."""
-    text, marks = laid.text + after, not laid.marked
+    text = laid.text + after
+    marks = not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     if laid.control is None or not added:
@@ -294,9 +378,13 @@ def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> En
     found = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
     known = {one.start for one in ours}
     left = [one for one in _spelt(text, found, of_control) if one.start not in known]
-    require(not left, where, got=left and f"{left[0].token.content!r} at character {left[0].start}",
-            expected="a text without what the tokenizer takes for a token of control",
-            cure="Leave it out.")  # fmt: skip
+    require(
+        not left,
+        where,
+        got=left and f"{left[0].token.content!r} at character {left[0].start}",
+        expected="a text without what the tokenizer takes for a token of control",
+        cure="Leave it out.",
+    )
     return found
 
 

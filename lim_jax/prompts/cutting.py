@@ -74,7 +74,8 @@ def paragraphs(text: str) -> list[Span]:
 
 def _between(text: str, ends: Iterable[int]) -> list[Span]:
     """The spans that end at some characters and the white space after them, and at the text's."""
-    cuts, last = [0], len(text.rstrip())
+    cuts = [0]
+    last = len(text.rstrip())
     for end in ends:
         if end < last and text[cuts[-1] : end].strip():
             space = SPACE.match(text, end)
@@ -87,13 +88,15 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     fenced = False
     for start, end in paragraphs(text):
         lines = text[start:end].splitlines(keepends=True)
-        width, begun = max(len(line.rstrip()) for line in lines), start
+        width = max(len(line.rstrip()) for line in lines)
+        begun = start
         led = sum(LEAD.match(line) is not None for line in lines) > 1
         for line, after, at in zip(
             lines, [*lines[1:], ""], accumulate(map(len, lines)), strict=True
         ):
             fence = line.lstrip().startswith(FENCE)
-            code, fenced = fenced or fence, fenced ^ fence
+            code = fenced or fence
+            fenced = fenced ^ fence
             if code or (led and LEAD.match(after)) or not _wrapped(line, after, width):
                 yield begun, start + at - len(line) + len(line.rstrip()), code
                 begun = start + at
@@ -118,10 +121,12 @@ def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
 
 
 def _goes_on(before: str, stop: str, after: str) -> bool:
-    first, words = next(filter(str.isalnum, after), ""), before.split()
+    first = next(filter(str.isalnum, after), "")
+    words = before.split()
     if first.islower() or stop != "." or not words:
         return first.islower()
-    word, begins = words[-1].lstrip("\"'“„‘‚«»‹›([{"), re.match(r"\W*(\w+)", after)
+    word = words[-1].lstrip("\"'“„‘‚«»‹›([{")
+    begins = re.match(r"\W*(\w+)", after)
     marks_line = len(words) == 1 and re.fullmatch(r"\d{1,3}|[a-zA-Z]", word) is not None
     if marks_line or word in BEFORE_NAMES or word.lower() in NEVER_LAST:
         return True

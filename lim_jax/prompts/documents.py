@@ -11,7 +11,9 @@ from lim_jax._terminal import in_one_line
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
 # message's part is called by its role and its number.
-QUESTION, ANSWER, REST = "question", "answer", "the rest"
+QUESTION = "question"
+ANSWER = "answer"
+REST = "the rest"
 MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
 MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
@@ -19,11 +21,21 @@ NUMBER = re.compile(r" \(document \d+\)$")
 
 
 class Document(NamedTuple):
-    """A document: its title, which stands above the text and may be empty, and its text."""
+    """A document: its title and its text.
+
+    Attributes
+    ----------
+    title
+        Stands above the text, on a line of its own; empty for none.
+    text
+        The document's text, which is not empty.
+    name
+        The name of its part of the context; where it is empty, `named_documents` finds one.
+    """
 
     title: str
     text: str
-    name: str = ""  # of its part of the context; where it is empty, `named_documents` finds one
+    name: str = ""
 
 
 class RenderedPrompt(NamedTuple):
@@ -41,11 +53,26 @@ class RenderedPrompt(NamedTuple):
 
 
 def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """The same documents, at least one and each with a text, each with a name of its own.
+    """Return the same documents, each with a name of its own.
 
-    That is its title, with marks for control characters, or its number from 1. Where several would
-    be called alike, or one as a part that is no document (`RESERVED_NAMES`, a role and a number),
-    the number follows.
+    That is the one that it has, else its title, else its number from 1, with marks for control
+    characters. Where several would be called alike, or one as a part that is no document
+    (`RESERVED_NAMES`, a role and a number), the number follows.
+
+    Parameters
+    ----------
+    documents
+        The documents, at least one and each with a text that is not empty.
+
+    Returns
+    -------
+    tuple of Document
+        The documents in their order, with their names.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or one has no text.
 
     Examples
     --------
@@ -55,10 +82,13 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """
     require_several(documents, Document, "documents", "Make each by Document(title, text).")
     for number, one in enumerate(documents, 1):
-        require(all(isinstance(part, str) for part in one) and bool(one.text.strip()),
-                f"documents, document {number}", got=f"{tuple(one)!r}"[:60],
-                expected="texts, of which that of the document is not empty",
-                cure="Leave a document without a text out.")  # fmt: skip
+        require(
+            all(isinstance(part, str) for part in one) and bool(one.text.strip()),
+            f"documents, document {number}",
+            got=f"{tuple(one)!r}"[:60],
+            expected="texts, of which that of the document is not empty",
+            cure="Leave a document without a text out.",
+        )
     named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
     names = list(map(in_one_line, named))
     while shared := {
@@ -95,10 +125,26 @@ def is_reserved(name: str) -> bool:
 
 
 def document_prompt(documents: Sequence[Document], question: str) -> RenderedPrompt:
-    r"""Documents one after another, each its title and its text, and then the question.
+    r"""Lay out documents one after another, each its title and its text, and then the question.
 
-    Every document is a part under its name (`named_documents`), and so is the question, which is
-    not empty. An answer follows after a space.
+    An answer follows after a space.
+
+    Parameters
+    ----------
+    documents
+        The documents, at least one; each is a part under its name (`named_documents`).
+    question
+        The question, which is not empty; the part ``question``.
+
+    Returns
+    -------
+    RenderedPrompt
+        The text that stands before the answer, and its named parts.
+
+    Raises
+    ------
+    ValueError
+        If there are no documents, one has no text, or the question is empty.
 
     Examples
     --------
@@ -134,5 +180,10 @@ def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
 def require_question(question: object) -> None:
     """Raise unless this is a text that is not empty."""
     asks = isinstance(question, str) and bool(question.strip())
-    require(asks, QUESTION, got=described(question), expected="a text that is not empty",
-            cure="Pass what you want to know, such as 'Who sings?'.")  # fmt: skip
+    require(
+        asks,
+        QUESTION,
+        got=described(question),
+        expected="a text that is not empty",
+        cure="Pass what you want to know, such as 'Who sings?'.",
+    )

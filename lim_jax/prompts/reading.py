@@ -47,20 +47,48 @@ CURE = "One object stands on a line, and text is a string."
 
 
 class Line(NamedTuple):
-    """A line of a file: what is asked, before it is laid out. Errors name the file and the line."""
+    """A line of a file: what is asked, before it is laid out.
+
+    Attributes
+    ----------
+    where
+        The file and the line, which errors name.
+    text
+        The text, or the prompt; empty where the line has documents or messages.
+    spans
+        The named parts of the text: start, end and name, in characters; the end is not of the part.
+    documents
+        The documents that are asked about, each with a name of its own.
+    question
+        What is asked about the documents; empty where messages ask it.
+    messages
+        The messages of a chat, in order.
+    template
+        The chat template that lays out the messages; None without one.
+    answer
+        The answer, with the space before it where one follows; None where the line has none.
+    foil
+        What might have followed instead, as the answer; empty for none.
+    asks
+        Whether an answer can follow; not after a ``text``.
+    id
+        The name by which `compare` finds the line in another file; empty for none.
+    tools
+        The functions that the assistant may call, as schemas.
+    """
 
     where: str
-    text: str = ""  # or the prompt; empty where the line has documents or messages
-    spans: tuple[tuple[int, int, str], ...] = ()  # of the text: start, end and name, in characters
+    text: str = ""
+    spans: tuple[tuple[int, int, str], ...] = ()
     documents: tuple[Document, ...] = ()
     question: str = ""
     messages: tuple[Message, ...] = ()
-    template: ChatTemplate | None = None  # lays out the messages
-    answer: str | None = None  # with the space before it
-    foil: str = ""  # what might have followed instead
-    asks: bool = True  # whether an answer can follow; not after a ``text``
-    id: str = ""  # by which `compare` finds it in another file
-    tools: tuple[Mapping[str, Any], ...] = ()  # the functions that the assistant may call
+    template: ChatTemplate | None = None
+    answer: str | None = None
+    foil: str = ""
+    asks: bool = True
+    id: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def laid(self) -> RenderedPrompt:
@@ -76,7 +104,8 @@ def read_prompts(
     data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
     """Read contexts of a text or of lines of JSON (`read_lines`); prompts without an answer."""
-    data, tokenizer = Path(data), model.tokenizer
+    data = Path(data)
+    tokenizer = model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
     lines = read_lines(data, model.chat_template, foil)
@@ -90,9 +119,13 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
     _require_own_ids(lines)
     _warn_of_ends(lines)
     chats = [line.where for line in lines if line.messages]
-    require(not chats or template is not None, "".join(chats[:1]), cure=CURE_OF_CHATS,
-            got="messages of a chat, and a model without a chat template",
-            expected="one with chat_template.jinja, or in tokenizer_config.json")  # fmt: skip
+    require(
+        not chats or template is not None,
+        "".join(chats[:1]),
+        cure=CURE_OF_CHATS,
+        got="messages of a chat, and a model without a chat template",
+        expected="one with chat_template.jinja, or in tokenizer_config.json",
+    )
     return [line._replace(template=template) if line.messages else line for line in lines]
 
 
@@ -114,11 +147,17 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     path = as_path(path, "documents")
     if path.is_dir():
         return _of_folder(path)
-    require(path.is_file(), "documents", got=f"{path}, which is no file and no folder",
-            expected="a folder of texts, a text, or lines", cure="Look at the path.")  # fmt: skip
+    require(
+        path.is_file(),
+        "documents",
+        got=f"{path}, which is no file and no folder",
+        expected="a folder of texts, a text, or lines",
+        cure="Look at the path.",
+    )
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
-    title, text = _title(Path(path.name)), text_of_file(path, "documents", MOST_LETTERS)
+    title = _title(Path(path.name))
+    text = text_of_file(path, "documents", MOST_LETTERS)
     return _documents([{"title": title, "text": text}], f"{path}")
 
 
@@ -126,8 +165,13 @@ def _of_folder(folder: Path) -> tuple[Document, ...]:
     files = files_within(folder)
     texts = {file: text_of_file(folder / file, "documents", MOST_LETTERS) for file in files}
     empty = [file for file, text in texts.items() if not text.strip()]
-    require(len(files) > len(empty), "documents", got=f"{folder} without a file that has a text",
-            expected="some", cure="Each file is a document.")  # fmt: skip
+    require(
+        len(files) > len(empty),
+        "documents",
+        got=f"{folder} without a file that has a text",
+        expected="some",
+        cure="Each file is a document.",
+    )
     if empty:
         names = ", ".join(map(str, empty))
         warnings.warn(f"documents: {folder} has empty files, left out: {names}.", stacklevel=3)
@@ -147,7 +191,8 @@ def context_of_line(
     """The context of a line, or its prompt where an answer is asked and it has none."""
     _require_letters(line)
     with _told_of(line.where):
-        laid, context = line.laid, None
+        laid = line.laid
+        context = None
         if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
             context = unanswered(laid, tokenizer, line.foil)
     if context is None:
@@ -203,35 +248,59 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
     content = _content(data, name)
     if data.suffix == ".json":
         listed = parsed_json(content, f"{data}", CURE)
-        require(isinstance(listed, list), f"{data}", got=content[:40], expected="a list of objects",
-                cure="Or put each object on a line by itself, in a file named .jsonl.")  # fmt: skip
+        require(
+            isinstance(listed, list),
+            f"{data}",
+            got=content[:40],
+            expected="a list of objects",
+            cure="Or put each object on a line by itself, in a file named .jsonl.",
+        )
         entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(listed, 1)]
     else:
         # Texts may hold characters that str.splitlines takes for the end of a line.
         lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
         wheres = [(f"{data}, line {n}", line) for n, line in lines]
         entries = [(where, parsed_json(line, where, CURE)) for where, line in wheres]
-    require(bool(entries), name, got=f"{data} without a line", expected="some",
-            cure="Each line is an object with text, or with prompt and answer.")  # fmt: skip
+    require(
+        bool(entries),
+        name,
+        got=f"{data} without a line",
+        expected="some",
+        cure="Each line is an object with text, or with prompt and answer.",
+    )
     return entries
 
 
 def _content(data: Path, name: str = "data") -> str:
-    require(data.is_file(), name, got=f"{data}, which is no file",
-            expected="a text, or JSON lines in a file of the name .jsonl",
-            cure="Each line holds text, or prompt and answer.")  # fmt: skip
+    require(
+        data.is_file(),
+        name,
+        got=f"{data}, which is no file",
+        expected="a text, or JSON lines in a file of the name .jsonl",
+        cure="Each line holds text, or prompt and answer.",
+    )
     return text_of_file(data, name)
 
 
 def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
     """Contexts of one length, one after another; a short text is one by itself."""
     kind = loss_kind(asked)
-    require(not kind.needs_answer, "loss", got=f"{asked} of the text {data}", expected="next-token",
-            cure="An answer is asked of JSON lines with prompt and answer.")  # fmt: skip
+    require(
+        not kind.needs_answer,
+        "loss",
+        got=f"{asked} of the text {data}",
+        expected="next-token",
+        cure="An answer is asked of JSON lines with prompt and answer.",
+    )
     targets = len(found.ids) - 1
     length = min(max_length, targets)
-    require(length > 0, "data", got=f"{targets + 1} tokens in {data}", expected="at least two",
-            cure="The last token is a target only.")  # fmt: skip
+    require(
+        length > 0,
+        "data",
+        got=f"{targets + 1} tokens in {data}",
+        expected="at least two",
+        cure="The last token is a target only.",
+    )
     weights = kind.weights(np.zeros(length, bool))
     return [
         Context(found.ids[at : at + length + 1], weights, found.tokens[at : at + length])
@@ -243,32 +312,61 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
     shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
-    require(len(kinds) == 1, where, got=_shown(entry),
-            expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
-            cure=CURE)  # fmt: skip
+    require(
+        len(kinds) == 1,
+        where,
+        got=_shown(entry),
+        expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
+        cure=CURE,
+    )
     (kind,) = kinds
     known = (*kind, *KINDS[kind], "id")
     others = ", ".join(f'"{key}"' for key in entry if key not in known)
-    require(not others, where, got=f"the entry {others}", expected=" ".join(known),
-            cure="What is not read is refused: it may be misspelt.")  # fmt: skip
+    require(
+        not others,
+        where,
+        got=f"the entry {others}",
+        expected=" ".join(known),
+        cure="What is not read is refused: it may be misspelt.",
+    )
     for name in keys & set(TEXTS):
-        require(isinstance(entry[name], str), where, got=f"{name} = {entry[name]!r}"[:60],
-                expected=f"{name} as a text", cure=CURE)  # fmt: skip
-    question, answer, foil = entry.get("question", ""), entry.get("answer"), entry.get("foil", foil)
+        require(
+            isinstance(entry[name], str),
+            where,
+            got=f"{name} = {entry[name]!r}"[:60],
+            expected=f"{name} as a text",
+            cure=CURE,
+        )
+    question = entry.get("question", "")
+    answer = entry.get("answer")
+    foil = entry.get("foil", foil)
     asks = "question" not in entry or bool(question.strip())
-    require(asks, where, got=f"{question = }", expected="a text that is not empty",
-            cure="Write what is asked.")  # fmt: skip
+    require(
+        asks,
+        where,
+        got=f"{question = }",
+        expected="a text that is not empty",
+        cure="Write what is asked.",
+    )
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    messages, tools = entry.get("messages", ()), entry.get("tools", [])
+    messages = entry.get("messages", ())
+    tools = entry.get("tools", [])
     if "messages" in entry:
         with _told_of(where):
             require_messages(messages)
-    require(isinstance(tools, list), where, got=f"tools = {_shown(tools)}"[:60],
-            expected="a list", cure="Each is a schema of a function.")  # fmt: skip
+    require(
+        isinstance(tools, list),
+        where,
+        got=f"tools = {_shown(tools)}"[:60],
+        expected="a list",
+        cure="Each is a schema of a function.",
+    )
     if question:
-        answer, foil = answer and spaced(answer), foil and spaced(foil)
+        answer = answer and spaced(answer)
+        foil = foil and spaced(foil)
     elif messages:
-        answer, foil = answer and answer.strip(), foil.strip()
+        answer = answer and answer.strip()
+        foil = foil.strip()
     return Line(
         where,
         entry.get("text", entry.get("prompt", "")),
@@ -290,8 +388,13 @@ def _id(entry: dict[str, Any], where: str) -> str:
         return ""
     name = entry["id"]
     named = isinstance(name, str | int) and not isinstance(name, bool) and f"{name}".strip()
-    require(bool(named), where, got=f"id = {_shown(name)}", expected="a text or a whole number",
-            cure="Give each line an id of its own, or leave the entry out.")  # fmt: skip
+    require(
+        bool(named),
+        where,
+        got=f"id = {_shown(name)}",
+        expected="a text or a whole number",
+        cure="Give each line an id of its own, or leave the entry out.",
+    )
     return f"{name}"
 
 
@@ -300,9 +403,13 @@ def _require_own_ids(lines: Sequence[Line]) -> None:
     first: dict[str, str] = {}
     for line in lines:
         other = first.setdefault(line.id, line.where)
-        require(not line.id or other == line.where, line.where,
-                got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
-                expected="one of its own", cure="Number the lines.")  # fmt: skip
+        require(
+            not line.id or other == line.where,
+            line.where,
+            got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
+            expected="one of its own",
+            cure="Number the lines.",
+        )
 
 
 @contextmanager
@@ -327,19 +434,29 @@ def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     for number, entry in enumerate(listed, 1):
         texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
         fits = texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip())
-        place, got = f"{where}, document {number}", _shown(entry)
+        place = f"{where}, document {number}"
+        got = _shown(entry)
         require(fits, place, got=got, expected=expected, cure=cure)
     return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
 
 
 def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
-    require(isinstance(spans, list), where, got=f"spans = {_shown(spans)}",
-            expected='"spans" as a list', cure='Such as [[0, 6, "record 1"]].')  # fmt: skip
+    require(
+        isinstance(spans, list),
+        where,
+        got=f"spans = {_shown(spans)}",
+        expected='"spans" as a list',
+        cure='Such as [[0, 6, "record 1"]].',
+    )
     for span in spans:
         fits = isinstance(span, list) and list(map(type, span)) == [int, int, str]
-        require(fits, where, got=f"the span {span}",
-                expected='[start, end, "name"] in characters of the text',
-                cure="The end is not of the span, as in a Python slice.")  # fmt: skip
+        require(
+            fits,
+            where,
+            got=f"the span {span}",
+            expected='[start, end, "name"] in characters of the text',
+            cure="The end is not of the span, as in a Python slice.",
+        )
     names = {name for *_, name in spans}
     return tuple((start, end, _own_name(name, names)) for start, end, name in spans)
 

@@ -21,7 +21,9 @@ try:
 except ImportError:  # of Windows, where the time alone is limited, by who began the process
     resource: Any = None
 
-SECONDS, BYTES, LETTERS = 1.0, 2**29, 2**22
+SECONDS = 1.0
+BYTES = 2**29
+LETTERS = 2**22
 
 
 class Generation(Extension):

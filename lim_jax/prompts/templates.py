@@ -25,16 +25,24 @@ def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list
     command = [sys.executable, "-P", str(PROGRAM)]
     try:
         done = subprocess.run(
-            command, input=json.dumps(asked), env=environment, capture_output=True, text=True,
-            timeout=SECONDS, check=False,
-        )  # fmt: skip
+            command,
+            input=json.dumps(asked),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
         status = done.returncode
     except subprocess.TimeoutExpired:
-        done, status = None, -1
+        done = None
+        status = -1
     require(
-        status == 0, "chat template", expected="one that lays a chat out",
+        status == 0,
+        "chat template",
+        expected="one that lays a chat out",
         got="one that does not end within its second" if status < 0 else "one that breaks Jinja",
         cure="Do not trust it: take the publisher's own.",
-    )  # fmt: skip
+    )
     assert done is not None
     return json.loads(done.stdout)

@@ -13,8 +13,12 @@ alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without
 Specification = dict[str, Any]
 Rows = list[dict[str, Any]]
 
-INK, ACCENT, REGION = "var(--ink)", "var(--accent)", "var(--region)"
-HEIGHT, CELL = 240, 18  # pixels
+INK = "var(--ink)"
+ACCENT = "var(--accent)"
+REGION = "var(--region)"
+# Pixels.
+HEIGHT = 240
+CELL = 18
 DECADES_IF_MORE = 2
 
 
@@ -24,7 +28,8 @@ def profile_chart(influence: Influence) -> Specification:
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])
     scale = alt.Scale(type=kind, domainMin=least, nice=False)
-    x, y = _position("p:Q"), alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
+    x = _position("p:Q")
+    y = alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
     rows = _profile_rows(influence, kept, least)
     profile = alt.Chart(_data(rows))
     band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
@@ -86,11 +91,14 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
     averages = np.asarray(influence.regional_averages).tolist()
     rows = [
         {
-            "region": name, "from": start, "to": stop, "average": short(average),
+            "region": name,
+            "from": start,
+            "to": stop,
+            "average": short(average),
             "drawn": short(max(average, least)),
         }
         for name, (start, stop), average in zip(names, ends, averages, strict=True)
-    ]  # fmt: skip
+    ]
     tooltip = _tooltip({"region": "region", "average": "average density"})
     lines = alt.Chart(_data(rows)).mark_rule(color=INK, strokeWidth=2)
     dotted = alt.Chart(_data([{"drawn": uniform}])).mark_rule(color=INK, strokeDash=[2, 3])
@@ -105,11 +113,13 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
     shades = shade(energies)
     rows = [
         {
-            "layer": first_layer + layer, "head": head, "share": f"{share:.3g} %",
+            "layer": first_layer + layer,
+            "head": head,
+            "share": f"{share:.3g} %",
             "shade": int(shades[layer, head]),
         }
         for (layer, head), share in np.ndenumerate(energies)
-    ]  # fmt: skip
+    ]
     columns = {"layer": "layer", "head": "head", "share": "of the influence at its layer"}
     chart = _shaded_cells(rows, "layer", columns, stroke="var(--page)", strokeWidth=1)
     chart = chart.encode(x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)))
@@ -122,11 +132,14 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
     shades = shade(densities)
     rows = [
         {
-            "depth": depth, "from": short(at / bins), "to": short((at + 1) / bins),
-            "m": short(density), "shade": int(shades[depth, at]),
+            "depth": depth,
+            "from": short(at / bins),
+            "to": short((at + 1) / bins),
+            "m": short(density),
+            "shade": int(shades[depth, at]),
         }
         for (depth, at), density in np.ndenumerate(densities)
-    ]  # fmt: skip
+    ]
     columns = {"depth": "depth", "from": "from position", "to": "to", "m": "density"}
     chart = _shaded_cells(rows, "depth", columns, strokeWidth=0)
     chart = chart.encode(x=_position("from:Q"), x2="to:Q")

@@ -46,19 +46,38 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
     Every token is shaded by the influence density of its own context, on one scale for all, and
     tells of itself under the pointer or the keyboard's focus. Needs the extra ``report``.
 
-    The file at `path` is overwritten. Its `contents` are three: the influence over contexts, such
-    as `Explanation.influence` or that of `models.influence_of_ids`; the accounts of the contexts to
-    be shown, of one network and depth, by `explanations.account_of_context`; and for each of them
-    the text of each id of its window (`checkpoints.texts_of_ids`).
+    Parameters
+    ----------
+    path
+        The file, which is overwritten; a folder that is missing is made.
+    *contents
+        Three: the influence over contexts, such as `Explanation.influence` or that of
+        `models.influence_of_ids`; the accounts of the contexts to be shown, of one network and
+        depth, by `explanations.account_of_context`; and for each of them the text of each id of its
+        window (`checkpoints.texts_of_ids`).
+    **options
+        The ``title`` of the page, which must be given, and the ``answer`` to it, if any; the first
+        sentences, ``findings``, by default of records and positions; what else there is ``about``
+        it, by name; the ``certificates`` and the influence ``without_queries``, as in an
+        `Explanation`; the ``names`` of the contexts, and how many were ``measured``; the ``spans``
+        of their named parts, each with a ``name`` and its ``places``; the ``records``, what parts
+        of each name hold over all contexts; a table ``by_place`` of shares by document and place,
+        whose first row names the columns. All but the title may be left out.
 
-    Options are the ``title`` of the page, and the ``answer`` to it, if any; the first sentences,
-    ``findings``, by default of records and positions; what else there is ``about`` it, by name; the
-    ``certificates`` and the influence ``without_queries``, as in an `Explanation`; the ``names`` of
-    the contexts, and how many were ``measured``; the ``spans`` of their named parts, each with a
-    ``name`` and its ``places``; the ``records``, what parts of each name hold over all contexts; a
-    table ``by_place`` of shares by document and place, whose first row names the columns.
+    Returns
+    -------
+    Path
+        The file that was written.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the packages of the extra ``report``.
+    ValueError
+        If the influence, the accounts, the texts or the places of spans do not fit one another.
     """
-    page, path = page_of(*contents, **options), as_path(path)
+    page = page_of(*contents, **options)
+    path = as_path(path)
     write_file(path, page.encode())
     return path
 
@@ -138,11 +157,17 @@ def _require_fitting(
     cure = "Make them by explanations.account_of_context."
     require_several(accounts, TokenAccount, "accounts", cure)
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
-    require(len(shapes) == 1, "accounts", got=f"heads and depths of {sorted(shapes)}",
-            expected="those of one network at one depth",
-            cure="Write a page for each.")  # fmt: skip
-    lengths, needed = [*map(len, texts)], [len(account.energy) + 1 for account in accounts]
-    got, expected = f"windows of {lengths} ids", f"of {needed}"
+    require(
+        len(shapes) == 1,
+        "accounts",
+        got=f"heads and depths of {sorted(shapes)}",
+        expected="those of one network at one depth",
+        cure="Write a page for each.",
+    )
+    lengths = [*map(len, texts)]
+    needed = [len(account.energy) + 1 for account in accounts]
+    got = f"windows of {lengths} ids"
+    expected = f"of {needed}"
     cure = "Give the text of every id of a window: the context's, and the one after it."
     require(lengths == needed, "texts", got=got, expected=expected, cure=cure)
 
@@ -155,7 +180,9 @@ def _facts(
 ) -> dict[str, str]:
     lengths = sorted({len(account.energy) for account in accounts})
     count = int(influence.count) if measured is None else measured
-    depth, shown, delta = accounts[0].depth, len(accounts), float(influence.regions.delta)
+    depth = accounts[0].depth
+    shown = len(accounts)
+    delta = float(influence.regions.delta)
     boundary = percent(delta)
     return {
         **about,
@@ -173,11 +200,17 @@ def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
         rest = record.kind == REST
         error = " (one context has it: no error)" if np.isinf(record.error) else ""
         name, texts = (IN_NO_PART, 1) if rest else (record.name, record.texts)
-        rows.append({
-            "rest": rest, "name": name, "texts": texts,
-            "share": percent(record.share, record.error) + error,
-            "tokens": percent(record.of_tokens), "contexts": record.contexts, "most": record.most,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rest": rest,
+                "name": name,
+                "texts": texts,
+                "share": percent(record.share, record.error) + error,
+                "tokens": percent(record.of_tokens),
+                "contexts": record.contexts,
+                "most": record.most,
+            }
+        )
     return rows
 
 
@@ -195,7 +228,8 @@ def _legend(shade: Shading) -> dict[str, Any]:
 def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
     heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
-    of_heads, of_depths = shading(heads), shading(depths)
+    of_heads = shading(heads)
+    of_depths = shading(depths)
     drawn = {
         "heads": head_chart(heads, accounts[0].depth, of_heads),
         "depths": depth_chart(depths, of_depths),
@@ -223,7 +257,8 @@ def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
 
 
 def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, Any]:
-    channels, hops = np.zeros((len(CHANNELS), 3)), np.zeros((len(HOPS), 3))
+    channels = np.zeros((len(CHANNELS), 3))
+    hops = np.zeros((len(HOPS), 3))
     for account in accounts:
         grid = token_grid(len(account.energy))
         regions = boundary_regions(grid, influence.regions.delta, influence.regions.convention)

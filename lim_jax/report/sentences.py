@@ -35,8 +35,10 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
     said = verdict(influence)
     if bool(influence.degenerate):
         return said
-    indices, delta = influence.indices(), float(influence.regions.delta)
-    lim, error = float(indices.lim), float(influence.index_errors().lim)
+    indices = influence.indices()
+    delta = float(influence.regions.delta)
+    lim = float(indices.lim)
+    error = float(influence.index_errors().lim)
     end = "first" if indices.left <= indices.right else "last"
     if lim < -1:
         times = f"{1 - lim:.1f}{error_words(error)}"
@@ -124,7 +126,8 @@ def _lines(head: Sequence[str], parts: Sequence[Record] | Sequence[ScoredPart]) 
 def _numbers(part: Record | ScoredPart) -> list[str]:
     tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
     if isinstance(part, ScoredPart):
-        error, of = f"{part.error:.3f}", part.of_documents
+        error = f"{part.error:.3f}"
+        of = part.of_documents
         first = [f"{part.score:+.3f}", error, "" if of is None else f"{of:+.1%}"]
     else:
         first = [f"{part.share:.1%}", f"{part.error:.1%}"]

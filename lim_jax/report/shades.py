@@ -10,8 +10,10 @@ LIGHT = ("#fcfaf1", "#f6e6bf", "#f4cc8e", "#f5ac62", "#ea803f",
 DARK = ("#1f2026", "#332640", "#542850", "#7b2b54", "#9f3753",
         "#c24b4b", "#e16a3e", "#f29641", "#f8c264", "#f9e99a")  # fmt: skip
 COUNT = len(LIGHT)
-BLACK, WHITE = "#000000", "#ffffff"
-DECADES_IF_MORE, DECADES_AT_MOST = 2, 4
+BLACK = "#000000"
+WHITE = "#ffffff"
+DECADES_IF_MORE = 2
+DECADES_AT_MOST = 4
 
 
 class Shading(NamedTuple):

@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._writing import write_file
+from lim_jax.attribution.measuring import accounts_of_contexts
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.density.adjoints import Loss
-from lim_jax.explanations.account import account_of_context
 from lim_jax.loss.queries import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
@@ -62,26 +62,60 @@ def show(
     In a notebook the last line of a cell shows the page; ``show(...).save("page.html")`` writes it.
     It takes some two gradients of each context, and the extra ``report``.
 
-    `model`, `depth` and `loss` are as in `explanations.account_of_context`, `tokenizer` as in
-    `checkpoints.texts_of_ids`. Of each context `windows` has an array of ids with the id after it,
-    `query_weights` where the loss asks (None for every place), and `spans` its named parts, such as
-    documents: each has a ``name`` and its ``places``. `delta` is the width of each boundary region.
+    Parameters
+    ----------
+    model
+        The network, such as `LanguageModel.network`.
+    windows
+        Of each context an array of its ids with the id after it.
+    tokenizer
+        The model's own, of the package tokenizers, for the text of ids; None, the default, if ids
+        are bytes of UTF-8.
+    query_weights
+        Of each context where the loss asks: a weight for each position, of sum one. By default
+        every position has the same.
+    spans
+        Of each context its named parts, such as documents: each has a ``name`` and its ``places``,
+        counted from 0. By default there are none.
+    title
+        The heading of the page.
+    depth
+        The depth of the state whose tokens are judged: 0, the default, is the input, k that after k
+        layers.
+    delta
+        The width of each boundary region, a part of the context below one half.
+    loss
+        `CausalLM.loss`, the default, or `CausalLM.margin_loss` or `CausalLM.own_margin_loss`.
+
+    Returns
+    -------
+    Page
+        The page, which a notebook shows in a frame.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the packages of the extra ``report``.
+    ValueError
+        If there is no window, or not as many weights or spans, or one does not fit its context.
+    EquinoxRuntimeError
+        If an id is outside the vocabulary, weights do not sum to one, or the loss or an energy is
+        not finite.
     """
     require_page_packages()
     weights = query_weights
     if weights is None:
         weights = [teacher_forcing(len(window) - 1) for window in windows]
-    require(len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
-            "windows",
-            got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
-            expected="at least one, and weights and spans of each, or no spans",
-            cure="Pass lists of one length.")  # fmt: skip
-    accounts = [
-        account_of_context(model, window, asked, depth, loss)
-        for window, asked in zip(windows, weights, strict=True)
-    ]
+    require(
+        len(windows) > 0 and len(weights) == len(windows) and len(spans) in (0, len(windows)),
+        "windows",
+        got=f"{len(windows)}, with weights of {len(weights)} and spans of {len(spans)}",
+        expected="at least one, and weights and spans of each, or no spans",
+        cure="Pass lists of one length.",
+    )
+    accounts = accounts_of_contexts(model, windows, weights, depth=depth, loss=loss)
     energies = [np.asarray(account.energy) for account in accounts]
-    first = [int(np.flatnonzero(np.asarray(account.query_weights))[0]) for account in accounts]
+    first = [int(np.flatnonzero(np.asarray(asked))[0]) for asked in weights]
     whole, rest = pooled_influences(energies, first, delta)
     texts = [texts_of_ids(window, tokenizer) for window in windows]
     return Page(page_of(whole, accounts, texts, title=title, spans=spans, without_queries=rest))

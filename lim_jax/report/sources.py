@@ -56,9 +56,19 @@ def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Pag
     Parameters
     ----------
     answered
-        What `attribution.ask` returns.
+        The answer with its scores, by `attribution.ask`.
     about
-        Facts that the page shows, by name, such as the model's.
+        Facts that the page shows, by name, such as the model's. By default it shows none.
+
+    Returns
+    -------
+    Page
+        The page: a click on a part of the answer shades the documents by what that came from.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package jinja2, of the extra ``report``.
     """
     method = METHODS[answered.method]
     unit = OVER_FOIL if answered.foil else UNIT
@@ -135,7 +145,8 @@ def _documents(
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
-        name, part = sentence.within, _Shown(number, _tokens(sentence.texts, sentence.places))
+        name = sentence.within
+        part = _Shown(number, _tokens(sentence.texts, sentence.places))
         document = documents.setdefault(name, _ShownDocument(name, [], []))
         (document.title if sentence.is_title else document.sentences).append(part)
         gave[name] = gave.get(name, 0.0) + float(score)

@@ -38,7 +38,8 @@ def shown_context(
     account: TokenAccount, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
     """A context's tokens, shaded by its own density, each beside the mean over contexts."""
-    density, asked = own_density(account), np.asarray(account.query_weights)
+    density = own_density(account)
+    asked = np.asarray(account.query_weights)
     groups = joined_tokens(texts[:-1])
     # The cell of the influence's grid in which the middle of each token's own cell lies.
     middles = (np.arange(len(density)) + 0.5) / len(density)
@@ -82,9 +83,13 @@ def blocks_of(
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
-    require(not outside, "spans", got=f"the places {outside[:3]}",
-            expected=f"places from 0 to {len(density) - 1}",
-            cure="Count them from the first token of the context that is shown.")  # fmt: skip
+    require(
+        not outside,
+        "spans",
+        got=f"the places {outside[:3]}",
+        expected=f"places from 0 to {len(density) - 1}",
+        cure="Count them from the first token of the context that is shown.",
+    )
     inside = {at for places in named.values() for at in places}
     rest = [at for at in range(len(density)) if at not in inside]
     parts = [*named.items(), ("", rest)] if named and rest else named.items()
@@ -94,8 +99,10 @@ def blocks_of(
 def _block(
     name: str, places: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
-    held, whole = density[places], density.sum() or 1
-    share, mean = float(held.sum() / whole), np.array([held.mean() if places else 0.0])
+    held = density[places]
+    whole = density.sum() or 1
+    share = float(held.sum() / whole)
+    mean = np.array([held.mean() if places else 0.0])
     return Block(
         name,
         percent(share),
@@ -116,25 +123,30 @@ def _records(
 ) -> list[list[str]]:
     """What the cards tell; of several tokens the density is their mean, and their part the sum."""
     length = len(density)
-    mean, error = np.asarray(influence.density)[cells], np.asarray(influence.density_error)[cells]
+    mean = np.asarray(influence.density)[cells]
+    error = np.asarray(influence.density_error)[cells]
     parts = [np.asarray(energies, float) for energies in (account.channels, account.hops)]
     asked = np.asarray(account.query_weights)
     records = []
     for text, group in groups:
-        first, last, weight = group[0] + 1, group[-1] + 1, asked[group].sum()
+        first = group[0] + 1
+        last = group[-1] + 1
+        weight = asked[group].sum()
         numbers = f"{first}" if first == last else f"{first} to {last}"
         shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
-        records.append([
-            "".join(map(visible, text)),
-            f"{numbers} of {length}, {names[group[0]]}",
-            f"{last / length:.4f}",
-            digits(density[group].mean()),
-            # A mean's error is at most the mean of the errors.
-            with_error(mean[group].mean(), error[group].mean()),
-            f"{digits(100 * density[group].sum() / length)} %",
-            f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
-            *(f"{100 * share:.1f}" for share in shares),
-        ])  # fmt: skip
+        records.append(
+            [
+                "".join(map(visible, text)),
+                f"{numbers} of {length}, {names[group[0]]}",
+                f"{last / length:.4f}",
+                digits(density[group].mean()),
+                # A mean's error is at most the mean of the errors.
+                with_error(mean[group].mean(), error[group].mean()),
+                f"{digits(100 * density[group].sum() / length)} %",
+                f"The loss asks here, with weight {digits(weight)}." if weight > 0 else "",
+                *(f"{100 * share:.1f}" for share in shares),
+            ]
+        )
     return records
 
 

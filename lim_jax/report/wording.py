@@ -57,9 +57,15 @@ def verdict(influence: Influence) -> str:
     """What the gap says at two standard errors."""
     if bool(influence.degenerate):
         return "No position has any influence."
-    gap, error = float(influence.indices().gap), 2 * float(influence.index_errors().gap)
-    require(not np.isnan([gap, error]).any(), "influence", got="an influence whose gap is NaN",
-            expected="finite energies", cure="Look where they come from.")  # fmt: skip
+    gap = float(influence.indices().gap)
+    error = 2 * float(influence.index_errors().gap)
+    require(
+        not np.isnan([gap, error]).any(),
+        "influence",
+        got="an influence whose gap is NaN",
+        expected="finite energies",
+        cure="Look where they come from.",
+    )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
     if bool(influence.alike):

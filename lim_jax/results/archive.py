@@ -52,11 +52,29 @@ def kind_of(result: Any) -> str:
 def save(result: Any, path: AnyPath) -> None:
     """Write a result to a file that `load` reads back, every number exactly.
 
-    A file of that name, by custom ``*.npz``, is replaced at once. A result is an influence,
-    channels, an explanation, certificates, rates and studies of limits, a training path (whose
-    parameters are arrays in dictionaries and lists), a comparison, measured contexts; or a list or
-    a dictionary of them, and of arrays and numbers, none traced. For other tools take
-    ``to_xarray(result).to_netcdf(path)``.
+    For other tools take ``to_xarray(result).to_netcdf(path)``.
+
+    Parameters
+    ----------
+    result
+        An influence, channels, an explanation, certificates, rates and studies of limits, a
+        training path (whose parameters are arrays in dictionaries and lists), a comparison,
+        measured contexts; or a list or a dictionary of them, and of arrays and numbers, none
+        traced.
+    path
+        The file, by custom ``*.npz``. One of that name is replaced at once; a folder that is
+        missing is made.
+
+    Returns
+    -------
+    None
+        The file is written whole.
+
+    Raises
+    ------
+    ValueError
+        If something in the result is traced or of a kind that cannot be written, or `path` is a
+        folder.
 
     Examples
     --------
@@ -69,15 +87,29 @@ def save(result: Any, path: AnyPath) -> None:
     ...     float(load(f"{folder}/influence.npz").merge(influence).count)
     2.0
     """
-    path, arrays = checkpoint_file(path, "path"), {}
+    path = checkpoint_file(path, "path")
+    arrays = {}
     write_arrays(path, RESULT, {"result": _written(result, "", arrays)}, arrays)
 
 
 def load(path: AnyPath) -> Any:
     """Read what `save` wrote: the same result, its arrays exact and in their precision.
 
-    ValueError is raised for a file that is damaged, no result of ours, or of finer numbers than JAX
-    is set to.
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Any
+        The result, of the type that was saved, with its arrays on JAX's default device.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, it is damaged, is no result of ours, or has finer numbers than JAX
+        is set to.
     """
     path = as_path(path)
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")
@@ -111,10 +143,13 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
         return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
     kinds = np.generic | bool | int | float | complex
     of_numbers = isinstance(value, type) and issubclass(value, kinds)
-    require(of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
-            place or "result", got=described(value),
-            expected="a result, or lists and dictionaries of results, arrays and numbers",
-            cure="Leave it out, for example by result._replace(params=None).")  # fmt: skip
+    require(
+        of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
+        place or "result",
+        got=described(value),
+        expected="a result, or lists and dictionaries of results, arrays and numbers",
+        cure="Leave it out, for example by result._replace(params=None).",
+    )
     return {"dtype": jnp.dtype(value).name}
 
 
@@ -130,9 +165,13 @@ def _read(value: Any, arrays: Arrays) -> Any:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
         case {"kind": kind, "parts": parts}:
-            require(kind in KINDS, "path", got=f"a result of the kind {kind!r}",
-                    expected=f"one of {', '.join(KINDS)}",
-                    cure="Read it with the lim_jax that wrote it.")  # fmt: skip
+            require(
+                kind in KINDS,
+                "path",
+                got=f"a result of the kind {kind!r}",
+                expected=f"one of {', '.join(KINDS)}",
+                cure="Read it with the lim_jax that wrote it.",
+            )
             made = getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
             return made(**{name: _read(part, arrays) for name, part in parts.items()})
         case {"dict": entries}:
@@ -156,7 +195,8 @@ def _read(value: Any, arrays: Arrays) -> Any:
 
 
 def _on_device(array: np.ndarray) -> jax.Array:
-    fits, expected = jax.dtypes.canonicalize_dtype(array.dtype), "a precision that JAX is set to"
+    fits = jax.dtypes.canonicalize_dtype(array.dtype)
+    expected = "a precision that JAX is set to"
     cure = "Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1."
     got = f"numbers of {array.dtype}"
     require(fits == array.dtype, "path", got=got, expected=expected, cure=cure)

@@ -58,9 +58,28 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     What the examples do to both cancels in pairs. Where energies are not kept in both
     (`keep_examples`), the two errors add in squares.
 
-    Both are over the same regions. `pairs` says which examples are the same: rows of their numbers
-    in the first and in the second, known before tracing. By default all in their order, where there
-    are as many of both, else none.
+    Parameters
+    ----------
+    first
+        The influence to subtract.
+    second
+        The influence to subtract it from, over the same regions.
+    pairs
+        Which examples are the same: a NumPy array whose rows are an example's number in the first
+        and in the second, known before tracing. By default all in their order, where there are as
+        many of both, else none.
+
+    Returns
+    -------
+    Comparison
+        The density, the total and the indices of the second minus those of the first, with their
+        errors. Print it for a table.
+
+    Raises
+    ------
+    ValueError
+        If one is not an Influence, their regions differ, or `pairs` are not such numbers of kept
+        examples, or have one twice.
 
     Examples
     --------
@@ -79,9 +98,13 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     """
     for influence, name in ((first, "first"), (second, "second")):
         require_kind(influence, Influence, name, "Measure one with density.influence.")
-    require(bool(first.regions == second.regions), "second", got=f"influence over {second.regions}",
-            expected=f"influence over {first.regions}, those of the first",
-            cure="Measure both with the same regions.")  # fmt: skip
+    require(
+        bool(first.regions == second.regions),
+        "second",
+        got=f"influence over {second.regions}",
+        expected=f"influence over {first.regions}, those of the first",
+        cure="Measure both with the same regions.",
+    )
     kept = first.example_energies, second.example_energies
     counts = [0 if energies is None else len(energies) for energies in kept]
     if pairs is None:
@@ -91,9 +114,16 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     (density, total, indices), errors = _compared(first, second, pairs if len(pairs) else None)
     density_error, total_error, index_errors = errors
     return Comparison(
-        first.regions, len(pairs) > 0, density, density_error, total, total_error, indices,
-        index_errors, len(pairs),
-    )  # fmt: skip
+        first.regions,
+        len(pairs) > 0,
+        density,
+        density_error,
+        total,
+        total_error,
+        indices,
+        index_errors,
+        len(pairs),
+    )
 
 
 @filter_jit

@@ -16,8 +16,12 @@ from lim_jax.results.archive import SEQUENCES, kind_of
 from lim_jax.results.comparison import Comparison
 
 Variables = dict[str, tuple[str, Any, str]]
-SHARE, ENERGY, COVECTOR, STATE = "1", "(loss/state)^2", "loss/state", "state"
-LOSS, NONE = "loss", ""
+SHARE = "1"
+ENERGY = "(loss/state)^2"
+COVECTOR = "loss/state"
+STATE = "state"
+LOSS = "loss"
+NONE = ""
 REGIONS = Indices._fields[:3]
 
 
@@ -100,7 +104,8 @@ def _channels(channels: Channels) -> Description:
 
 
 def _explanation(result: Any) -> Description:
-    of_all, regional = _influence(result.influence), result.regional
+    of_all = _influence(result.influence)
+    regional = result.regional
     rest = {} if result.without_queries is None else _influence(result.without_queries).variables
     certificates = _certificates(result.certificates)
     layers = range(result.depth, result.depth + len(result.head_energies))
@@ -142,7 +147,9 @@ def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
 
 def _certificates(certificates: Sequence[Certificate]) -> Description:
     """Certificates; and below them their inequalities and premises, each with its certificate's."""
-    names, roles, sides = [], [], []
+    names = []
+    roles = []
+    sides = []
     for claim in certificates:
         for role, inequalities in (("compared", claim.inequalities), ("measured", claim.measured)):
             names += [claim.name] * len(inequalities)
@@ -151,21 +158,34 @@ def _certificates(certificates: Sequence[Certificate]) -> Description:
     premises = [(claim.name, premise) for claim in certificates for premise in claim.premises]
     numbers = "greater", "lesser", "margin", "rounding"
     words = "vacuous", "conclusion", "source"
-    variables = _along("certificate", {
-        "holds": [claim.holds for claim in certificates],
-        "concluded": [claim.concluded for claim in certificates],
-        "least_margin": [claim.margin for claim in certificates],
-        **{name: _texts(getattr(claim, name) for claim in certificates) for name in words},
-    }) | _along("inequality", {
-        "certificate_of_inequality": _texts(names),
-        "role": _texts(roles),
-        "inequality_holds": [inequality.holds for inequality in sides],
-        **{name: [float(getattr(of, name)) for of in sides] for name in numbers},
-    }) | _along("premise", {
-        "certificate_of_premise": _texts(name for name, _ in premises),
-        "premise_value": [float(premise.value) for _, premise in premises],
-        "premise_holds": [bool(premise.holds) for _, premise in premises],
-    })  # fmt: skip
+    variables = (
+        _along(
+            "certificate",
+            {
+                "holds": [claim.holds for claim in certificates],
+                "concluded": [claim.concluded for claim in certificates],
+                "least_margin": [claim.margin for claim in certificates],
+                **{name: _texts(getattr(claim, name) for claim in certificates) for name in words},
+            },
+        )
+        | _along(
+            "inequality",
+            {
+                "certificate_of_inequality": _texts(names),
+                "role": _texts(roles),
+                "inequality_holds": [inequality.holds for inequality in sides],
+                **{name: [float(getattr(of, name)) for of in sides] for name in numbers},
+            },
+        )
+        | _along(
+            "premise",
+            {
+                "certificate_of_premise": _texts(name for name, _ in premises),
+                "premise_value": [float(premise.value) for _, premise in premises],
+                "premise_holds": [bool(premise.holds) for _, premise in premises],
+            },
+        )
+    )
     labels = {
         "certificate": _texts(claim.name for claim in certificates),
         "inequality": _texts(inequality.statement for inequality in sides),
@@ -193,21 +213,28 @@ def _studies(studies: Sequence[Any]) -> Description:
         values = values or ()
         return [*values, *[np.nan] * (steps - len(values))]
 
-    orders, answers = [study.order for study in studies], {"holds": "yes", "BROKEN": "no"}
+    orders = [study.order for study in studies]
+    answers = {"holds": "yes", "BROKEN": "no"}
     sources = _texts(study.source for study in studies)
-    variables = _along("study step", {
-        "error": [filled(study.errors) for study in studies],
-        "bound": [filled(study.bounds) for study in studies],
-        "refinement": [filled(study.refinements) for study in studies],
-    }) | _along("study", {
-        "order": [order.value for order in orders],
-        "order_half_width": [order.half_width for order in orders],
-        "constant": [order.constant for order in orders],
-        "claimed_order": [_stated(study.claimed) for study in studies],
-        "reference_error": [float(study.reference_error) for study in studies],
-        "bound_holds": _texts(answers.get(study.verdict, study.verdict) for study in studies),
-        "source": sources,
-    })  # fmt: skip
+    variables = _along(
+        "study step",
+        {
+            "error": [filled(study.errors) for study in studies],
+            "bound": [filled(study.bounds) for study in studies],
+            "refinement": [filled(study.refinements) for study in studies],
+        },
+    ) | _along(
+        "study",
+        {
+            "order": [order.value for order in orders],
+            "order_half_width": [order.half_width for order in orders],
+            "constant": [order.constant for order in orders],
+            "claimed_order": [_stated(study.claimed) for study in studies],
+            "reference_error": [float(study.reference_error) for study in studies],
+            "bound_holds": _texts(answers.get(study.verdict, study.verdict) for study in studies),
+            "source": sources,
+        },
+    )
     return Description(variables, labels={"study": sources})
 
 

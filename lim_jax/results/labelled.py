@@ -30,10 +30,35 @@ def to_xarray(
     Needs the extra ``xarray``. An axis of positions has the coordinates ``position`` (p), ``token``
     (from zero), ``weight`` (:math:`\Delta p`) and, where it is given, ``text``.
 
-    `result` is what `save` takes, scores of parts, or a bare array such as that of
-    `adjoint.attention_hops`, whose `axes` are named: ``"depth hop position component"``. It is not
-    traced. `grid` has the positions of channels and arrays, which hold none, `tokens` the text at
-    each; `model` and `loss` are names for the attributes.
+    Parameters
+    ----------
+    result
+        An influence, a comparison, channels, an explanation, a training path, scores of parts;
+        certificates, studies or rows of limits, one or a list; or a bare array, such as that of
+        `adjoint.attention_hops`. Not traced.
+    axes
+        The names of a bare array's axes: ``"depth hop position component"``. Other results name
+        their own, by default.
+    grid
+        The positions of channels and arrays, which hold none; by default those of the result.
+    tokens
+        The text at each position; by default there is no coordinate ``text``.
+    model
+        The name of the model, for the attributes; by default none.
+    loss
+        The name of the loss, for the attributes; by default none.
+
+    Returns
+    -------
+    xarray.Dataset
+        The data set; ``.to_netcdf(path)`` writes it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package xarray, of the extra ``xarray``.
+    ValueError
+        If the result is of another kind or traced, or axes, grid or tokens do not fit it.
 
     Examples
     --------
@@ -57,8 +82,13 @@ def to_xarray(
     own = described.grid
     if grid is not None:
         require_grid(grid)
-        require(own in (None, grid), "grid", got=f"{grid}", expected=f"{own}, the result's own",
-                cure="Leave it out.")  # fmt: skip
+        require(
+            own in (None, grid),
+            "grid",
+            got=f"{grid}",
+            expected=f"{own}, the result's own",
+            cure="Leave it out.",
+        )
     labels |= _positions(dims.get("position"), grid if own is None else own, tokens)
     names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
     written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
@@ -68,9 +98,30 @@ def to_xarray(
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     """Return a result's values along some axes as a table, a row for each point of these axes.
 
-    A column holds an array that has these axes and no others, or a coordinate. `by` names the axes:
-    ``"position"``, ``"region"``, ``"example position"``; by default those of what matters most.
-    Options are those of `to_xarray`.
+    Parameters
+    ----------
+    result
+        An influence, a comparison, channels, an explanation, a training path, scores of parts;
+        certificates, studies or rows of limits, one or a list; or a bare array. Not traced.
+    by
+        The names of the axes: ``"position"``, ``"region"``, ``"example position"``; by default
+        those of what matters most.
+    **options
+        The keyword arguments of `to_xarray`: ``axes`` of a bare array, ``grid``, ``tokens``,
+        ``model`` and ``loss``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A column for each array that has these axes and no others, and for each coordinate that is
+        not in the index.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the package xarray, of the extra ``xarray``.
+    ValueError
+        If no array has these axes, or `to_xarray` refuses the result or an option.
 
     Examples
     --------
@@ -88,15 +139,21 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     axes = {name: array.dims for name, array in data.data_vars.items()}
     chosen = set(by.split() or next(iter(axes.values())))
     names = [name for name, dims in axes.items() if set(dims) == chosen != set()]
-    require(bool(names), "by", got=repr(by),
-            expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
-            cure="Single numbers have no axis: take to_xarray.")  # fmt: skip
+    require(
+        bool(names),
+        "by",
+        got=repr(by),
+        expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
+        cure="Single numbers have no axis: take to_xarray.",
+    )
     return data[names].to_dataframe()
 
 
 def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
-    array, names = known(values), axes.split()
-    got, expected = f"{array.ndim} axes", f"{len(names)}: {', '.join(names)}"
+    array = known(values)
+    names = axes.split()
+    got = f"{array.ndim} axes"
+    expected = f"{len(names)}: {', '.join(names)}"
     cure = "Name all of an array's axes; of a result that vmap made, take one example's."
     require(array.ndim == len(names), name, got=got, expected=expected, cure=cure)
     return names, array, {"units": units} if units else {}

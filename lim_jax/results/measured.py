@@ -67,9 +67,27 @@ class ComparedContexts(NamedTuple):
 def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> ComparedContexts:
     """Subtract the first result from the second, in pairs of contexts of one name.
 
-    Both are from the ``contexts.npz`` of ``lim-jax profile``, by `results.load`, of one width of
-    boundary regions. Contexts in one result alone count too, with independent errors
-    (`results.compare`). All lengths are carried to one grid.
+    Contexts in one result alone count too, with independent errors (`results.compare`). All lengths
+    are carried to one grid.
+
+    Parameters
+    ----------
+    first
+        The result to subtract, from the ``contexts.npz`` of ``lim-jax profile`` by `results.load`.
+    second
+        The result to subtract it from, of the same width of boundary regions.
+
+    Returns
+    -------
+    ComparedContexts
+        How many contexts are in both; both influences and their difference, of all tokens and of
+        those before the first that the loss asks for; and the shares of the records that both have.
+        Print it for a few lines of text.
+
+    Raises
+    ------
+    ValueError
+        If one is not MeasuredContexts, or their boundary regions differ in width.
 
     Examples
     --------
@@ -82,9 +100,13 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     """
     for contexts, name in ((first, "first"), (second, "second")):
         require_kind(contexts, MeasuredContexts, name, "Read contexts.npz by results.load.")
-    require(first.delta == second.delta, "second", got=f"boundary regions of {second.delta}",
-            expected=f"those of the first, {first.delta}",
-            cure="Measure both with one delta.")  # fmt: skip
+    require(
+        first.delta == second.delta,
+        "second",
+        got=f"boundary regions of {second.delta}",
+        expected=f"those of the first, {first.delta}",
+        cure="Measure both with one delta.",
+    )
     pairs = paired_names(first.names, second.names)
     ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
     rest = None
@@ -115,7 +137,8 @@ def record_in_words(
 
     def in_errors(name: str) -> float:
         change = shares[name].change
-        value, error = abs(float(change.value)), float(change.error)
+        value = abs(float(change.value))
+        error = float(change.error)
         return value if math.isinf(error) else value / (error or math.inf)
 
     most = max(shares, key=in_errors)

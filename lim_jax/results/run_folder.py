@@ -21,7 +21,9 @@ from lim_jax._terminal import in_lines
 from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
-UNFINISHED, FINISHED = "unfinished", "finished"
+UNFINISHED = "unfinished"
+FINISHED = "finished"
+WRITTEN = "written"
 READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
 
@@ -32,9 +34,12 @@ def run_folder(
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
     A run is its command, arguments, the files these name, and the versions. Where the body raises
-    before any file is written, all is left as it was.
+    before any file is written, all is left as it was. A run that is finished with `overwrite` takes
+    away what an earlier one wrote to the folder and it has not, and nothing else.
     """
-    out, record = as_path(out, "out"), _record(command, arguments)
+    out = as_path(out, "out")
+    record = _record(command, arguments)
+    earlier = _written(_kept_record(out))
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     known = out / RECORD
     try:
@@ -43,7 +48,8 @@ def run_folder(
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
         else:
             _require_same(out, record)
-        _write_record(known, record)
+        before = _stamps(out)
+        _write_record(known, _unfinished(record, earlier))
     except OSError as error:
         raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
@@ -55,13 +61,40 @@ def run_folder(
     except BaseException:
         if list(out.iterdir()) == [known]:
             known.unlink()
+        else:
+            _write_record(known, _unfinished(record, earlier | _changed(out, before)))
         for folder in made:
             if not any(folder.iterdir()):
                 folder.rmdir()
         raise
-    files = sorted({path.name for path in out.iterdir()} - {RECORD, UNFINISHED})
-    _write_record(known, {**record, FINISHED: {"files": files, "printed": echo.getvalue()}})
+    files = _changed(out, before)
+    for name in earlier - files if overwrite else ():
+        (out / name).unlink(missing_ok=True)
+    printed = {WRITTEN: sorted(files), "printed": echo.getvalue()}
+    _write_record(known, {**record, FINISHED: printed})
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+
+
+def _unfinished(record: dict[str, Any], files: set[str]) -> dict[str, Any]:
+    """The record of a run that has not ended, with the files that it or one before it wrote."""
+    return {**record, UNFINISHED: {WRITTEN: sorted(files)}} if files else record
+
+
+def _written(kept: dict[str, Any]) -> set[str]:
+    """The files of a folder that a record says were written by its run, or by one before it."""
+    ends = [kept[end] for end in (UNFINISHED, FINISHED) if isinstance(kept.get(end), dict)]
+    return {Path(name).name for end in ends for name in end.get(WRITTEN, ())}
+
+
+def _stamps(out: Path) -> dict[str, tuple[int, int]]:
+    """What changes where a file is written anew, of each file but the record."""
+    files = [path for path in out.iterdir() if path.is_file() and path.name != RECORD]
+    return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
+
+
+def _changed(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
+    """The files that were written since."""
+    return {name for name, stamp in _stamps(out).items() if stamp != before.get(name)}
 
 
 class _Echo(StringIO):
@@ -87,7 +120,7 @@ def finished_before(
     finished = kept.pop(FINISHED, None)
     if overwrite or finished is None or kept != _record(command, arguments):
         return False
-    if not all((out / name).exists() for name in finished["files"]):
+    if not all((out / name).exists() for name in finished[WRITTEN]):
         return False
     print(f"Finished before, as {RECORD} says; --overwrite runs it anew. It printed:\n")
     print(in_lines(finished["printed"]), end="")
@@ -150,7 +183,8 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
     got = f"{out}, which holds files"
     require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
     kept = _kept_record(out)
-    kept.pop(FINISHED, None)
+    for end in (UNFINISHED, FINISHED):
+        kept.pop(end, None)
     differing = _differing(kept, record)
     got = f"{out}, which holds another run ({'; '.join(differing)})"
     require(not differing, "out", got=got, expected=expected, cure=cure)
@@ -160,7 +194,8 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """The innermost entries in which two records differ, each with both values."""
     differences = []
     for name in {**there, **here}:
-        old, new = there.get(name), here.get(name)
+        old = there.get(name)
+        new = here.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             differences += [f"{name}.{inner}" for inner in _differing(old, new)]
         elif old != new:

@@ -10,8 +10,11 @@ from typing import Any
 
 from lim_jax._writing import write_file
 
-NUMBER, SHARE, TEXT = "number", "0 to 1", "text"
-DENSITY, ENERGY = "1 is uniform", "squared gradient"
+NUMBER = "number"
+SHARE = "0 to 1"
+TEXT = "text"
+DENSITY = "1 is uniform"
+ENERGY = "squared gradient"
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "context": (NUMBER, "the context, from 0 as measured; of lines in several orders the first's"),

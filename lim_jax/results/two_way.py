@@ -57,8 +57,26 @@ def two_way_shares(
     alone has none: there what does not add up is taken for noise, with :math:`(N - 2)(k - 1)`
     degrees of freedom of N orders of k documents, and the error says nothing about other questions.
 
-    `shares` are such as `prompts.ShuffledContexts.shares` gives for each context, none traced;
-    `documents` say which document each is, from 0, once in an order, of two orders at least.
+    Parameters
+    ----------
+    shares
+        The share of the influence at each place, in each order of each context, such as
+        `prompts.ShuffledContexts.shares` gives for one context; not traced.
+    documents
+        Which document stands there, of the same shape: whole numbers from 0, each once in an order,
+        in two orders at least.
+
+    Returns
+    -------
+    TwoWayShares
+        The shares by document and place, by place, and by document, and the gap between the ends'
+        mean and that of the places between, each with its standard error.
+
+    Raises
+    ------
+    ValueError
+        If the shares are no floats with these three axes or not finite, `documents` does not number
+        all documents in each order, or the orders do not tell places from documents.
 
     Examples
     --------
@@ -72,7 +90,8 @@ def two_way_shares(
     ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
     """
     require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
-    shares, documents = known(shares).astype(float), known(documents)
+    shares = known(shares).astype(float)
+    documents = known(documents)
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
     fits = [_fitted(*context) for context in zip(shares, documents, strict=True)]
@@ -125,6 +144,23 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
 def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     """Lay out shares in per cent with their errors: documents in rows, places in columns.
 
+    Parameters
+    ----------
+    result
+        The shares, by `two_way_shares`.
+    names
+        The name of each document, in the order of its numbers.
+
+    Returns
+    -------
+    str
+        The table as text. A dash stands where no order has the document at the place.
+
+    Raises
+    ------
+    ValueError
+        If `result` is not TwoWayShares, or there is not a name for each document.
+
     Examples
     --------
     >>> documents = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
@@ -138,14 +174,20 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     require_kind(result, TwoWayShares, "result", "Take it from two_way_shares.")
     require_several(names, str, "names", "Pass those of the documents.")
     places = result.by_place.value.size
-    require(len(names) == places, "names", got=f"{len(names)}", expected=f"{places}",
-            cure="Pass one for each document.")  # fmt: skip
+    require(
+        len(names) == places,
+        "names",
+        got=f"{len(names)}",
+        expected=f"{places}",
+        cure="Pass one for each document.",
+    )
     return text_table(two_way_cells(result, names))
 
 
 def _spelt(shares: Estimate, place: Any) -> str:
     """A share in per cent with its error; "-" where no order has the document there."""
-    value, error = 100 * float(shares.value[place]), 100 * float(shares.error[place])
+    value = 100 * float(shares.value[place])
+    error = 100 * float(shares.error[place])
     if math.isnan(value):
         return "-"
     return f"{value:.1f}{error_words(error) or ' (no error)'}"
@@ -212,8 +254,13 @@ def _table_of_one(fit: _Fit) -> Pair:
 
 def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
     finite = bool(np.isfinite(shares).all())
-    require(finite, "shares", got="NaN or infinity", expected="finite shares of the influence",
-            cure="Look where they come from.")  # fmt: skip
+    require(
+        finite,
+        "shares",
+        got="NaN or infinity",
+        expected="finite shares of the influence",
+        cure="Look where they come from.",
+    )
     places = shares.shape[2]
     whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
     whole = whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all())

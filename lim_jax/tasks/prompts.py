@@ -24,21 +24,42 @@ T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
-    """A text of records, and the answer that it asks for."""
+    """A text of records, and the answer that it asks for.
 
-    text: str  # all that stands before the answer
-    answer: str  # as it follows the text, with the space before it where there is one
-    spans: tuple[tuple[int, int], ...]  # each record's start and end, in characters, in order
-    gold: tuple[int, ...]  # the numbers, from 0, of the records that hold what is asked
+    Attributes
+    ----------
+    text
+        All that stands before the answer.
+    answer
+        The answer as it follows the text, with the space before it where there is one.
+    spans
+        The start and the end of each record, in characters and in order; the end is not of it.
+    gold
+        The numbers, from 0, of the records that hold what is asked.
+    """
+
+    text: str
+    answer: str
+    spans: tuple[tuple[int, int], ...]
+    gold: tuple[int, ...]
 
 
 class EncodedText(NamedTuple):
-    """The tokens of a text."""
+    """The tokens of a text.
+
+    Attributes
+    ----------
+    ids
+        The id of each token.
+    tokens
+        What each token shows: one after another they are the text.
+    last
+        Where each token's last character is that is no white space, if it has any; -1 for marks.
+        Some tokenizers have a full stop and the blank line after it as one token.
+    """
 
     ids: Int[np.ndarray, " tokens"]
-    tokens: tuple[str, ...]  # what each shows: one after another they are the text
-    # Where each one's last character is that is no white space, if it has any; -1 for marks. Some
-    # tokenizers have a full stop and the blank line after it as one token.
+    tokens: tuple[str, ...]
     last: Int[np.ndarray, " tokens"]
 
     def within(self, start: int, end: int) -> Bool[np.ndarray, " tokens"]:
@@ -47,18 +68,31 @@ class EncodedText(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A prompt and its answer in ids, with what is asked; with a leading axis, many of them."""
+    """A prompt and its answer in ids, with what is asked; with a leading axis, many of them.
 
-    window: Int[Array | np.ndarray, "*examples tokens"]  # the last is a target only
-    # Of the loss: equal on the answer's tokens, of sum one, else zero.
+    Attributes
+    ----------
+    window
+        The ids of both; the last is a target only.
+    weights
+        The weights of the loss: equal on the answer's tokens, each at the place before it, of sum
+        one, else zero.
+    records
+        The number of the record of each place, -1 for none.
+    gold
+        The numbers of the records that hold what is asked.
+    """
+
+    window: Int[Array | np.ndarray, "*examples tokens"]
     weights: Float[Array | np.ndarray, "*examples length"]
-    records: Int[Array | np.ndarray, "*examples length"]  # that of each place, -1 for none
-    gold: Int[Array | np.ndarray, "*examples golds"]  # the records that hold what is asked
+    records: Int[Array | np.ndarray, "*examples length"]
+    gold: Int[Array | np.ndarray, "*examples golds"]
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
     """A prompt of pieces of text, one after another, each with whether it is a record."""
-    text, spans = "", []
+    text = ""
+    spans = []
     for piece, is_record in pieces:
         spans += [(len(text), len(text) + len(piece))] if is_record else []
         text += piece
@@ -72,10 +106,27 @@ def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
 
 
 def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> EncodedText:
-    """The ids of a text, with what each token shows and where it belongs.
+    """Encode a text, with what each token shows and where it belongs.
 
-    `tokenizer` is the model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    Without `marks` it puts none of its own around the text: a chat's text spells them itself.
+    Parameters
+    ----------
+    text
+        The text, of whole characters.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+    marks
+        Whether the tokenizer puts its own marks around the text, such as that of a beginning; not
+        where the text spells them itself, as a chat's does.
+
+    Returns
+    -------
+    EncodedText
+        The ids, what each token shows, and where its last visible character is.
+
+    Raises
+    ------
+    ValueError
+        If the text is none, or holds half of a character, or the tokenizer has no ``encode``.
 
     Examples
     --------
@@ -85,8 +136,13 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     """
     require_text(text, "text")
     half = re.search("[\ud800-\udfff]", text)
-    require(half is None, "text", got=f"half of a character, {half and half[0]!r}",
-            expected="whole characters", cure="Write it anew: no encoding has halves.")  # fmt: skip
+    require(
+        half is None,
+        "text",
+        got=f"half of a character, {half and half[0]!r}",
+        expected="whole characters",
+        cure="Write it anew: no encoding has halves.",
+    )
     if tokenizer is None:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
@@ -94,7 +150,9 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
     encoding = encode(text) if marks else encode(text, add_special_tokens=False)
-    tokens, reached, offsets = [], 0, encoding.offsets
+    tokens = []
+    reached = 0
+    offsets = encoding.offsets
     following = [*offsets[1:], (0, 0)]
     for name, (start, end), (begins, ends) in zip(encoding.tokens, offsets, following, strict=True):
         if end == start:
@@ -121,11 +179,28 @@ def last_visible(text: str, start: int, end: int) -> int:
 
 
 def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
-    """The ids of a prompt and its answer, which are read together, and the record of each place.
+    """Encode a prompt and its answer together, with the record of each place.
 
     A token belongs where its last visible character is: one of a space and a word, to the word's.
-    What is asked are the answer's tokens, each at the place before it. `tokenizer` is as in
-    `encode_text`.
+    What is asked are the answer's tokens, each at the place before it.
+
+    Parameters
+    ----------
+    prompt
+        The text of records and its answer.
+    tokenizer
+        The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+
+    Returns
+    -------
+    Example
+        The ids, the weights of the loss, and the record of each place.
+
+    Raises
+    ------
+    ValueError
+        If text or answer have no tokens of their own, records overlap or are not in order, or
+        `gold` names none of them.
 
     Examples
     --------
@@ -139,10 +214,13 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     text = prompt.text + prompt.answer
     encoded = encode_text(text, tokenizer)
     answered = encoded.within(len(prompt.text), len(text))
-    require(bool(answered.any() and not answered[0]), "prompt",
-            got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
-            expected="a text and an answer of some tokens each",
-            cure="A token belongs where its last visible character is.")  # fmt: skip
+    require(
+        bool(answered.any() and not answered[0]),
+        "prompt",
+        got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
+        expected="a text and an answer of some tokens each",
+        cure="A token belongs where its last visible character is.",
+    )
     weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
     records = np.full(len(encoded.ids) - 1, -1, np.int32)
     for number, (start, end) in enumerate(prompt.spans):
@@ -154,24 +232,51 @@ def _require_records(prompt: Prompt) -> None:
     require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
     reached = 0
     for start, end in prompt.spans:
-        require(reached <= start < end <= len(prompt.text), "spans", got=f"({start}, {end})",
-                expected=f"start and end in order, from {reached} to {len(prompt.text)}",
-                cure="A record is a part of the text, after the record before it.")  # fmt: skip
+        require(
+            reached <= start < end <= len(prompt.text),
+            "spans",
+            got=f"({start}, {end})",
+            expected=f"start and end in order, from {reached} to {len(prompt.text)}",
+            cure="A record is a part of the text, after the record before it.",
+        )
         reached = end
     for number in prompt.gold:
-        as_int(number, "gold", least=0, most=len(prompt.spans) - 1,
-                expected=f"the number of one of the {len(prompt.spans)} records")  # fmt: skip
+        as_int(
+            number,
+            "gold",
+            least=0,
+            most=len(prompt.spans) - 1,
+            expected=f"the number of one of the {len(prompt.spans)} records",
+        )
 
 
 @filter_jit
 def record_weights(
     records: Int[Array | np.ndarray, " length"], cells: Float[Array, " length"], count: int
 ) -> Float[Array, "records length"]:
-    r"""The integral weights of each record, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
+    r"""Compute the records' integral weights, :math:`W_{ri} = \Delta p_i\,\mathbf 1_{r(i) = r}`.
 
-    ``record_weights(...) @ energy`` are the records' parts of the total Z. `records` has the number
-    of the record of each place, -1 for none, `count` how many there are; `cells` are the grid's
-    weights.
+    ``record_weights(...) @ energy`` are the records' parts of the total Z, of an energy that is a
+    density.
+
+    Parameters
+    ----------
+    records
+        The number of the record of each place, from 0, and -1 for none.
+    cells
+        The grid's weights :math:`\Delta p_i`.
+    count
+        How many records there are.
+
+    Returns
+    -------
+    Float[Array, "records length"]
+        A row for each record: the weights of its places, and zeros elsewhere.
+
+    Raises
+    ------
+    ValueError
+        If there is not a weight for each place, or `count` is no positive whole number.
 
     Examples
     --------

@@ -11,14 +11,33 @@ def decodes_greedily(
     targets: Int[Array, " length"],
     weights: Float[Array, " length"],
 ) -> Bool[Array, ""]:
-    r"""Whether greedy decoding gives the whole answer, from logits that were given the answer.
+    r"""Tell whether greedy decoding gives the whole answer, from logits that were given the answer.
 
     .. math:: \arg\max_c z_{ic} = y_i \quad\text{wherever } \alpha_i \ne 0.
 
     Nothing is decoded: up to the first wrong word the network has read what it would have read
-    while decoding. Of equal logits the first word's counts. No derivative. Row i of `logits` is of
-    the word after place i, which `targets` has, ``window[1:]`` (anything where the loss's weight is
-    zero).
+    while decoding. Of equal logits the first word's counts. No derivative.
+
+    Parameters
+    ----------
+    logits
+        A row for each place: row i is of the word after place i.
+    targets
+        The word after each place, ``window[1:]``; anything where the weight is zero.
+    weights
+        The weights :math:`\alpha` of the loss, which are not zero where the answer is asked.
+
+    Returns
+    -------
+    Bool[Array, ""]
+        Whether all words that are asked are the likeliest.
+
+    Raises
+    ------
+    ValueError
+        If the three do not have one length.
+    EquinoxRuntimeError
+        If no weight asks, a target that is asked is no word, or logits or weights are not finite.
 
     Examples
     --------
@@ -30,10 +49,9 @@ def decodes_greedily(
     length, vocabulary = logits.shape
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
-    expected, cure = f"{length}, one for each row of logits", "Of a window take window[1:]."
-    require(
-        targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure
-    )  # fmt: skip
+    expected = f"{length}, one for each row of logits"
+    cure = "Of a window take window[1:]."
+    require(targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure)
     asked = error_if_not_finite(weights, "weights") != 0
     message = "weights: got none but zero, expected some that ask for an answer. Ask its places."
     asked = error_if(asked, ~asked.any(), message)

@@ -59,27 +59,30 @@ class Penalty(eqx.Module):
 
     With ``Regions.weights`` these are the averages that LIM compares. The unpooled penalty looks,
     under a last-token loss, at little else than that token (``notebooks/remedies.py``). What makes
-    it differentiable beyond one length is in `prop:influence-l2-differentiability`, and reported of
-    a batch by `penalty_premises`.
+    it differentiable beyond one length is in `prop:influence-l2-differentiability`, and
+    `penalty_premises` reports of a batch whether it is there.
 
     Attributes
     ----------
     target
-        :math:`\nu`, of integral one: a number for each position, or for each pool; 1 is uniform.
-        With a leading axis of examples the density is each example's own, and the penalty the mean
-        of their discrepancies. So one asks a network to look *where the evidence is*.
+        :math:`\nu`, of integral one: a number for each position, or for each pool; 1, the default,
+        is uniform. With a leading axis of examples the density is each example's own, and the
+        penalty the mean of their discrepancies. So one asks a network to look *where the evidence
+        is*.
     discrepancy
-        `squared_discrepancy`, the formula above, `cross_entropy_discrepancy`, or a function
-        ``discrepancy(density, target, weights)`` of your own.
+        How far a density is from the target: by default `squared_discrepancy`, the formula above;
+        or `cross_entropy_discrepancy`, or a function ``discrepancy(density, target, weights)`` of
+        your own.
     estimate
-        `balanced_density`, `crossed_density` with its independent denominators, or an `Estimator`
-        of your own.
+        How a batch's energies become a density: by default `balanced_density`; or `crossed_density`
+        with its independent denominators, or an `Estimator` of your own.
     pools
-        :math:`W_{ri}`, the weights of the integral over each pool, as ``Regions.weights`` and rows
-        of `grid.interval_weights`: nowhere negative, no row of zeros. None for every position.
+        :math:`W_{ri}`, the weights of the integral over each pool, of shape ``(pools, length)``, as
+        ``Regions.weights`` and rows of `grid.interval_weights`: nowhere negative, no row of zeros.
+        None, the default, takes every position by itself.
     epsilon
-        :math:`\epsilon_{inf}`, against a vanishing total; 0 for
-        `eq:influence-discrepancy-functional` itself.
+        :math:`\epsilon_{inf}`, added to the total energy so that it does not vanish, 1e-8 by
+        default; 0 for `eq:influence-discrepancy-functional` itself.
 
     Examples
     --------
@@ -132,7 +135,8 @@ class Penalty(eqx.Module):
     def _of_each(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
         """The mean discrepancy of the examples, each a batch of its own with its own target."""
         targets: Any = self.target
-        got, expected = f"densities of {len(targets)} examples", f"of {len(energies)}, the batch's"
+        got = f"densities of {len(targets)} examples"
+        expected = f"of {len(energies)}, the batch's"
         cure = "Pass one row for each example."
         require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
@@ -149,10 +153,42 @@ EVEN = Penalty()
 def influence_penalty(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, penalty: Penalty = EVEN
 ) -> Scalar:
-    r"""The discrepancy :math:`\Phi_\nu` of a batch's influence from a target density.
+    r"""Compute the discrepancy :math:`\Phi_\nu` of a batch's influence density from a target.
 
-    `eq:influence-discrepancy-functional`, of the batch's empirical law, by default towards even
-    influence; the other arguments and errors are those of `influence`.
+    `eq:influence-discrepancy-functional`, for the batch's empirical law; by default the target is
+    even influence. Works under jit, vmap, grad and jvp, in the parameters, the batch and the
+    penalty's numbers.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    penalty
+        The target density :math:`\nu`, and how a density is estimated and compared with it, a
+        `Penalty`. By default half the integrated squared distance of Algorithm 1's estimate from 1.
+
+    Returns
+    -------
+    Array
+        The discrepancy, a scalar.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar,
+        or closes over traced values; or if `penalty` is no `Penalty`, or its target or pools do not
+        fit the grid or the batch.
+    EquinoxRuntimeError
+        If the batch, a loss or a number of the penalty is NaN or infinite, or a pool has a negative
+        weight or none.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
     options = _options(penalty, grid, share=0.0, strength=1.0)
@@ -168,15 +204,46 @@ def balanced_objective(
     *,
     strength: Scalar | float,
 ) -> Scalar:
-    r"""Algorithm 1's objective, the risk and :math:`\beta` times the influence's discrepancy.
+    r"""Compute Algorithm 1's objective: the risk plus :math:`\beta` times the discrepancy.
 
     .. math:: \hat R_{bal} = \frac1{|\mathcal B|}\sum_b \mathrm{loss}_b
               + \frac\beta2\sum_i \Delta p_i\,(\hat m_i - \nu_i)^2
 
-    (`eq:discrete-target-influence-penalty`; with a fine grid and `epsilon` 0
-    `eq:gd-target-penalty`), of the arguments of `influence_penalty` and the `strength`
-    :math:`\beta`, which may follow any optax schedule. `jax.value_and_grad` of it in the parameters
-    costs some three task gradients; `risk_and_penalty` gives its two parts for no more.
+    (`eq:discrete-target-influence-penalty`; with a fine grid and the penalty's `epsilon` 0
+    `eq:gd-target-penalty`). `jax.value_and_grad` of it in the parameters costs some three task
+    gradients; `risk_and_penalty` gives its two parts for no more.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    penalty
+        What :math:`\Phi_\nu` is, a `Penalty`: by default half the integrated squared distance of
+        the batch's influence density from 1, as the formula has it with :math:`\nu = 1`.
+    strength
+        :math:`\beta`, a finite number, which may follow any optax schedule.
+
+    Returns
+    -------
+    Array
+        The objective, a scalar in the units of the loss.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar,
+        or closes over traced values; if the penalty's target or pools do not fit the grid or the
+        batch; or if `strength` is no finite number.
+    EquinoxRuntimeError
+        If the batch, a loss, a number of the penalty or a traced strength is NaN or infinite.
 
     Examples
     --------
@@ -219,9 +286,16 @@ def constrained_objective(
 
     Parameters
     ----------
-    loss, params, batch, grid
-        As of `influence`: a loss ``loss(params, x, y)`` of one example, its parameters, the batch
-        ``(x, y)`` and the positions.
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
     penalty
         What :math:`\Phi_\nu` is, a `Penalty`: by default the distance from even influence.
     limit
@@ -235,7 +309,7 @@ def constrained_objective(
     Returns
     -------
     Array
-        The objective, a scalar.
+        The objective, a scalar in the units of the loss.
 
     Raises
     ------
@@ -281,9 +355,13 @@ def raised_multiplier(
     multiplier
         :math:`\lambda \ge 0`, what `constrained_objective` was minimised with.
     value
-        :math:`\Phi_\nu` at what minimises it, from `influence_penalty` or `risk_and_penalty`.
-    limit, stiffness
-        :math:`\tau` and :math:`\rho > 0`, those of `constrained_objective`.
+        :math:`\Phi_\nu` at the parameters that minimise it, from `influence_penalty` or
+        `risk_and_penalty`.
+    limit
+        :math:`\tau`, the largest discrepancy that is tolerable, as passed to
+        `constrained_objective`.
+    stiffness
+        :math:`\rho > 0`, as passed to `constrained_objective`.
 
     Returns
     -------
@@ -303,7 +381,8 @@ def raised_multiplier(
     2.0
     """
     multiplier = as_finite_nonnegative(multiplier, "multiplier")
-    value, limit = as_finite(value, "value"), as_finite(limit, "limit")
+    value = as_finite(value, "value")
+    limit = as_finite(limit, "limit")
     return _raised(multiplier, value, limit, _as_stiffness(stiffness))
 
 
@@ -332,21 +411,59 @@ def risk_and_penalty(
     previous: Statistic | None = None,
     memory: Scalar | float = 0.0,
 ) -> tuple[RiskAndPenalty, RiskAndPenalty, Statistic]:
-    r"""The values and the gradients of Algorithm 1's risk and penalty, apart, from one pass.
+    r"""Compute Algorithm 1's risk and penalty and the gradient of each, from one pass.
 
     :math:`\nabla R + \beta\nabla\Phi` is the gradient of `balanced_objective`, which takes the same
-    pass. Apart, one can clip the penalty's gradient alone (``optax.clip_by_global_norm``), or scale
-    it to the norm of the risk's. Returned are the values :math:`(R, \Phi_\nu)`, the gradients in
-    the parameters' floating-point arrays, with None in place of other leaves, and the average for
-    the next step.
+    pass. With the two apart, one can clip the penalty's gradient alone
+    (``optax.clip_by_global_norm``), or scale it to the norm of the risk's.
 
-    With `previous`, what the step before returned, and the `memory` :math:`\mu` in [0, 1) the
-    average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of the energies (of other estimators, of their
-    statistic) takes the place of :math:`\hat I` before it is normalised: over some
-    :math:`1/(1-\mu)` steps it is as good as so many batches, so that the ratio's bias falls by that
-    factor. Only this step's share has a gradient, so :math:`\beta` is in effect :math:`(1-\mu)`
-    times as strong. At the first step `previous` is None, or with memory 0 anything of its shape.
-    The other arguments are those of `influence_penalty`.
+    With `previous` and `memory` :math:`\mu` the average :math:`\mu\,I_{prev} + (1-\mu)\,\hat I` of
+    the energies (of other estimators, of their statistic) takes the place of :math:`\hat I` before
+    it is normalised: over some :math:`1/(1-\mu)` steps it is as good as so many batches, so that
+    the ratio's bias falls by that factor. Only this step's share has a gradient, so :math:`\beta`
+    is in effect :math:`(1-\mu)` times as strong.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    penalty
+        What :math:`\Phi_\nu` is, a `Penalty`: by default half the integrated squared distance of
+        the batch's influence density from 1.
+    previous
+        The average that the step before returned, of the shape of the estimator's statistic. None,
+        the default, averages nothing; at the first step of a loop anything of that shape does, with
+        `memory` 0. Not for a target with a row for each example.
+    memory
+        :math:`\mu` in [0, 1), the share of `previous` in the average; 0 by default, and without
+        `previous` it does nothing.
+
+    Returns
+    -------
+    values : RiskAndPenalty
+        The scalars :math:`(R, \Phi_\nu)`, as ``.risk`` and ``.penalty``.
+    gradients : RiskAndPenalty
+        Their gradients in the parameters' floating-point arrays, with None in place of other
+        leaves.
+    average : Array
+        The average for the next step: energies of shape ``(places,)``, where places are positions
+        or pools; for `crossed_density` ``(2, places)``.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
+        if the penalty's target or pools or `previous` do not fit; or if `memory` is outside [0, 1).
+    EquinoxRuntimeError
+        If the batch, a loss, `previous` or a number of the penalty is NaN or infinite.
 
     Examples
     --------
@@ -366,10 +483,13 @@ def risk_and_penalty(
     options = _options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows
-        require(jnp.ndim(options["penalty"].target) < 2, "target",
-                got="one density for each example, which come and go",
-                expected="one of the whole batch, for an average over steps",
-                cure="Leave `previous` out.")  # fmt: skip
+        require(
+            jnp.ndim(options["penalty"].target) < 2,
+            "target",
+            got="one density for each example, which come and go",
+            expected="one of the whole batch, for an average over steps",
+            cure="Leave `previous` out.",
+        )
         options["average"] = error_if_not_finite(previous, "previous"), memory
     return gradients_apart(_RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True)
 
@@ -413,7 +533,8 @@ class _Lagrangian(eqx.Module):
     ) -> tuple[Scalar, Statistic]:
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
-        multiplier, stiffness = options["multiplier"], options["stiffness"]
+        multiplier = options["multiplier"]
+        stiffness = options["stiffness"]
         raised = _raised(multiplier, value, options["limit"], stiffness)
         return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness), statistic
 
@@ -426,7 +547,8 @@ def _discrepancy(
     adjoints: Adjoints, grid: Grid, options: dict[str, Any]
 ) -> tuple[Scalar, Statistic]:
     """The discrepancy of the adjoints' density, and the statistic that the density is of."""
-    penalty, weights = options["penalty"], grid.weights
+    penalty = options["penalty"]
+    weights = grid.weights
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)

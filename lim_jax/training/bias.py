@@ -11,11 +11,12 @@ from lim_jax._checks import (
     as_finite,
     as_finite_nonnegative,
     as_nonnegative,
+    described,
     error_if,
     error_if_not_finite,
+    is_real,
     require,
     require_callable,
-    require_positive,
     require_scalar,
 )
 from lim_jax._errors import in_our_words
@@ -66,6 +67,9 @@ def ratio_bias(
     ------
     ValueError
         If there are fewer than two examples, or not one column for each position.
+    EquinoxRuntimeError
+        If an energy is negative, infinite or NaN, or `epsilon` is zero and all examples but one
+        have no energy: a density without that one is unknown.
 
     Examples
     --------
@@ -84,10 +88,17 @@ def ratio_bias(
     )
     epsilon = as_finite_nonnegative(epsilon, "epsilon")
     energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
+    energies = error_if_not_finite(energies, "energies")
 
     count = len(energies)
     totals = energies @ grid.weights + epsilon
     others = jnp.where(jnp.eye(count, dtype=bool), 0, totals[None, :]).sum(axis=1)
+    others = error_if(
+        others,
+        others <= 0,
+        "energies: expected some in two examples at least, got none in all of them but one. The "
+        "jackknife leaves out each in turn: enlarge the batch, or take an epsilon above zero.",
+    )
     density = energies.sum(axis=0) / totals.sum()
     # What leaving b out changes is (density * totals_b - energies_b) / others_b, and these
     # numerators add up to zero: so no densities that differ by 1/B are subtracted.
@@ -103,14 +114,41 @@ def parameter_shift(
     strength: Scalar | float,
     tolerance: float = 1e-10,
 ) -> PyTree:
-    r"""How a penalty moves the minimiser of a risk, to first order.
+    r"""Compute to first order how far a penalty moves the minimiser of a risk.
 
-    By :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), found by
-    conjugate gradients to a relative `tolerance`, of the `strength` :math:`\beta`. With half that
-    of a trace penalty it is `eq:algorithm3-objective-bias-expansion`. `risk` and `penalty` are
-    functions of the parameters, at which the risk is least and its Hessian positive definite: a
-    risk half as steep there as the penalty times its strength, or whose curvature along the shift
-    is not positive, raises EquinoxRuntimeError.
+    It moves by :math:`-\beta H^{-1}\nabla\Phi` (`eq:influence-regularization-bias-expansion`), with
+    the Hessian H of the risk, found by conjugate gradients on Hessian-vector products. With half
+    the strength of a trace penalty it is `eq:algorithm3-objective-bias-expansion`.
+
+    Parameters
+    ----------
+    risk
+        R, a function of the parameters that returns a scalar.
+    penalty
+        :math:`\Phi`, a function of the parameters that returns a scalar.
+    params
+        Where the risk is least and its Hessian positive definite: a pytree of floating-point
+        arrays.
+    strength
+        :math:`\beta`, a finite number, to which the shift is proportional.
+    tolerance
+        The relative tolerance of the conjugate gradients, between 0 and 1; 1e-10 by default.
+
+    Returns
+    -------
+    PyTree
+        The shift, a pytree like `params`: add it to them for the minimiser of
+        :math:`R + \beta\Phi`, up to :math:`O(\beta^2)`.
+
+    Raises
+    ------
+    ValueError
+        If `risk` or `penalty` cannot be called, `strength` is no finite number, or `tolerance` is
+        not between 0 and 1.
+    EquinoxRuntimeError
+        If the parameters or the penalty's slope are NaN or infinite; if the risk's slope at
+        `params` is half as large as the penalty's times the strength, or larger; if the risk's
+        curvature along the shift is not positive; or if the conjugate gradients do not converge.
 
     Examples
     --------
@@ -121,14 +159,21 @@ def parameter_shift(
     require_callable(risk, "risk", "of the parameters")
     require_callable(penalty, "penalty", "of the parameters")
     strength = as_finite(strength, "strength")
-    require_positive(tolerance, "tolerance", expected="a positive finite number", cure="Try 1e-10.")
+    require(
+        is_real(tolerance) and 0 < tolerance < 1,
+        "tolerance",
+        got=described(tolerance),
+        expected="a number above 0 and below 1, as it is relative",
+        cure="Try 1e-10.",
+    )
     params = error_if_not_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    pushed, rest = abs(strength) * _size(slope), _size(jax.grad(risk)(params))
+    pushed = abs(strength) * _size(slope)
+    rest = _size(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
@@ -162,17 +207,40 @@ def shift_bound(
     r"""Bound how far a penalty can move the minimiser: :math:`\beta G/\mu`.
 
     `eq:influence-regularization-parameter-shift-bound`; unlike `parameter_shift` it holds at any
-    `strength` :math:`\beta`. The `slope` G is no less than :math:`\|\nabla\Phi\|` between the two
-    minimisers, the `convexity` :math:`\mu` no more than the smallest curvature of the risk there.
+    strength.
+
+    Parameters
+    ----------
+    strength
+        :math:`\beta \ge 0`, finite.
+    slope
+        G, no less than :math:`\|\nabla\Phi\|` anywhere between the two minimisers; finite and not
+        negative.
+    convexity
+        :math:`\mu > 0`, no more than the smallest curvature of the risk there; finite.
+
+    Returns
+    -------
+    Array
+        The largest Euclidean distance between the minimisers with and without the penalty, a
+        scalar.
+
+    Raises
+    ------
+    ValueError
+        If an argument is no number, or a `strength` or `slope` known before tracing is negative or
+        not finite.
+    EquinoxRuntimeError
+        If a traced one is so, or `convexity` is not positive or not finite.
 
     Examples
     --------
     >>> float(shift_bound(0.5, slope=2.0, convexity=4.0))
     0.25
     """
-    for number, name in ((strength, "strength"), (slope, "slope"), (convexity, "convexity")):
-        require_scalar(number, name)
-    strength, slope = as_nonnegative(strength, "strength"), as_nonnegative(slope, "slope")
+    strength = as_finite_nonnegative(strength, "strength")
+    slope = as_finite_nonnegative(slope, "slope")
+    require_scalar(convexity, "convexity")
     return error_if(
         jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),

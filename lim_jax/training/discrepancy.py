@@ -22,11 +22,33 @@ Discrepancy = Callable[[Places, Any, Places], Scalar]
 
 
 def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
-    r""":math:`\Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2`.
+    r"""Compute the discrepancy of a density from a target, half their integrated squared distance.
+
+    .. math:: \Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2
 
     `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`; the penalty of
     `eq:discrete-target-influence-penalty` without its :math:`\beta`. For :math:`\nu = 1` it is half
     the imbalance :math:`\mathcal E_{inf}` of `eq:simulation-imbalance-metrics`.
+
+    Parameters
+    ----------
+    density
+        :math:`m`, a number for each position, of integral one with respect to the grid's measure.
+    target
+        :math:`\nu`, a number for each position, or one for all; also of integral one.
+    grid
+        The positions.
+
+    Returns
+    -------
+    Array
+        The discrepancy, a scalar that is nowhere negative.
+
+    Raises
+    ------
+    ValueError
+        If `density` has not a floating-point number for each position, or `target` neither that nor
+        one number.
 
     Examples
     --------
@@ -42,9 +64,32 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
 def squared_discrepancy(
     density: Places, target: Places | Scalar | float, weights: Places
 ) -> Scalar:
-    r""":math:`\frac12\sum_r w_r\,(m_r - \nu_r)^2`, the paper's (`eq:gd-target-penalty`).
+    r"""Compute the paper's discrepancy :math:`\frac12\sum_r w_r\,(m_r - \nu_r)^2`.
 
-    Of density, target and weight of every place: a position, or a pool.
+    `eq:gd-target-penalty`, over places: positions, or pools of them. The default of a `Penalty`.
+
+    Parameters
+    ----------
+    density
+        :math:`m`, a number for each place.
+    target
+        :math:`\nu`, a number for each place, or one for all.
+    weights
+        :math:`w`, the measure of each place, nowhere negative: ``grid.weights``, or the pools'
+        shares.
+
+    Returns
+    -------
+    Array
+        The discrepancy, a scalar that is nowhere negative.
+
+    Raises
+    ------
+    ValueError
+        If `density` and `weights` have not one number for each place, or `target` neither that nor
+        one number.
+    EquinoxRuntimeError
+        If a weight is negative.
 
     Examples
     --------
@@ -62,12 +107,37 @@ FLOOR = 1e-6  # of an even density: below it no place's share is told from none
 def cross_entropy_discrepancy(
     density: Places, target: Places | Scalar | float, weights: Places
 ) -> Scalar:
-    r""":math:`-\sum_r w_r\,\nu_r\log(m_r + 10^{-6})`, for a target that asks for a few places.
+    r"""Compute :math:`-\sum_r w_r\,\nu_r\log(m_r + 10^{-6})`, for a target of a few places.
 
-    Of a target :math:`\nu \ge 0` that has all its mass in one place it is minus the logarithm of
-    that place's share of the influence, up to a constant. The squared one asks for the target's
-    *values*, at every place alike; this one only for places where the target has mass, by a
-    gradient that goes as one over their density. The floor keeps a share of zero finite.
+    For a target that has all its mass in one place it is minus the logarithm of that place's share
+    of the influence, up to a constant. The squared one asks for the target's *values*, at every
+    place alike; this one only for places where the target has mass, by a gradient that goes as one
+    over their density. The floor :math:`10^{-6}`, a millionth of an even density, keeps a share of
+    zero finite.
+
+    Parameters
+    ----------
+    density
+        :math:`m`, a number for each place: a position, or a pool.
+    target
+        :math:`\nu \ge 0`, a number for each place, or one for all.
+    weights
+        :math:`w`, the measure of each place, nowhere negative: ``grid.weights``, or the pools'
+        shares.
+
+    Returns
+    -------
+    Array
+        The discrepancy, a scalar; least, for a target of integral one, where the density is the
+        target but for the floor.
+
+    Raises
+    ------
+    ValueError
+        If `density` and `weights` have not one number for each place, or `target` neither that nor
+        one number.
+    EquinoxRuntimeError
+        If the target or a weight is negative.
 
     Examples
     --------

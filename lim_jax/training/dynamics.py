@@ -37,7 +37,29 @@ Profile = Float[Array, " length"]
 
 
 def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
-    """The mean loss of a batch (`eq:gd-risk`, over the empirical law).
+    """Compute the mean loss of a batch (`eq:gd-risk`, over the empirical law).
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+
+    Returns
+    -------
+    Array
+        The mean of the examples' losses, a scalar.
+
+    Raises
+    ------
+    ValueError
+        If `loss` cannot be called, or the batch is no pair ``(x, y)`` with floating-point x (ids
+        for `density.LossOfIds`).
 
     Examples
     --------
@@ -51,7 +73,17 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
 class DensityDynamics(eqx.Module):
     r"""The energy I of the influence, and its derivative along a direction of parameters.
 
-    `energy_rate` is :math:`D_\vartheta I[\eta]` (`eq:influence-parameter-gradient`).
+    `density_dynamics` returns it.
+
+    Attributes
+    ----------
+    grid
+        The positions.
+    energy
+        :math:`I(p_i)`, the mean over examples of :math:`\|P_0(p_i)\|^2`, of shape ``(length,)``;
+        the adjoints :math:`P_0` are densities.
+    energy_rate
+        :math:`D_\vartheta I[\eta]` at each position (`eq:influence-parameter-gradient`).
     """
 
     grid: Grid
@@ -98,10 +130,21 @@ class DensityDynamics(eqx.Module):
 
     @filter_jit
     def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
-        r"""How the discrepancy moves: :math:`D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle`.
+        r"""Compute how the discrepancy from a target moves along the direction.
 
-        `eq:l2-influence-discrepancy-derivative`, of `discrepancy.influence_discrepancy` from the
-        target :math:`\nu`.
+        .. math:: D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle
+
+        `eq:l2-influence-discrepancy-derivative`, of `discrepancy.influence_discrepancy`.
+
+        Parameters
+        ----------
+        target
+            :math:`\nu`, of integral one: a number for each position, or one for all.
+
+        Returns
+        -------
+        Array
+            The derivative of the discrepancy along the direction, a scalar.
         """
         return integral((self.density - target) * self.rate, self.grid)
 
@@ -116,9 +159,37 @@ def density_dynamics(
 ) -> DensityDynamics:
     r"""Differentiate the influence along a direction of parameters, by one product.
 
-    The derivative of `prop:influence-differentiability`, at finite length. The first arguments are
-    those of `influence`; `direction` is :math:`\eta`, a pytree like the parameters' floating-point
-    arrays, or None for :math:`-\nabla R` of the same batch, the law of gradient flow.
+    The derivative of `prop:influence-differentiability`, at finite length.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree; leaves that are not floating-point arrays stay as they are.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    direction
+        :math:`\eta`, a pytree of the structure, shapes and dtypes of the parameters' floating-point
+        arrays. None, the default, takes :math:`-\nabla R` of the same batch, the law of gradient
+        flow. Rates are proportional to it: it is not normalised.
+
+    Returns
+    -------
+    DensityDynamics
+        The energy at each position and its derivative, of which the rates of the density, of its
+        decay and of a discrepancy are properties.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, or the loss returns no scalar.
+    EquinoxRuntimeError
+        If the batch, the losses or the energies are NaN or infinite.
 
     Examples
     --------
@@ -143,7 +214,23 @@ def density_dynamics(
 
 
 class TrainingPath(NamedTuple):
-    """A gradient flow at saved training times s: the parameters' floating-point arrays, R and I."""
+    """A gradient flow at saved training times s, from `gradient_flow`.
+
+    Attributes
+    ----------
+    grid
+        The positions.
+    times
+        The saved times s, increasing.
+    params
+        The parameters' floating-point arrays, each with a leading axis of times; None in place of
+        other leaves.
+    risk
+        R, the mean loss of the batch at each time.
+    energy
+        The influence's energy :math:`I(p_i)` on the batch at each time, a mean of squared
+        densities.
+    """
 
     grid: Grid
     times: Float[Array, " times"]
@@ -166,9 +253,27 @@ class TrainingPath(NamedTuple):
         return self.energy / jnp.where(total == 0, 1, total)
 
     def indices(self, regions: Regions, epsilon: Scalar | float = 1e-8) -> Indices:
-        """The regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
+        r"""Compute the regional averages, gap, LIM and contrast of :math:`m_s` at every time s.
 
-        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`, as of `density.Influence`.
+        `eq:gd-left-average` to `eq:gd-lim-symmetric-contrast`. Where regions leave positions out,
+        they are those of the density of the others.
+
+        Parameters
+        ----------
+        regions
+            The regions left, middle and right, on the path's grid.
+        epsilon
+            :math:`\varepsilon_0 \ge 0`, added to the denominators; 1e-8 by default.
+
+        Returns
+        -------
+        Indices
+            The indices, each an array with a number for each saved time.
+
+        Raises
+        ------
+        ValueError
+            If the regions are of another grid.
         """
         require_regions(regions, self.grid)
         total = (self.energy @ regions.kept_weights)[None]
@@ -196,11 +301,53 @@ def gradient_flow(
     ``diffrax.Euler()``, ``diffrax.ConstantStepSize()`` and `first_step` it is gradient descent at
     that rate. Not for use inside `jax.jit`.
 
-    The first of the increasing training `times` to save at is where `params` stand. The first
-    arguments are those of `influence`, the last those of `training.resumable`; what functions and
-    classes of your own compute a checkpoint knows by the name `run` alone. Between them are
-    diffrax's, by default Tsitouras' method with tolerances 1e-6. A solver that does not reach a
-    saved time raises EquinoxRuntimeError.
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        Where the flow starts, any pytree; its floating-point arrays move, other leaves stay.
+    batch
+        ``(x, y)``, of which R is the mean loss at every time: x of shape
+        ``(examples, length, width)``, and y any pytree with the same leading axis, or None where
+        there are no labels.
+    grid
+        The positions, one for each row of an example.
+    times
+        The training times to save at, finite and increasing, at least one. At the first of them the
+        parameters are `params`.
+    solver
+        A solver of diffrax; by default ``diffrax.Tsit5()``, Tsitouras' method.
+    stepsize_controller
+        A step size controller of diffrax; by default ``diffrax.PIDController(1e-6, 1e-6)``.
+    first_step
+        The first step in training time, a positive number, with a constant step size every step.
+        None, the default, lets the controller choose.
+    checkpoint
+        A file to go on from, if it exists, and to write at each saved time; none by default.
+    run
+        A name for what functions and classes of your own compute, such as the loss: the checkpoint
+        compares this name and the numbers, and no code, so change it when they change. A checkpoint
+        of a flow with such functions needs one. Empty by default.
+    progress
+        Wraps the range of saved times that are left, for example ``tqdm.tqdm``; by default it shows
+        nothing.
+
+    Returns
+    -------
+    TrainingPath
+        The parameters, the risk and the influence's energy at each time.
+
+    Raises
+    ------
+    ValueError
+        If the batch does not fit the grid, `params` has no floating-point arrays, the times do not
+        increase, `first_step` is not positive, or the checkpoint is of another run, of other times
+        or cut short.
+    EquinoxRuntimeError
+        If the solver does not reach a saved time within 100,000 steps from the one before, or the
+        batch, the losses or the energies are NaN or infinite.
 
     Examples
     --------
@@ -213,8 +360,13 @@ def gradient_flow(
     embedded_on(grid, loss, params, batch)
     require_text(run, "run")
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
-    require(len(jax.tree.leaves(arrays)) > 0, "params", got=described(params),
-            expected="some arrays of floats", cure="They are what the flow moves.")  # fmt: skip
+    require(
+        len(jax.tree.leaves(arrays)) > 0,
+        "params",
+        got=described(params),
+        expected="some arrays of floats",
+        cure="They are what the flow moves.",
+    )
     expected = "finite training times that increase, at least one"
     cure = "Pass a list such as [0.0, 0.5, 1.0]."
     values = as_numbers(times, "times", expected=expected, cure=cure)
@@ -248,9 +400,13 @@ def gradient_flow(
 
 
 def _require_same_times(stored: Array, times: Array) -> None:
-    require(np.array_equal(stored, times), "times", got=f"{np.asarray(times).tolist()}",
-            expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
-            cure="Give these, and more after them, or name another checkpoint.")  # fmt: skip
+    require(
+        np.array_equal(stored, times),
+        "times",
+        got=f"{np.asarray(times).tolist()}",
+        expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
+        cure="Give these, and more after them, or name another checkpoint.",
+    )
 
 
 class _GradientFlow(eqx.Module):
@@ -266,9 +422,16 @@ class _GradientFlow(eqx.Module):
     def advance(self, arrays: PyTree, batch: Batch, start: Scalar, end: Scalar) -> PyTree:
         """Follow the flow from one training time to another."""
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(self.slope), self.solver, t0=start, t1=end, dt0=self.first_step,
-            y0=arrays, args=batch, stepsize_controller=self.stepsize_controller, max_steps=100_000,
-        )  # fmt: skip
+            diffrax.ODETerm(self.slope),
+            self.solver,
+            t0=start,
+            t1=end,
+            dt0=self.first_step,
+            y0=arrays,
+            args=batch,
+            stepsize_controller=self.stepsize_controller,
+            max_steps=100_000,
+        )
         assert solution.ys is not None
         return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
 

@@ -30,10 +30,25 @@ SIZES = "They are the sizes of the places: grid.weights, or those of pools."
 class Estimator:
     """A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
-    In two steps: ``statistic(energies, weights, epsilon)``, of energies of shape
-    ``(examples, places)``, is a mean over examples, which `risk_and_penalty` can average over
-    training steps, and ``density(statistic, weights, epsilon)``, of shape ``(places,)``, what it
-    stands for. The second gives its name and documentation.
+    It goes in two steps, so that `risk_and_penalty` can average the first one's result, a mean over
+    examples, over training steps. Its name and documentation are those of the second step.
+
+    Parameters
+    ----------
+    statistic
+        ``statistic(energies, weights, epsilon)``, a mean over examples of energies of shape
+        ``(examples, places)``, where places are positions or pools.
+    density
+        ``density(statistic, weights, epsilon)``, the density of shape ``(places,)`` that the
+        statistic stands for.
+
+    Raises
+    ------
+    ValueError
+        If one of them cannot be called; or, when the estimator is called, if the energies have not
+        a row for each example and a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------
@@ -50,7 +65,23 @@ class Estimator:
         update_wrapper(self, density)
 
     def __call__(self, energies: Energies, weights: Places, *, epsilon: Scalar | float) -> Places:
-        """Estimate the density of a batch with these energies, over places of these weights."""
+        r"""Estimate the density of a batch.
+
+        Parameters
+        ----------
+        energies
+            Every example's energy at every place, of shape ``(examples, places)``, nowhere
+            negative.
+        weights
+            The measure of each place, nowhere negative: ``grid.weights``, or the pools' sizes.
+        epsilon
+            :math:`\epsilon_{inf} \ge 0`, added to the total energy so that it does not vanish.
+
+        Returns
+        -------
+        Array
+            The density at each place, of shape ``(places,)``.
+        """
         require_floats(energies, "energies", "examples places", "Pass one row for each example.")
         cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
@@ -64,18 +95,45 @@ class Estimator:
         """The moving average that the step before left, with a batch's statistic in it."""
         expected = f"{statistic.shape}, that of the estimator's statistic"
         cure = "Pass what the step before returned; at the first, with memory 0, zeros."
-        fits, got = previous.shape in ((), statistic.shape), f"shape {previous.shape}"
+        fits = previous.shape in ((), statistic.shape)
+        got = f"shape {previous.shape}"
         require(fits, "previous", got=got, expected=expected, cure=cure)
         return memory * previous + (1 - memory) * statistic
 
 
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""Algorithm 1's estimate :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})` from a batch.
+def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:  # noqa: D417 (of the call)
+    r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
     A ratio of means, whose bias is
     :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order, which
-    `ratio_bias` estimates. Its statistic is the mean energy :math:`\hat I`.
+    `ratio_bias` estimates.
+
+    An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)``; its statistic
+    is the mean energy :math:`\hat I`. The default of a `Penalty`.
+
+    Parameters
+    ----------
+    energies
+        Every example's energy at every position or pool, of shape ``(examples, places)``, nowhere
+        negative.
+    weights
+        The measure of every place, nowhere negative: ``grid.weights``, or the pools' sizes.
+    epsilon
+        :math:`\epsilon_{inf} \ge 0`, added to the total :math:`\hat Z` so that it does not vanish.
+
+    Returns
+    -------
+    Array
+        The density at each place, of shape ``(places,)``. Its integral is
+        :math:`\hat Z/(\hat Z + \epsilon_{inf})`.
+
+    Raises
+    ------
+    ValueError
+        If the energies have not a row for each example and a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------
@@ -100,7 +158,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
 
 
 @partial(Estimator, _means_of_halves)
-def crossed_density(
+def crossed_density(  # noqa: D417 (of the call)
     halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
 ) -> Places:
     r"""Estimate the density with independent denominators: each half over the other's total.
@@ -125,9 +183,9 @@ def crossed_density(
         two examples, in an order that says nothing of them. Of an odd number the second half has
         one more.
     weights
-        The size of every place: ``grid.weights``, or those of pools.
+        The size of every place, nowhere negative: ``grid.weights``, or those of pools.
     epsilon
-        :math:`\epsilon_{inf}`, against a vanishing total.
+        :math:`\epsilon_{inf} \ge 0`, added to the totals so that they do not vanish.
 
     Returns
     -------
@@ -138,7 +196,9 @@ def crossed_density(
     Raises
     ------
     ValueError
-        If there are fewer than two examples.
+        If there are fewer than two examples, or not a column for each weight.
+    EquinoxRuntimeError
+        If an energy or a weight is negative.
 
     Examples
     --------

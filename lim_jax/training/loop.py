@@ -31,19 +31,47 @@ def resumable(
 
     A step sees only its state and its index, so a run that was interrupted and is called again with
     the same arguments, or with more steps, gives the same numbers as one that was not. Steps are
-    ordinary Python: jit what is inside. Returned are the last state, and the records stacked along
-    a leading axis of steps.
+    ordinary Python: jit what is inside.
 
-    ``step(state, index) -> (state, record)`` starts at `state`, any pytree. Randomness belongs to
-    the index, for example ``jax.random.fold_in(key, index)``; arrays of typed keys cannot be stored
-    in the state. There are `steps` in all, those before the interruption included, and `every` so
-    many a checkpoint: a file to read, if it exists, and to write, always whole, with the state and
-    all records so far. One of a longer run, of another one or cut short raises ValueError. It is
-    compared with `state` and with `run`, what the steps compute with besides, such as a rate and a
-    text, static fields included; nothing of `step` is, which may hold what every process has anew.
-    So a checkpoint needs a `run`: a name of yours for what is trained, or all that must be the same
-    by name or value; give another when a step computes otherwise. `progress` wraps the range of
-    steps that are left, for example ``tqdm.tqdm``.
+    A checkpoint is compared with `state` and with `run`, static fields included. Nothing of `step`
+    is compared, which may hold what every process has anew, so a checkpoint needs a `run`.
+
+    Parameters
+    ----------
+    step
+        ``step(state, index) -> (state, record)``, where the index counts from 0 and the record is a
+        pytree of arrays, of the same shapes at every step. Randomness belongs to the index, for
+        example ``jax.random.fold_in(key, index)``.
+    state
+        Where to start, any pytree; arrays of typed keys in it cannot be stored.
+    steps
+        How many steps to take in all, at least 1, those before the interruption included.
+    run
+        What the steps compute with besides the state, such as a rate and a text: a name of yours
+        for what is trained, or all that must be the same by name or value. Give another when a step
+        computes otherwise. None by default, which a `checkpoint` refuses.
+    checkpoint
+        A file to read, if it exists, and to write, always whole, with the state and all records so
+        far; none by default.
+    every
+        How many steps stand between two checkpoints, 1 by default; the last step always writes one.
+    progress
+        Wraps the range of steps that are left, for example ``tqdm.tqdm``; by default it shows
+        nothing.
+
+    Returns
+    -------
+    state : PyTree
+        The last state.
+    records : PyTree
+        The records of all steps, stacked along a leading axis of steps.
+
+    Raises
+    ------
+    ValueError
+        If `step` cannot be called, `steps` or `every` is no whole number of at least 1, a
+        `checkpoint` comes without a `run`, or the checkpoint is of a longer run, of another one, or
+        cut short.
 
     Examples
     --------
@@ -53,7 +81,8 @@ def resumable(
     (6, [0, 0, 1, 3])
     """
     require_callable(step, "step", "step(state, index)")
-    steps, every = as_int(steps, "steps", cure="Ask for more."), as_int(every, "every")
+    steps = as_int(steps, "steps", cure="Ask for more.")
+    every = as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     about = {}
     if file is not None:
@@ -67,7 +96,8 @@ def resumable(
         require_known((state, run), "checkpoint", "arrays to keep in a file")
         start = digest((digest(state, named=True), run))
         about = {"function": "resumable", "start": start}
-    records, done = None, 0
+    records = None
+    done = 0
     if file is not None and file.exists():
         _, record = eqx.filter_eval_shape(step, state, 0)
         done, state, kept = _load(file, about, state, record, steps)
@@ -102,9 +132,13 @@ def _load(
 ) -> tuple[int, State, PyTree]:
     about, leaves = stored(checkpoint, run)
     done = about["steps"]
-    require(done <= steps, "checkpoint", got=f"{done} steps in {checkpoint}",
-            expected=f"at most the {steps} asked for",
-            cure="Ask for more steps, or name another checkpoint.")  # fmt: skip
+    require(
+        done <= steps,
+        "checkpoint",
+        got=f"{done} steps in {checkpoint}",
+        expected=f"at most the {steps} asked for",
+        cure="Ask for more steps, or name another checkpoint.",
+    )
     like, others = eqx.partition((state, _zeros(record, done)), eqx.is_array_like)
     expected, tree = jax.tree.flatten(like)
     if list(map(_shape, leaves)) != list(map(_shape, expected)):

@@ -54,15 +54,47 @@ def functional_of_adjoints(
     *,
     has_aux: bool = False,
 ) -> Any:
-    """A function of a batch's losses and input adjoints, to differentiate in the parameters.
+    r"""Compute a function of losses and input adjoints, to differentiate in the parameters.
 
     Its value is ``functional(losses, adjoints, options)``. All derivatives are exact: in the
     parameters, the batch and the options, forward, reverse, and nested.
 
-    The functional is pure: what it needs and is traced or differentiated comes through `options`,
-    any pytree. With `has_aux`, as of `jax.grad`, it returns a pair, the scalar and a pytree of
-    arrays that is handed out without derivatives. The other arguments are those of `influence`; the
-    loss closes over no tracers (ValueError).
+    Parameters
+    ----------
+    functional
+        ``functional(losses, adjoints, options)``, a pure function, which returns a scalar: of
+        losses of shape ``(examples,)`` and of adjoints of shape ``(examples, length, width)``,
+        which are densities :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i`. What it needs
+        and is traced or differentiated comes through `options`.
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``, which
+        closes over nothing that is differentiated; or a `density.LossOfIds`, whose batches hold
+        token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    options
+        Any pytree, handed on to the functional; None where it needs nothing.
+    has_aux
+        Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
+        arrays that is handed out without derivatives. False by default.
+
+    Returns
+    -------
+    Array or tuple
+        The functional's scalar; with `has_aux` the pair of it and what the functional handed out.
+
+    Raises
+    ------
+    ValueError
+        If the functional cannot be called, the batch is no pair, is empty or does not fit the grid,
+        the loss returns no scalar, or closes over traced values.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------
@@ -136,11 +168,50 @@ def gradients_apart(
     *,
     has_aux: bool = False,
 ) -> tuple:
-    """The mean loss and a function of input adjoints, and the gradients of both, from one pass.
+    r"""Compute the mean loss, a function of input adjoints, and both gradients, from one pass.
 
-    The arguments are those of `functional_of_adjoints`, whose functional returns the penalty.
-    Returned are the values and the gradients in the floating-point arrays of `params`, None for
-    other leaves, both `RiskAndPenalty`; and with `has_aux` what the functional handed out.
+    It is the pass that gives the gradient of their sum.
+
+    Parameters
+    ----------
+    functional
+        ``functional(losses, adjoints, options)``, a pure function, which returns the penalty, a
+        scalar: of losses of shape ``(examples,)`` and of adjoints of shape
+        ``(examples, length, width)``, which are densities
+        :math:`P_0(p_i) = \partial_{x_i}\mathrm{loss}/\Delta p_i`.
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree; gradients are in its floating-point arrays.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    options
+        Any pytree, handed on to the functional; None where it needs nothing.
+    has_aux
+        Whether the functional returns a pair, as `jax.grad` means it: the scalar, and a pytree of
+        arrays that is handed out without derivatives. False by default.
+
+    Returns
+    -------
+    values : RiskAndPenalty
+        The mean loss and the functional's scalar, as ``.risk`` and ``.penalty``.
+    gradients : RiskAndPenalty
+        Their gradients in the floating-point arrays of `params`, with None in place of other
+        leaves.
+    aux : PyTree
+        What the functional handed out; only with `has_aux`.
+
+    Raises
+    ------
+    ValueError
+        If the functional cannot be called, the batch is no pair, is empty or does not fit the grid,
+        or the loss returns no scalar.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------
@@ -167,7 +238,8 @@ def gradients_apart(
 
     total, of_penalty = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
     of_risk = jax.tree.map(lambda leaf: leaf / len(losses), total)
-    values, gradients = RiskAndPenalty(losses.mean(), penalty), RiskAndPenalty(of_risk, of_penalty)
+    values = RiskAndPenalty(losses.mean(), penalty)
+    gradients = RiskAndPenalty(of_risk, of_penalty)
     return (values, gradients, aux) if has_aux else (values, gradients)
 
 

@@ -29,10 +29,29 @@ Profile = Float[Array, " length"]
 
 
 def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
-    r""":math:`\Omega_{obs}^{tr} = \sum_i \Delta p_i\,(g_i - \bar g)^2`.
+    r"""Compute how uneven the traces of observability Gramians are over the positions.
+
+    .. math:: \Omega_{obs}^{tr} = \sum_i \Delta p_i\,(g_i - \bar g)^2
 
     `eq:true-trace-observability-penalty` for exact traces; for estimated ones
     `eq:discrete-observability-penalty`, which is biased upwards.
+
+    Parameters
+    ----------
+    traces
+        :math:`g_i`, the trace of each position's observability Gramian, which is Euclidean.
+    grid
+        The positions; :math:`\bar g` is the integral of the traces over them.
+
+    Returns
+    -------
+    Array
+        The penalty, a scalar that is nowhere negative.
+
+    Raises
+    ------
+    ValueError
+        If `traces` has not a floating-point number for each position.
 
     Examples
     --------
@@ -45,9 +64,29 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
 
 
 def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) -> Scalar:
-    r""":math:`\Omega_{obs} = \sum_i \Delta p_i\,\|G_i - \bar G\|_{HS}^2`.
+    r"""Compute how uneven observability Gramians are over the positions.
+
+    .. math:: \Omega_{obs} = \sum_i \Delta p_i\,\|G_i - \bar G\|_{HS}^2
 
     `eq:gd-observability-penalty`. Unlike `trace_penalty` it sees directions.
+
+    Parameters
+    ----------
+    gramians
+        :math:`G_i`, the observability Gramian of each position, Euclidean, as
+        `observability.observability_gramians` returns them.
+    grid
+        The positions; :math:`\bar G` is the integral of the Gramians over them.
+
+    Returns
+    -------
+    Array
+        The penalty, a scalar that is nowhere negative.
+
+    Raises
+    ------
+    ValueError
+        If `gramians` is no floating-point array of shape ``(length, width, width)``.
 
     Examples
     --------
@@ -61,11 +100,32 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
 
 
 def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
-    r"""The unbiased :math:`\tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}`.
+    r"""Compute the trace penalty without bias, from two independent estimates of the traces.
 
-    `eq:algorithm3-crossfit-unbiased-penalty`, of two independent estimates of the traces, where one
-    alone is biased (`rem:algorithm3-bias`). It may be negative, and is never clipped: that would
-    bias it.
+    .. math:: \tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}
+
+    `eq:algorithm3-crossfit-unbiased-penalty`; one estimate alone gives a biased penalty
+    (`rem:algorithm3-bias`). It may be negative, and is never clipped: that would bias it.
+
+    Parameters
+    ----------
+    first
+        :math:`\hat g^{(a)}`, an unbiased estimate of each position's trace.
+    second
+        :math:`\hat g^{(b)}`, another one, independent of the first.
+    grid
+        The positions, whose weights :math:`d_i = \Delta p_i` give
+        :math:`Q = \mathrm{diag}(d) - dd^\top`.
+
+    Returns
+    -------
+    Array
+        The penalty, a scalar, whose expectation is the `trace_penalty` of the exact traces.
+
+    Raises
+    ------
+    ValueError
+        If `first` or `second` has not a floating-point number for each position.
 
     Examples
     --------
@@ -100,20 +160,65 @@ def observability_objective(
     previous: Float[Array, " positions"] | None = None,
     memory: Scalar | float = 0.0,
 ) -> tuple[Scalar, Float[Array, " positions"]]:
-    r"""Algorithm 3's objective with its traces, for ``jax.value_and_grad(..., has_aux=True)``.
+    r"""Compute Algorithm 3's objective and its traces, by forward probes.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`
-    (`eq:observability-balanced-training-objective`), and :math:`\hat g`, the traces averaged over
-    probes and examples. The penalty is biased upwards by the noise of the traces, by what
-    `penalty_bias` says; averaging over steps lessens it.
+    (`eq:observability-balanced-training-objective`), for ``jax.value_and_grad(..., has_aux=True)``.
+    The penalty is biased upwards by the noise of the traces, by what `penalty_bias` says; averaging
+    over steps lessens it.
 
-    ``observations(params, x)`` and the `step` :math:`\varepsilon`, by which layers are subsampled,
-    are as in `observability_gramians`; `strength` is :math:`\lambda_{obs}`. `probes` are drawn anew
-    at each step, and common to all positions: signs rather than Gaussian entries, of which one has
-    a bias of 50 % in place of 0.05 % on section 4's Gramians. `positions` are those monitored, all
-    by default, and `weights` what each stands for: the grid's weights, or those over the
-    probability with which each position is drawn. `previous` are traces of earlier steps at these
-    positions, and `memory` their share in the average; only this step's share has a gradient.
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    observations
+        ``observations(params, x)``, what is seen of one example, of shape ``(depth, observed)``: a
+        row of numbers for each layer.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    probes
+        Random vectors of shape ``(probes, width)``, with independent entries of mean 0 and variance
+        1, drawn anew at each step and common to all positions. Signs rather than Gaussian entries,
+        of which one has a bias of 50 % in place of 0.05 % on section 4's Gramians.
+    strength
+        :math:`\lambda_{obs}`, a finite number.
+    step
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
+    positions
+        The numbers of the monitored positions, all by default.
+    weights
+        What each monitored position stands for: by default the grid's weights; of positions drawn
+        at random those over the probability with which each is drawn.
+    previous
+        Traces of earlier steps at these positions, to average this step's with; None, the default,
+        averages nothing. Only this step's share of the average has a gradient in the parameters.
+    memory
+        The share of `previous` in the average, in [0, 1); 0 by default.
+
+    Returns
+    -------
+    objective : Array
+        A scalar in the units of the loss.
+    traces : Array
+        :math:`\hat g`, the Euclidean traces at the monitored positions, averaged over probes and
+        examples, and with `previous` over steps.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
+        if the probes, positions, weights or previous traces have not the shapes above; or if
+        `strength` is no finite number or `memory` outside [0, 1).
+    EquinoxRuntimeError
+        If the batch is NaN or infinite, or a position is not on the grid.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
     strength, memory = _options(observations, strength, memory)
@@ -158,13 +263,63 @@ def injected_objective(
     previous: Profile | None = None,
     memory: Scalar | float = 0.0,
 ) -> tuple[Scalar, Profile]:
-    r"""Algorithm 3's objective with the traces of all positions from noise injected at every layer.
+    r"""Compute Algorithm 3's objective and all traces, by noise injected at every layer.
 
-    As `observability_objective`, with the estimate of `layer_injected_traces`. Its noise :math:`z`
-    makes :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input gradient is the
-    sample :math:`w`, so the penalty's gradient takes a few plain gradients of the observations,
-    which close over no tracers, whatever the length. `injected` are independent isotropic entries,
-    best signs, drawn anew at each step, and best independent between examples too.
+    :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`, for
+    ``jax.value_and_grad(..., has_aux=True)``: the objective of `observability_objective`, with the
+    traces of all positions estimated as `layer_injected_traces` does. Its noise :math:`z` makes
+    :math:`\langle\sqrt\varepsilon z, C(x)\rangle` a random loss whose input gradient is the sample
+    :math:`w`, so the penalty's gradient takes a few plain gradients of the observations, whatever
+    the length.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    observations
+        ``observations(params, x)``, what is seen of one example, of shape ``(depth, observed)``: a
+        row of numbers for each layer. A function that closes over no tracers.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    injected
+        Independent entries of mean 0 and variance 1, best signs, of shape
+        ``(examples, draws, depth, observed)``, drawn anew at each step, and best independent
+        between examples too.
+    strength
+        :math:`\lambda_{obs}`, a finite number.
+    step
+        :math:`\varepsilon`, a number not below zero, or one such weight for each layer: zero for a
+        layer that is left out, :math:`\varepsilon/\pi_k` for one that is kept with probability
+        :math:`\pi_k`.
+    previous
+        Traces of earlier steps at all positions, to average this step's with; None, the default,
+        averages nothing. Only this step's share of the average has a gradient in the parameters.
+    memory
+        The share of `previous` in the average, in [0, 1); 0 by default.
+
+    Returns
+    -------
+    objective : Array
+        A scalar in the units of the loss.
+    traces : Array
+        :math:`\hat g`, the Euclidean trace of every position, averaged over draws and examples, and
+        with `previous` over steps.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
+        if `injected` has not one entry for each number that is observed, or `previous` one for each
+        position; if the observations close over traced values; or if `strength` is no finite number
+        or `memory` outside [0, 1).
+    EquinoxRuntimeError
+        If x, the noise or the observations are NaN or infinite.
 
     Examples
     --------
@@ -200,9 +355,14 @@ def injected_objective(
     options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
     options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
     penalty, traces = functional_of_adjoints(
-        _TraceBalance(grid), projected, params, (jnp.repeat(x, drawn, axis=0), noise), grid,
-        options, has_aux=True,
-    )  # fmt: skip
+        _TraceBalance(grid),
+        projected,
+        params,
+        (jnp.repeat(x, drawn, axis=0), noise),
+        grid,
+        options,
+        has_aux=True,
+    )
     return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
 
 

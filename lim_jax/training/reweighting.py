@@ -43,13 +43,41 @@ def reweight_positions(
     smallest: float,
     largest: float,
 ) -> Profile:
-    r"""One damped multiplicative update of Algorithm 2's loss weights.
+    r"""Update Algorithm 2's loss weights once, by a damped multiplicative step.
 
     :math:`\tilde w_i = \mathrm{clip}(w_i\,e^{\eta_w(\nu_i - m_i)})`, then division by
-    :math:`\sum_j \Delta p_j \tilde w_j` (`eq:mask-aware-weight-update`): of weights :math:`w`, the
-    measured influence density :math:`m` and its target :math:`\nu`, at the rate :math:`\eta_w`.
-    Clipping to [`smallest`, `largest`] comes first, so the weights returned have unit mean and may
-    leave the interval.
+    :math:`\sum_j \Delta p_j \tilde w_j` (`eq:mask-aware-weight-update`). Clipping comes first, so
+    the weights returned have unit mean and may leave the interval.
+
+    Parameters
+    ----------
+    weights
+        :math:`w`, a number for each position, nowhere negative.
+    density
+        :math:`m`, the measured influence density at each position, of integral one.
+    target
+        :math:`\nu`, of integral one: a number for each position, or one for all.
+    grid
+        The positions.
+    rate
+        :math:`\eta_w`, a finite number.
+    smallest, largest
+        The interval to which weights are clipped: ``0 <= smallest <= largest``, and
+        ``largest > 0``.
+
+    Returns
+    -------
+    Array
+        The next weights, a number for each position, of integral one.
+
+    Raises
+    ------
+    ValueError
+        If `weights` or `density` has not a floating-point number for each position, `target`
+        neither that nor one number, or the rate or an end of the interval is no finite number.
+    EquinoxRuntimeError
+        If a profile or the rate is NaN or infinite, a weight is negative, or the interval is empty,
+        reaches below zero or is zero alone.
 
     Examples
     --------
@@ -64,7 +92,8 @@ def reweight_positions(
     weights, density, (target, rate) = error_if_not_finite(
         (weights, density, options), "reweighting"
     )
-    smallest, largest = as_finite(smallest, "smallest"), as_finite(largest, "largest")
+    smallest = as_finite(smallest, "smallest")
+    largest = as_finite(largest, "largest")
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
     message = (
         "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
@@ -78,13 +107,38 @@ def reweight_positions(
 def first_order_step(
     weights: Profile, density: Profile, target: Profile | float, grid: Grid, *, rate: Scalar | float
 ) -> Profile:
-    r"""Algorithm 2's change of weights of unit mean, to first order in its rate.
+    r"""Compute Algorithm 2's change of weights of unit mean, to first order in its rate.
 
     .. math:: \eta_w\,w_i\Bigl(d_i - \sum_j \Delta p_j w_j d_j\Bigr), \qquad d = \nu - m
 
     `eq:normalized-multiplicative-first-order-step`: the change that `reweight_positions` makes of
     weights with :math:`\sum_j \Delta p_j w_j = 1` where nothing is clipped, up to
-    :math:`O(\eta_w^2)`. Its integral is zero.
+    :math:`O(\eta_w^2)`.
+
+    Parameters
+    ----------
+    weights
+        :math:`w`, a number for each position, of integral one; for weights of another integral the
+        formula is that of no step.
+    density
+        :math:`m`, the measured influence density at each position, of integral one.
+    target
+        :math:`\nu`, of integral one: a number for each position, or one for all.
+    grid
+        The positions.
+    rate
+        :math:`\eta_w`, a finite number, to which the change is proportional.
+
+    Returns
+    -------
+    Array
+        The change of each position's weight. Its integral is zero.
+
+    Raises
+    ------
+    ValueError
+        If `weights` or `density` has not a floating-point number for each position, `target`
+        neither that nor one number, or the rate is no finite number.
 
     Examples
     --------
@@ -105,7 +159,7 @@ def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> Non
 
 
 class Reweighting(NamedTuple):
-    r"""What Algorithm 2 did: where it ended, and what it measured on the way.
+    r"""Where a run of Algorithm 2 ended, and what it measured on the way.
 
     Attributes
     ----------
@@ -175,7 +229,7 @@ def reweighting_run(
     updates
         How many times to measure, reweight and train, those before an interruption included.
     target
-        :math:`\nu`, of integral one: a number for each position, or one for all.
+        :math:`\nu`, of integral one: a number for each position, or one for all; 1 by default.
     rate
         :math:`\eta_w`, the rate of each update.
     smallest, largest
@@ -183,14 +237,15 @@ def reweighting_run(
     weights
         :math:`w^{(0)}`, a number for each position, nowhere negative; 1 everywhere by default.
     run
-        What `stage` and `measure` compute with besides, such as an optimiser's rate: a checkpoint
-        of another `run`, `state` or update is refused.
+        What `stage` and `measure` compute with besides, such as an optimiser's rate, or a name of
+        yours: a checkpoint of another `run`, `state` or update is refused.
     checkpoint
         A file to go on from, if it is there, and to write; none by default.
     every
-        How many updates stand between two checkpoints.
+        How many updates stand between two checkpoints, 1 by default.
     progress
-        Wraps the range of updates that are left, for example ``tqdm.tqdm``.
+        Wraps the range of updates that are left, for example ``tqdm.tqdm``; by default it shows
+        nothing.
 
     Returns
     -------
@@ -267,16 +322,51 @@ def response_map(
     optimiser: optax.GradientTransformation,
     steps: int,
 ) -> Profile:
-    r"""The influence density after a stage of training, :math:`\mathcal M(w) = m_{\vartheta^+(w)}`.
+    r"""Compute the influence density after a stage of training, as a function of the loss weights.
+
+    .. math:: \mathcal M(w) = m_{\vartheta^+(w)}
 
     `eq:influence-response-map`: the density is that of the loss under even weights, so that w moves
-    it through the parameters only. A function of w for `response`.
+    it through the parameters only. The stage is unrolled, and derivatives pass through all of it:
+    those of ``jax.grad`` keep the states of all steps, those of ``jax.jvp`` none. Fix all other
+    arguments to make the function of w that `response` takes.
 
-    ``weighted_loss(weights)`` is a loss ``loss(params, x, y)`` of one example, for example
-    `loss.cross_entropy` under these `position_weights`. The stage begins at `params`, with an
-    optimiser of optax, and takes `steps` on the same batch, through all of which derivatives pass:
-    those of ``jax.grad`` keep all their states, those of ``jax.jvp`` none. Where a gradient is
-    exactly zero, Adam has no derivative unless it has an ``eps_root``.
+    Parameters
+    ----------
+    weighted_loss
+        ``weighted_loss(weights)`` returns a loss ``loss(params, x, y)`` of one example, for example
+        `loss.cross_entropy` with these `position_weights`.
+    params
+        Where the stage begins, any pytree; its floating-point arrays are trained, other leaves
+        stay.
+    weights
+        :math:`w`, a number for each position.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    optimiser
+        An optimiser of optax, which begins anew. Where a gradient is exactly zero, Adam has no
+        derivative unless it has an ``eps_root``.
+    steps
+        How many steps to take, at least 1, all on the same batch.
+
+    Returns
+    -------
+    Array
+        The influence density at each position after the stage, of integral one; zero where the
+        influence vanishes.
+
+    Raises
+    ------
+    ValueError
+        If `weighted_loss` cannot be called, `weights` has not a number for each position,
+        `optimiser` is not of optax, `steps` is no whole number of at least 1, or the batch does not
+        fit the grid.
+    EquinoxRuntimeError
+        If the batch is NaN or infinite, or training leaves parameters whose losses or gradients are
+        so.
 
     Examples
     --------
@@ -300,11 +390,19 @@ def response_map(
 class Response(NamedTuple):
     r"""How the next training stage's influence answers a change of the loss weights.
 
-    `lim` is :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`),
-    `change` :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`
-    (`eq:lim-outer-loop-first-order-change`), and `alignment` the largest c of
-    `eq:lim-response-alignment-condition`, :math:`-\mathrm{change}/\|\Delta w\|^2`; the condition
-    holds where it is positive.
+    `response` returns it.
+
+    Attributes
+    ----------
+    lim
+        :math:`\mathcal L_\delta(w)`, LIM after the stage (`eq:influence-response-map`).
+    change
+        :math:`\nabla_w\mathcal L_\delta\cdot\Delta w`, the first-order change of LIM
+        (`eq:lim-outer-loop-first-order-change`).
+    alignment
+        The largest c of `eq:lim-response-alignment-condition`,
+        :math:`-\mathrm{change}/\|\Delta w\|^2` in the Euclidean norm, and zero for no change; the
+        condition holds where it is positive.
     """
 
     lim: Scalar
@@ -319,8 +417,32 @@ def response(
     r"""Differentiate LIM through a training stage, along a change of its loss weights.
 
     Neither a decrease of LIM nor alignment follows from Algorithm 2's update: this says whether
-    they are there. `stage` is the response map :math:`\mathcal M`, from loss weights to the
-    influence density after the next stage, as `response_map`; `change` is :math:`\Delta w`.
+    they are there.
+
+    Parameters
+    ----------
+    stage
+        The response map :math:`\mathcal M`, ``stage(weights) -> density``: from loss weights to the
+        influence density after the next stage, differentiable, such as `response_map` of the other
+        arguments.
+    weights
+        :math:`w`, a number for each position.
+    change
+        :math:`\Delta w`, a number for each position, in the precision of the weights; for example
+        what `reweight_positions` changes.
+    regions
+        The regions left, middle and right whose averages LIM compares; they hold the grid.
+
+    Returns
+    -------
+    Response
+        LIM after the stage, its first-order change, and the alignment.
+
+    Raises
+    ------
+    ValueError
+        If `stage` cannot be called, `regions` is no `Regions`, or `weights` and `change` have not a
+        number for each position in one precision.
 
     Examples
     --------
@@ -334,9 +456,13 @@ def response(
     require_regions(regions)
     for profile, name in ((weights, "weights"), (change, "change")):
         require_on_grid(profile, regions.grid, name, "length")
-    require(change.dtype == weights.dtype, "change", got=f"{change.dtype}",
-            expected=f"{weights.dtype}, as the weights are",
-            cure="Of profiles in two precisions, cast one.")  # fmt: skip
+    require(
+        change.dtype == weights.dtype,
+        "change",
+        got=f"{change.dtype}",
+        expected=f"{weights.dtype}, as the weights are",
+        cure="Of profiles in two precisions, cast one.",
+    )
 
     def index(weights: Profile) -> Scalar:
         return indices(regional_averages(stage(weights), regions)).lim
@@ -347,10 +473,34 @@ def response(
 
 
 def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profile:
-    r"""Weights :math:`w = \tau/\pi` under which the weighted risk is the deployment risk.
+    r"""Compute the weights :math:`w = \tau/\pi` that make a training risk the deployment risk.
 
-    `eq:positional-importance-weight`, where :math:`\int w\,\pi = 1`, of two densities of position.
-    Raise EquinoxRuntimeError where positions are deployed that are never trained on.
+    `eq:positional-importance-weight`: the risk under these weights on positions of density
+    :math:`\pi` is the risk on positions of density :math:`\tau`, and :math:`\int w\,\pi = 1`.
+
+    Parameters
+    ----------
+    deployed
+        :math:`\tau`, the density of positions in deployment, nowhere negative; it is divided by its
+        integral.
+    trained
+        :math:`\pi`, the density of positions in training, positive wherever `deployed` is; it is
+        divided by its integral.
+    grid
+        The positions.
+
+    Returns
+    -------
+    Array
+        The weight of each position, zero where nothing is deployed.
+
+    Raises
+    ------
+    ValueError
+        If `deployed` or `trained` has not a floating-point number for each position.
+    EquinoxRuntimeError
+        If one of them is negative, NaN or infinite somewhere, or zero everywhere, or if positions
+        are deployed that are never trained on.
 
     Examples
     --------
@@ -359,7 +509,8 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     """
     deployed = guarded_density(deployed, grid, "deployed")
     trained = guarded_density(trained, grid, "trained")
-    deployed, trained = deployed / integral(deployed, grid), trained / integral(trained, grid)
+    deployed = deployed / integral(deployed, grid)
+    trained = trained / integral(trained, grid)
     message = (
         "trained: expected a positive density wherever `deployed` is positive, got zero. "
         "No weight makes up for positions that are never trained on."

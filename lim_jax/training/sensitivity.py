@@ -37,9 +37,17 @@ Places = Float[Array, "examples length"]
 class FourthMoments(NamedTuple):
     r"""What the continuum's squared penalty asks of the data (`rem:l4-sensitivity-practice`).
 
-    :math:`\mathbb E\int\|P_0\|^4` of the `adjoint`, and its `sensitivity` along one direction,
-    :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`. `sensitivity_norm`
-    looks for the direction in which it is largest.
+    `fourth_moments` returns it; `sensitivity_norm` looks for the direction in which the second one
+    is largest.
+
+    Attributes
+    ----------
+    adjoint
+        :math:`\mathbb E\int\|P_0\|^4`, an `Estimate`: the mean over examples and its standard
+        error.
+    sensitivity
+        :math:`\mathbb E\int\|D_\vartheta P_0[\eta]\|^4` over :math:`\|\eta\|^4`, along one
+        direction, an `Estimate` too.
     """
 
     adjoint: Estimate
@@ -54,6 +62,36 @@ def fourth_moments(
 
     Where they grow with the context (`limits.fourth_moment_studies`), or have a heavy tail
     (`probes.tail_index`), the squared penalty is to be read at finite length only.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    direction
+        :math:`\eta`, a pytree of the shapes and dtypes of the parameters' floating-point arrays,
+        such as the gradient of the risk. It is scaled to Euclidean norm one.
+
+    Returns
+    -------
+    FourthMoments
+        Those of the adjoints :math:`P_0`, which are densities, and of their derivative along the
+        unit direction.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
+        `direction` does not fit the parameters.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------
@@ -75,7 +113,7 @@ def fourth_moments(
 def penalty_premises(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Premise, ...]:
-    r"""What the propositions behind the penalties suppose, looked for in a batch.
+    r"""Check in a batch what the propositions behind the penalties suppose.
 
     Four premises, as certificates report theirs:
 
@@ -93,9 +131,38 @@ def penalty_premises(
     100 with tails of 4. :math:`Z` holds where its mean is more than two standard errors above zero.
     Where a premise does not hold, read the squared penalty at this length and on these data only.
 
-    The arguments are those of `influence`, and a `direction` :math:`\eta` such as the gradient of
-    the risk. Labels count where they are floating point: their integral over position if they have
-    one value for each, else their sum. It does not work under jit.
+    Works on known numbers: not under jit.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None. Labels count where they are floating point: their integral over position if
+        they have one value for each, else their sum.
+    grid
+        The positions, one for each row of an example.
+    direction
+        :math:`\eta`, a pytree of the shapes and dtypes of the parameters' floating-point arrays,
+        such as the gradient of the risk. It is scaled to Euclidean norm one.
+
+    Returns
+    -------
+    tuple of Premise
+        The four premises, each with its ``statement``, its ``value``, and whether it ``holds``: of
+        the data, the adjoints, their response, and :math:`Z`.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
+        `direction` does not fit the parameters.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------
@@ -141,7 +208,37 @@ def adjoint_growth(
               \qquad \|\eta\| = 1
 
     No :math:`C_{U,T}` is smaller. Values that grow with the size of the data, with the context or
-    along training say that there is none. Arguments are those of `penalty_premises`.
+    along training say that there is none.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None. Labels count where they are floating point: their integral over position if
+        they have one value for each, else their sum.
+    grid
+        The positions, one for each row of an example.
+    direction
+        :math:`\eta`, a pytree of the shapes and dtypes of the parameters' floating-point arrays,
+        such as the gradient of the risk. It is scaled to Euclidean norm one.
+
+    Returns
+    -------
+    Array
+        The ratio at each example, of shape ``(examples,)``. Norms over position are integrals.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
+        `direction` does not fit the parameters.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------
@@ -178,7 +275,15 @@ def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Arra
 
 
 class SensitivityNorm(NamedTuple):
-    r""":math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction, and the last one."""
+    r"""The operator norm that `sensitivity_norm` found at each step, and where.
+
+    Attributes
+    ----------
+    values
+        :math:`\|D_\vartheta P_0[\eta]\|_{L^p}` at each step's unit direction.
+    direction
+        The unit direction of the last value, a pytree like the parameters' floating-point arrays.
+    """
 
     values: Float[Array, " steps"]
     direction: PyTree
@@ -201,10 +306,43 @@ def sensitivity_norm(
               \eta \leftarrow S^*(\|S\eta\|^{p-2}S\eta)\ \text{over its size}, \quad
               S = D_\vartheta P_0
 
-    The power method, which for the `exponent` p = 2 tends to the largest singular value. For p = 4
-    (`eq:adjoint-l4-sensitivity-assumption`) values never fall, but may settle at a local maximum:
-    another `key` is another start. Either way the value is a lower bound of the norm, of the
-    batch's empirical law. The first arguments are those of `influence`.
+    The power method, which for p = 2 tends to the largest singular value. For p = 4
+    (`eq:adjoint-l4-sensitivity-assumption`) values never fall, but may settle at a local maximum.
+    Either way the value is a lower bound of the norm, of the batch's empirical law.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``, a scalar for one example, with x of shape ``(length, width)``; or a
+        `density.LossOfIds`, whose batches hold token ids in place of x.
+    params
+        The parameters, any pytree.
+    batch
+        ``(x, y)``: x of shape ``(examples, length, width)``, and y any pytree with the same leading
+        axis, or None where there are no labels.
+    grid
+        The positions, one for each row of an example.
+    exponent
+        p, 2 or 4; 4 by default.
+    steps
+        How many steps to take, each a Jacobian-vector and a vector-Jacobian product; 50 by default.
+    key
+        A single random key, ``jax.random.key(seed)``, from which the first direction is drawn:
+        another one is another start.
+
+    Returns
+    -------
+    SensitivityNorm
+        ``values``, the norm at each step's unit direction, of which the last is the answer, and its
+        ``direction``, a pytree like the parameters' floating-point arrays.
+
+    Raises
+    ------
+    ValueError
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar,
+        `steps` is no whole number of at least 1, or `key` is no key.
+    EquinoxRuntimeError
+        If the batch or its losses are NaN or infinite.
 
     Examples
     --------

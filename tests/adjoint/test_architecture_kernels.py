@@ -69,7 +69,8 @@ def linearised(field, x, covector, grid, norms):
 
 def density_weights(grid):
     """Of the integral from p_j to 1 over the Jacobian's blocks squared."""
-    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
+    weights = np.asarray(grid.weights)
+    prefix = prefix_weights(grid)
     seen = prefix > 0
     return np.where(seen, weights[:, None] / weights / np.where(seen, prefix, 1), 0)
 
@@ -85,7 +86,8 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     if name in ("everything", "sinks"):
         grid = grid.weighted(random_states(7, LENGTH), jnp.arange(LENGTH) // 3)
     field = layer_of(architecture_flow(name, depth=1))
-    x, covector = random_states(2, LENGTH, WIDTH), np.asarray(random_states(5, LENGTH, WIDTH))
+    x = random_states(2, LENGTH, WIDTH)
+    covector = np.asarray(random_states(5, LENGTH, WIDTH))
     of = linearised(field, x, covector, grid, NORMS[name])
     found, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)
@@ -129,6 +131,7 @@ def test_the_ledger_sums_to_the_gradient(name, step):
     assert np.abs(vectors).max(axis=(1, 2)).min() > 0.01
 
 
+@pytest.mark.slow
 def test_columns_are_pushed_and_pulled_as_their_blocks():
     """With caps, gates and a norm of the output: the two maps are one matrix, either way."""
     grid = lim.graded_grid(LENGTH)

@@ -25,9 +25,12 @@ def in_single(tree):
 
 def matrix_as_blocks(matrix, rows=3):
     """One head whose every block is the given matrix."""
-    width, value = matrix.shape[0], matrix[None]
+    width = matrix.shape[0]
+    value = matrix[None]
     zeros = np.zeros((1, width, rows))
-    ones, key, output = np.ones((1, rows)), np.zeros_like(value), np.eye(width)[None]
+    ones = np.ones((1, rows))
+    key = np.zeros_like(value)
+    output = np.eye(width)[None]
     return block_norms.Blocks(*jax.device_put((ones, zeros, zeros, key, value, output)))
 
 
@@ -78,7 +81,12 @@ def test_a_block_of_zeros_has_norm_and_slope_zero():
 
 def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
     """Four heads in two groups, by inner products, and the push by the formula in NumPy."""
-    heads, groups, size, features, width, rows = 4, 2, 3, 5, 6, 7
+    heads = 4
+    groups = 2
+    size = 3
+    features = 5
+    width = 6
+    rows = 7
     shapes = (
         (heads, rows), (heads, features, rows), (heads, size, rows), (groups, size, width),
         (groups, features, width), (heads, width, features), (width, rows),
@@ -97,13 +105,16 @@ def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
     pushed, pulled = both(parts, tangents, covectors)
     kernel, step, query, key, value, _ = parts
     for h in range(heads):
-        keys, values = key[h // 2] @ tangents, value[h // 2] @ tangents
+        keys = key[h // 2] @ tangents
+        values = value[h // 2] @ tangents
         expected = kernel[h] * (values + step[h] * (query[h] * keys).sum(axis=0))
         np.testing.assert_allclose(pushed[h * features : (h + 1) * features], expected, rtol=1e-10)
-    there, back = (pushed * covectors).sum(axis=0), (tangents * pulled).sum(axis=0)
+    there = (pushed * covectors).sum(axis=0)
+    back = (tangents * pulled).sum(axis=0)
     np.testing.assert_allclose(back, there, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_tile():
     """128 rows are two tiles, 130 three with 62 rows of zeros; gates go with their rows."""
     plain = attention()
@@ -158,7 +169,8 @@ def test_float32_is_exact_to_its_rounding():
 
 
 def test_the_operator_norm_refuses_a_second_derivative():
-    grid, x = lim.token_grid(4), random_states(1, 4, 6)
+    grid = lim.token_grid(4)
+    x = random_states(1, 4, 6)
 
     def total(x):
         return jnp.sum(lim.adjoint.cone_mass(attention(), x, grid))
@@ -167,8 +179,11 @@ def test_the_operator_norm_refuses_a_second_derivative():
         jax.jvp(jax.grad(total), (x,), (x,))
 
 
+@pytest.mark.slow
 def test_the_frobenius_norm_differentiates_twice():
-    grid, x, direction = lim.token_grid(4), random_states(1, 4, 6), random_states(2, 4, 6)
+    grid = lim.token_grid(4)
+    x = random_states(1, 4, 6)
+    direction = random_states(2, 4, 6)
     own = attention()
 
     def total(x):

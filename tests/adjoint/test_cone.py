@@ -37,14 +37,16 @@ def plain_attention():
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_blocks_are_the_jacobian_of_the_context(grid_name):
     # `eq:attention-nonlocal-kernel`, `eq:one-head-attention-mean-value`.
-    grid, x = GRIDS[grid_name](LENGTH), random_states()
+    grid = GRIDS[grid_name](LENGTH)
+    x = random_states()
     blocks = formed_blocks(attention(), x, grid)
     np.testing.assert_allclose(blocks, kernel_blocks(attention(), x, grid), rtol=0, atol=1e-13)
 
 
 def future_weights(grid):
     """Of the integral from p_j to 1 over the kernel's Jacobian blocks squared, by loops."""
-    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
+    weights = np.asarray(grid.weights)
+    prefix = prefix_weights(grid)
     found = np.zeros((LENGTH, LENGTH))
     for j in range(LENGTH):
         for i in range(j, LENGTH):
@@ -55,7 +57,8 @@ def future_weights(grid):
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
 def test_cone_mass_on_unequal_cells_integrates_the_density_of_the_blocks(norm):
     """Sum over i >= j of Δp_i W_ij / Δp_j ||K^_ij / W_ij||^2."""
-    grid, x = lim.graded_grid(LENGTH), random_states()
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
     blocks = np.asarray(kernel_blocks(attention(), x, grid))
     sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
     found = lim.adjoint.cone_mass(attention(), x, grid, norm)
@@ -66,7 +69,8 @@ def test_cone_mass_on_unequal_cells_integrates_the_density_of_the_blocks(norm):
 def test_cone_mass_on_tokens_is_the_papers_sum():
     """Sum over i >= j of Δp ||L K_ij||^2, by NumPy's singular values."""
     # `eq:cone-mass`.
-    grid, x = lim.token_grid(LENGTH), random_states()
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
     blocks = np.asarray(kernel_blocks(attention(), x, grid)) * LENGTH
     sizes = np.linalg.norm(blocks, ord=2, axis=(2, 3))
     expected = np.tril(sizes**2).sum(axis=0) / LENGTH
@@ -83,22 +87,27 @@ def test_cone_mass_of_averaging_is_known():
     x = jax.device_put(np.ones((grid.size, 1)))
     found = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
     nodes = np.asarray(grid.nodes)
-    inside, expected = nodes > 2.0**-7, 1 / nodes - 1
+    inside = nodes > 2.0**-7
+    expected = 1 / nodes - 1
     np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
 
 
 def test_the_literal_estimator_is_the_papers_sum():
     """Sum over i >= j of Δp ||K^_ij||^2, which is L^-2 of the density."""
     # `eq:finite-cone-mass-estimator`.
-    x, grid = random_states(), lim.graded_grid(LENGTH)
+    x = random_states()
+    grid = lim.graded_grid(LENGTH)
     sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
     found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
     expected = np.asarray(grid.weights) @ np.tril(sizes**2)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_operator_norm_differentiates_once():
-    grid, x, direction = lim.token_grid(4), random_states(1, 4, WIDTH), random_states(2, 4, WIDTH)
+    grid = lim.token_grid(4)
+    x = random_states(1, 4, WIDTH)
+    direction = random_states(2, 4, WIDTH)
 
     @jax.jit
     def slopes(attention, x, direction):
@@ -118,7 +127,8 @@ def test_the_operator_norm_differentiates_once():
 
 def test_the_cone_mass_of_512_tokens_fits():
     """L = 512, d = 32, 4 heads, in float64: the compiled program's temporary memory."""
-    grid, x = lim.token_grid(512), jax.ShapeDtypeStruct((512, 32), float)
+    grid = lim.token_grid(512)
+    x = jax.ShapeDtypeStruct((512, 32), float)
     attention = jax.eval_shape(lambda: lim.CausalAttention.init(32, heads=4, key=jax.random.key(0)))
     traced = jax.jit(lambda a, x: lim.adjoint.cone_mass(a, x, grid)).trace(attention, x)
     assert temporary_bytes(traced) < 60 * 2**20
@@ -135,8 +145,10 @@ def arrays_of(jaxpr):
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
 def test_no_matrix_of_the_width_is_kept_for_each_position(norm):
     """Neither forward nor in reverse: the derivatives of keys and values go by columns."""
-    length, width = 256, 96
-    grid, x = lim.token_grid(length), jax.ShapeDtypeStruct((length, width), float)
+    length = 256
+    width = 96
+    grid = lim.token_grid(length)
+    x = jax.ShapeDtypeStruct((length, width), float)
     shapes = jax.eval_shape(lambda: lim.CausalAttention.init(width, heads=2, key=jax.random.key(0)))
 
     def total(attention, x):
@@ -159,7 +171,8 @@ def orthogonal_probes():
 )
 def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation, norm):
     """By the closed form of the same attention, which never forms a block."""
-    grid, x = GRIDS[grid_name](LENGTH), random_states()
+    grid = GRIDS[grid_name](LENGTH)
+    x = random_states()
     own = plain_attention()
 
     def field(x, context, grid):
@@ -181,10 +194,13 @@ def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation
         np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
 def test_its_mass_differentiates_once(norm):
     """Where blocks are zero too: before each position."""
-    grid, x, own = lim.token_grid(LENGTH), random_states(), plain_attention()
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
+    own = plain_attention()
     falling = falling_profile(grid.nodes)
 
     def slope(field):
@@ -204,7 +220,8 @@ def test_a_field_that_looks_ahead_has_no_cone():
     def ahead(x, context, grid):
         return x + read @ context
 
-    grid, x = lim.token_grid(LENGTH), random_states()
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
     with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
         jax.block_until_ready(lim.adjoint.cone_mass(ahead, x, grid))
     with pytest.raises(eqx.EquinoxRuntimeError, match="field: got one that looks ahead"):
@@ -213,7 +230,8 @@ def test_a_field_that_looks_ahead_has_no_cone():
 
 @pytest.mark.parametrize("normalisation", ["density", "finite"])
 def test_orthogonal_probes_are_exact(normalisation):
-    grid, x = lim.graded_grid(LENGTH), random_states()
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
     drawn = orthogonal_probes()
     found = lim.adjoint.probed_cone_mass(plain_attention(), x, grid, drawn, normalisation)
     exact = lim.adjoint.cone_mass(plain_attention(), x, grid, "frobenius", normalisation)
@@ -223,7 +241,8 @@ def test_orthogonal_probes_are_exact(normalisation):
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
 def test_independent_probes_err_as_they_say(draw):
     """400 estimates of 50 probes: unbiased, and their spread is the stated error."""
-    grid, x = lim.graded_grid(LENGTH), random_states()
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
 
     # `eq:probe-cone-mass-estimator`, `eq:isotropic-observability-probes`.
     @jax.jit
@@ -262,11 +281,13 @@ def joint_cone_and_blocks(flow, x, grid):
 def test_the_joint_cone_is_the_loop_over_all_pairs():
     """Γ by dense blocks and NumPy loops: depths t, u, positions p, r beyond q, two examples."""
     # `eq:joint-cross-depth-cone-integrand`.
-    length, grid = 4, lim.graded_grid(4)
+    length = 4
+    grid = lim.graded_grid(4)
     flow = random_flow(depth=2, step=lim.split, horizon=1.5)
     states = random_states(1, 2, length, WIDTH)
     found, *of = jax.tree.map(np.asarray, joint_cone_and_blocks(flow, states, grid))
-    (blocks, covectors, prefix), weights = of, np.asarray(grid.weights)
+    blocks, covectors, prefix = of
+    weights = np.asarray(grid.weights)
     parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
     for n in range(2):
         for k in range(2):

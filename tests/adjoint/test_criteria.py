@@ -86,7 +86,8 @@ def test_the_cones_bounds_by_hand():
     )
     found = criteria.cone_bounds(cone, regions)
     # By hand: edges 0, 1/64, 1/8, 27/64, 1; 0.3 lies in the third cell and 0.7 in the fourth.
-    weights, width = np.asarray(grid.weights), 27 / 64 - 1 / 8
+    weights = np.asarray(grid.weights)
+    width = 27 / 64 - 1 / 8
     left = np.array([1, 1, (0.3 - 1 / 8) / width, 0]) * weights
     middle = np.array([0, 0, (27 / 64 - 0.3) / width, (0.7 - 27 / 64) / (37 / 64)]) * weights
     squares = np.array([16.0, 9, 4, 1])
@@ -200,6 +201,24 @@ def test_layers_move_regional_energies_within_their_bound():
     assert max(changes) > 0.01
 
 
+@pytest.mark.parametrize("shape", [(1, LENGTH, 4), (2, LENGTH, 1), (3, LENGTH, 4)])
+def test_covectors_of_other_shapes_are_no_pair(shape, as_users_run):
+    """They would broadcast to energies that look right."""
+    terminal = jnp.ones((2, LENGTH, 4))
+    initial = jnp.ones(shape)
+    with pytest.raises(ValueError, match=r"initial: got .*shape"):
+        criteria.energy_stability(terminal, initial, jnp.ones(2), REGIONS)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_a_cone_of_no_numbers_bounds_nothing(bad):
+    grid = lim.token_grid(4)
+    rows = jnp.ones(4)
+    cone = JointCone(rows, rows, rows, rows.at[1].set(bad), jnp.array(1.0))
+    with pytest.raises(ValueError, match="cone: got NaN or infinite values"):
+        criteria.cone_bounds(cone, lim.boundary_regions(grid, 0.25))
+
+
 def test_recency_survives_weak_layers_only():
     # `prop:regional-recency-persistence`.
     terminal, initial, bounds = survival(0.05, last_token(LENGTH))
@@ -216,9 +235,11 @@ def test_recencys_sides_and_conclusion_by_hand():
     # `prop:regional-recency-persistence`, `eq:regional-recency-survival-condition`,
     # `eq:recency-moment-condition`.
     levels = np.repeat([2.0, 1.0, 3.0], [4, 12, 4])[None, :, None]
-    terminal, initial = jax.device_put(levels), jax.device_put(levels[:, ::-1] ** -1)
+    terminal = jax.device_put(levels)
+    initial = jax.device_put(levels[:, ::-1] ** -1)
     certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)
-    (one,), (measured,) = certificate.inequalities, certificate.measured
+    (one,) = certificate.inequalities
+    (measured,) = certificate.measured
     mean = (levels**2).mean()
     np.testing.assert_allclose(one.greater, 9 - 1)
     np.testing.assert_allclose(one.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
@@ -287,10 +308,12 @@ def test_norms_that_contradict_each_other_make_no_c():
 def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
     """Of three positions each is a region; T = 1 and all cones of length 1."""
     # `eq:cone-left-actual-lower-bound`, `eq:cone-middle-actual-upper-bound`.
-    regions, one = lim.boundary_regions(lim.token_grid(3), "1/3"), jnp.ones(())
+    regions = lim.boundary_regions(lim.token_grid(3), "1/3")
+    one = jnp.ones(())
 
     def judged(energy):
-        lowest, largest = jnp.array([4.0, 0.0, 0.0]), jnp.array([9.0, 2.0, 2.0])
+        lowest = jnp.array([4.0, 0.0, 0.0])
+        largest = jnp.array([9.0, 2.0, 2.0])
         cone = JointCone(lowest, largest, jnp.array(energy), jnp.ones(3), one)
         return criteria.primacy_noncancellation(cone, regions)
 
@@ -355,7 +378,8 @@ def test_a_covector_in_bfloat16_is_judged_by_sums_in_float32():
 def test_a_continuous_flow_has_its_c_from_its_horizon_and_no_certificate_from_samples(as_users_run):
     """F = (a + b sin^2(pi t)) X on [0, 5]: P_0 = e^{5a + 5b/2} P_T, and b unseen at whole times."""
     # `eq:adjoint-operator-bound`, `eq:residual-stability-bound`.
-    grid, times = lim.token_grid(1), jnp.asarray(np.array([0.0, 5.0]))
+    grid = lim.token_grid(1)
+    times = jnp.asarray(np.array([0.0, 5.0]))
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)
 
     @jax.jit
@@ -367,7 +391,8 @@ def test_a_continuous_flow_has_its_c_from_its_horizon_and_no_certificate_from_sa
             stepsize_controller=diffrax.ConstantStepSize(),
             first_step=0.5,
         )
-        x, key = jnp.ones((1, 1)), jax.random.key(0)
+        x = jnp.ones((1, 1))
+        key = jax.random.key(0)
         return residual.generator_norms(flow, x, grid, times, key=key, steps=1)
 
     spike = np.eye(5)[None, :, -1:]
@@ -431,7 +456,8 @@ def test_a_vacuous_recency_says_from_which_depth_it_could_decide(later, says):
     """The ceiling is c = sqrt(7/4) - 1 = 0.323 at delta = 0.2; one example below it suffices."""
     later = np.array(later)
     spikes = np.broadcast_to(np.eye(LENGTH)[None, :, -1:], (len(later), LENGTH, 1))
-    spikes, all_later = jax.device_put(spikes), jax.device_put(later)
+    spikes = jax.device_put(spikes)
+    all_later = jax.device_put(later)
     found = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
     first = criteria.recency_survival(spikes, spikes, all_later[:, 0], REGIONS)
     assert found.vacuous and found.decisive.startswith(says)
@@ -471,7 +497,8 @@ def test_a_readout_that_mixes_tokens_is_refused():
     """One query at p = 0.6 through a band of 0.3: its covector is heavier in the middle."""
     regions = lim.boundary_regions(GRID, 0.4, "points")
     band = lim.BandReadout(random_states(4, 6, 5), 0.3)
-    states, targets = random_states(1, 1, LENGTH, 6), random_labels(3, 1, LENGTH, 5)
+    states = random_states(1, 1, LENGTH, 6)
+    targets = random_labels(3, 1, LENGTH, 5)
     query = jnp.eye(LENGTH)[11]
     measured = eqx.filter_jit(queries.readout_residual_energies)
     with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):

@@ -1,6 +1,7 @@
 """Both deficits by channels, and what every certificate is: its ties, refusals, honesty, text."""
 
 import collections
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,8 @@ def test_the_exact_characterisation_is_an_equivalence():
     for vectors in np.random.default_rng(0).standard_normal((40, 1, 3, LENGTH, 1)):
         found = deficits.exact_characterisation(paired(vectors, REGIONS))
         channels, total = ((of**2).sum(axis=-1)[0] @ weights.T for of in (vectors, vectors.sum(1)))
-        apart, sums = total - total[1], channels.sum(axis=0)
+        apart = total - total[1]
+        sums = channels.sum(axis=0)
         for side, b in zip(found.inequalities, (0, 2), strict=True):
             np.testing.assert_allclose(side.greater, sums[b] - sums[1], atol=1e-12)
             np.testing.assert_allclose(side.greater - side.lesser, apart[b], atol=1e-12)
@@ -72,6 +74,7 @@ def paired(vectors, regions):
     )
 
 
+@pytest.mark.slow
 def test_ties_neither_hold_nor_are_concluded():
     """The paper's own counterexample, the identity under a uniform loss, at any length and delta.
 
@@ -85,7 +88,8 @@ def test_ties_neither_hold_nor_are_concluded():
         for regions in overlaps + points:
             value = generator.standard_normal((2, 1, 3)) * np.ones((1, length, 1))
             vectors = np.stack([value, 0 * value, 0 * value], axis=1)
-            regional, terminal = paired(vectors, regions), jax.device_put(value)
+            regional = paired(vectors, regions)
+            terminal = jax.device_put(value)
             uniform = jax.device_put(np.full(length, 1 / length))
             rho = jax.device_put((value**2).sum(axis=2).mean(axis=0))
             for certificate in (
@@ -117,7 +121,8 @@ def test_products_are_averaged_over_examples_not_averages_multiplied():
     vectors[:, 0, :, 0] = [[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]]
     vectors[:, 1, :, 0] = [[2.0, 1.0, -1.0], [-1.0, 1.0, 4.0]]
     found = regional_channels(jax.device_put(vectors), regions)
-    res, cone = vectors[:, 0, :, 0], vectors[:, 1, :, 0]
+    res = vectors[:, 0, :, 0]
+    cone = vectors[:, 1, :, 0]
     pairs = (res * cone).mean(axis=0)
     np.testing.assert_allclose(found.pairs[:, 0], pairs, atol=1e-14)
     energies = np.stack([(res**2).mean(axis=0), (cone**2).mean(axis=0), np.zeros(3)], axis=1)
@@ -163,7 +168,8 @@ def test_criteria_on_channels_are_met_both_ways():
 @pytest.mark.parametrize("name", ["terminal", "regional", "cone", "weights"])
 def test_certificates_refuse_nan_and_tracers(name, as_users_run):
     nan = jnp.full((1, LENGTH, 2), jnp.nan)
-    one, weights = jnp.ones(1), teacher_forcing(LENGTH)
+    one = jnp.ones(1)
+    weights = teacher_forcing(LENGTH)
     judged = {
         "terminal": lambda x: criteria.recency_survival(x, x, one, REGIONS),
         "regional": lambda x: deficits.exact_characterisation(
@@ -261,7 +267,8 @@ def test_numbers_that_no_channels_have_are_no_products(change):
     vectors = np.random.default_rng(0).standard_normal((2, 3, 3, 4))
     regional = RegionalChannels(jax.device_put(np.einsum("nbad,nbcd->nbac", vectors, vectors)))
     deficits.exact_characterisation(regional)
-    bounds, wrong = exact_bounds(regional), RegionalChannels(change(regional.products))
+    bounds = exact_bounds(regional)
+    wrong = RegionalChannels(change(regional.products))
     for call in (
         lambda: deficits.exact_characterisation(wrong),
         lambda: deficits.double_deficit(wrong, bounds),
@@ -294,6 +301,23 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
 
 
+def test_bootstrap_bounds_are_of_a_probability_and_of_draws_that_reach_it():
+    # `eq:channel-upper-bounds`, `eq:boundary-channel-lower-bounds`.
+    factors = np.random.default_rng(0).standard_normal((2, 3, 3, 5))
+    products = jax.device_put(factors @ factors.transpose(0, 1, 3, 2))
+    bounds = partial(deficits.bootstrap_bounds, key=jax.random.key(0))
+    for confidence in (0.0, 1.0, 1.5, np.nan):
+        with pytest.raises(ValueError, match="confidence: got .*, expected a probability"):
+            bounds(RegionalChannels(products), confidence=confidence)
+    with pytest.raises(ValueError, match="resamples: got 19 at a confidence of 0.95"):
+        bounds(RegionalChannels(products), resamples=19)
+    bounds(RegionalChannels(products), resamples=20)
+    with pytest.raises(ValueError, match="regional.products: got no example"):
+        bounds(RegionalChannels(products[:0]))
+    with pytest.raises(RuntimeError, match="regional.products: got NaN or infinite values"):
+        bounds(RegionalChannels(products.at[0, 0, 0, 0].set(jnp.nan)))
+
+
 @pytest.mark.parametrize("confidence", [0.6, 0.9])
 def test_bootstrap_bounds_are_quantiles_of_what_is_drawn(confidence):
     """Of two examples a quarter of the draws are one alone, a quarter the other, the rest both:
@@ -306,12 +330,16 @@ def test_bootstrap_bounds_are_quantiles_of_what_is_drawn(confidence):
     energies, correlations = (
         np.stack([getattr(one, name) for one in alone]) for name in ("energies", "correlations")
     )
-    most, least, rho = energies.max(axis=0), energies.min(axis=0), correlations.max(axis=0)
+    most = energies.max(axis=0)
+    least = energies.min(axis=0)
+    rho = correlations.max(axis=0)
     rho = np.maximum(rho, both[1])  # of both together it may be larger than of either
     if confidence == 0.6:
         # Of the two examples' and the mean's correlations the middle one, and never below the data.
         middle = np.sort([*correlations, both[1]], axis=0)[1]
-        most, least, rho = both[0], both[0], np.maximum(middle, both[1])
+        most = both[0]
+        least = both[0]
+        rho = np.maximum(middle, both[1])
     bounds = deficits.bootstrap_bounds(
         data, key=jax.random.key(0), confidence=confidence, resamples=400
     )
@@ -345,7 +373,8 @@ def test_whenever_a_certificate_holds_its_conclusion_does():
         found, bounds, sites = jax.vmap(one)(states, labels)
         energies = queries.readout_residual_energies(readout, found.states[:, -1], labels, regions)
         regional = regional_channels(jax.vmap(lambda f: f.vectors)(found), regions)
-        terminal, initial = found.covectors[:, -1], found.covectors[:, 0]
+        terminal = found.covectors[:, -1]
+        initial = found.covectors[:, 0]
         averages = lim.regional_averages((initial**2).sum(axis=2).mean(axis=0), regions)
         cone = lim.adjoint.joint_cone(sites, grid)
         return cone, terminal, initial, bounds.product, regional, energies, averages
@@ -386,11 +415,11 @@ def test_whenever_a_certificate_holds_its_conclusion_does():
 def test_certificates_are_records_and_text():
     certificate = deficits.exact_characterisation(
         products((0, 2, 0.1), (0.5, 0.2, 0.1), (2, 0, 0.1))
-    )  # fmt: skip
+    )
     record = certificate.record()
     assert record["holds"] and record["source"] == "cor:exact-double-deficit"
     assert record["margin"] == pytest.approx(1.3) and record["concluded"]
-    (left, right) = record["inequalities"]
+    left, right = record["inequalities"]
     assert left["holds"] and left["roundings"] == pytest.approx(1.3 / left["rounding"])
     assert [one["greater"] for one in record["measured"]] == pytest.approx([2.1, 2.1])
     text = certificate_table([certificate])

@@ -56,6 +56,7 @@ def flow_of(step):
     return random_flow(depth=DEPTH, step=SCHEMES[step], horizon=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", SCHEMES)
 def test_rows_sum_to_the_adjoint_at_every_depth_and_to_the_gradient(step):
     hops, cut, covectors, gradient = map(np.asarray, measured(flow_of(step), random_states()))
@@ -117,10 +118,12 @@ def dense_way_back(flow, x, terminal):
         return [transposed(matrix, GRID) for matrix in rows]
 
     locals_, heads = derivatives(flow, x)
-    locals_, heads = [matrices(found) for found in locals_], matrices(heads)
+    locals_ = [matrices(found) for found in locals_]
+    heads = matrices(heads)
 
     def way_back(first, hops):
-        vector, zero = terminal.ravel(), np.zeros_like(heads[0])
+        vector = terminal.ravel()
+        zero = np.zeros_like(heads[0])
         for layer in reversed(range(first, DEPTH)):
             # The kernel is that of the layer's first stage, so it comes last.
             for stage in locals_[:-1]:
@@ -137,7 +140,8 @@ def dense_way_back(flow, x, terminal):
 @pytest.mark.parametrize("step", SCHEMES)
 def test_hops_are_sums_of_dense_products_over_the_layers_that_hop(step):
     """Each set of layers by its kernels, all others by their local operators alone."""
-    flow, x = flow_of(step), random_states()
+    flow = flow_of(step)
+    x = random_states()
     hops, cut, covectors, _ = map(np.asarray, measured(flow, x))
     way_back = dense_way_back(flow, x, covectors[-1])
     for first in range(DEPTH):
@@ -150,25 +154,28 @@ def test_hops_are_sums_of_dense_products_over_the_layers_that_hop(step):
         np.testing.assert_allclose(cut[first, 1], np.sum(rows[1:], 0), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, first", [("euler", 0), ("split", 1)])
 def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step, first):
     """At the input, and of the layers from the second on."""
-    flow, x = flow_of(step), random_states()
+    flow = flow_of(step)
+    x = random_states()
     hops, _, covectors, _ = map(np.asarray, measured(flow, x))
     way_back = dense_way_back(flow, x, covectors[-1])
     by_head = eqx.filter_jit(one_hop_by_head)(flow, asked_loss, (x, LABELS), GRID, first)
     found = np.asarray(by_head)
     expected = [
-        [way_back(first, {layer: (head,)}) for head in (0, 1)]
-        for layer in range(first, DEPTH)
-    ]  # fmt: skip
+        [way_back(first, {layer: (head,)}) for head in (0, 1)] for layer in range(first, DEPTH)
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(found.sum(axis=(0, 1)), hops[first, 1], rtol=1e-9, atol=1e-12)
     assert (np.abs(found).max(axis=(2, 3)) > 1e-4).all()
 
 
 def test_the_rows_sum_is_the_loss_change_by_differences():
-    flow, x, direction = flow_of("split"), random_states(), random_states(6)
+    flow = flow_of("split")
+    x = random_states()
+    direction = random_states(6)
     hops = np.asarray(measured(flow, x)[0])
     slope = central_difference(lambda x: asked_loss(flow(x, GRID), LABELS), x, direction)
     weights = np.asarray(GRID.weights)
@@ -176,8 +183,10 @@ def test_the_rows_sum_is_the_loss_change_by_differences():
     np.testing.assert_allclose(pairing, slope, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_what_heads_move_is_differentiated_and_vectorised():
-    flow, direction = random_flow(depth=2, horizon=2.0), np.asarray(random_states(6))
+    flow = random_flow(depth=2, horizon=2.0)
+    direction = np.asarray(random_states(6))
     flow = dataclasses.replace(flow, layers=without_norm(flow.layers.attention))  # a third of it
     points = np.stack([random_states(), random_states(8)])
 
@@ -206,10 +215,13 @@ class Averaging(eqx.Module):
 @pytest.mark.parametrize("make_grid", [lim.token_grid, lim.graded_grid])
 def test_hops_of_causal_averaging_are_binomial(make_grid):
     """Row r is e_r of the layers' increments times C*^r P_T; of equal ones the binomial term."""
-    grid, depth, highest = make_grid(7), 6, 4
+    grid = make_grid(7)
+    depth = 6
+    highest = 4
     prefix = prefix_weights(grid)
     average = transposed(prefix / prefix.sum(axis=1, keepdims=True), grid)
-    terminal, x = random_states(5, 7, 1), random_states(1, 7, 1)
+    terminal = random_states(5, 7, 1)
+    x = random_states(1, 7, 1)
     rates = np.array([0.4, 1.0, 0.7, 1.3, 0.2, 0.9])
 
     @jax.jit

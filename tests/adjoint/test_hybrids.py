@@ -22,7 +22,8 @@ from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
 from lim_jax.network.recurrent import RecurrentMixer
 
 LENGTH = 5
-FLOW, GRID = hybrid_flow(), lim.token_grid(LENGTH)
+FLOW = hybrid_flow()
+GRID = lim.token_grid(LENGTH)
 X, Y = random_states(4, 2, LENGTH, WIDTH)
 
 
@@ -102,7 +103,8 @@ def test_layers_of_several_kinds_are_a_loop_over_them():
 
 @pytest.mark.slow
 def test_hops_and_heads_sum_to_the_channels():
-    parts, cone = found(), found()["channels"].cone_by_depth
+    parts = found()
+    cone = found()["channels"].cone_by_depth
     np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)
     np.testing.assert_allclose(parts["heads"].sum(axis=1), cone, atol=1e-12)
     assert parts["heads"].shape[:2] == (3, 6)  # two heads of attention, and four of Mamba-2
@@ -116,11 +118,13 @@ def test_a_mask_gradient_is_the_loss_by_log_weights():
     np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected()[2], atol=1e-13)
 
 
+@pytest.mark.slow
 def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13),
-        eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID), found()["channels"],
-    )  # fmt: skip
+        eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID),
+        found()["channels"],
+    )
 
 
 def test_what_is_a_softmax_alone_says_so():
@@ -138,6 +142,7 @@ def test_what_is_a_softmax_alone_says_so():
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)
 
 
+@pytest.mark.slow
 def test_a_token_more_is_that_of_the_whole_context():
     @eqx.filter_jit
     def last_states(flow, x, length):

@@ -30,7 +30,8 @@ from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.network.continuous import linear_control
 
 GRID = lim.graded_grid(LENGTH)
-DEPTH, FIRST = 12, 5
+DEPTH = 12
+FIRST = 5
 READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
 
 
@@ -45,8 +46,10 @@ def labels_on(grid):
 @cache
 def measured(step):
     """A ledger, the gradient, and the heads' parts."""
-    grid, flow = GRID, random_flow(depth=DEPTH, step=SCHEMES[step], horizon=2.0)
-    loss, labels = loss_on(grid), labels_on(grid)
+    grid = GRID
+    flow = random_flow(depth=DEPTH, step=SCHEMES[step], horizon=2.0)
+    loss = loss_on(grid)
+    labels = labels_on(grid)
 
     @jax.jit
     def everything(x):
@@ -76,8 +79,10 @@ def test_channels_sum_to_the_input_adjoint(step):
 
 def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     """eps K(x)* (I + eps DFNN*) P by dense Jacobians; the local part is all that remains."""
-    grid, size = lim.graded_grid(LENGTH), 0.5 * falling_profile(0)
-    flow, x = random_flow(depth=1, step=lim.split, horizon=0.5), random_states()
+    grid = lim.graded_grid(LENGTH)
+    size = 0.5 * falling_profile(0)
+    flow = random_flow(depth=1, step=lim.split, horizon=0.5)
+    x = random_states()
     # `eq:primacy-channel-term`, `eq:recency-channel-term`.
     loss = loss_on(grid)
 
@@ -125,7 +130,8 @@ def test_heads_and_depths_sum_to_the_cone(step):
 def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow():
     """The ledger of the rest of the flow, from the state there, is the ledger at that depth."""
     found, of = measured("split")
-    at_depths, covectors = of["at depths"], found.covectors
+    at_depths = of["at depths"]
+    covectors = found.covectors
     rest = lim.ResidualFlow(
         jax.tree.map(lambda leaf: leaf[FIRST:], random_flow(depth=DEPTH).layers),
         2.0 * (DEPTH - FIRST) / DEPTH,
@@ -149,7 +155,8 @@ def test_a_depth_is_one_of_the_flows():
 
 def test_relative_energies_do_not_see_layers_that_rescale_the_state():
     """Five tokenwise layers, x to g x: |P_k| grows like g^{M-k}, relative energies are one."""
-    rates, x = np.array([12.0, 0.5, -0.8, 3.0, 0.1]), random_states()
+    rates = np.array([12.0, 0.5, -0.8, 3.0, 0.1])
+    x = random_states()
 
     class Rescaling(eqx.Module):
         rate: jax.Array
@@ -180,8 +187,10 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     # `eq:depth-integrated-cone-channel`.
     # Attention has the cone and a local part, without a norm too: the programs are a third.
     control = linear_control(light_layers(3).attention)
-    grid, x = lim.graded_grid(6), random_states(1, 6, WIDTH)
-    loss, depths = loss_on(grid), (24, 48)
+    grid = lim.graded_grid(6)
+    x = random_states(1, 6, WIDTH)
+    loss = loss_on(grid)
+    depths = (24, 48)
 
     @jax.jit
     def limit(x):
@@ -208,9 +217,12 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
 def test_energies_and_cross_terms_are_the_influence():
     # `eq:regional-channel-energies`, `eq:regional-channel-cross-terms`,
     # `eq:exact-regional-influence-decomposition`, `eq:channel-correlation-bound`,
-    # `eq:residual-recency-contrast`, `eq:primacy-strength`, `eq:recency-strength`.
-    grid, flow = GRID, random_flow(depth=3)
-    regions, loss = lim.boundary_regions(grid, 0.2), loss_on(grid)
+    # `eq:residual-influence-component`, `eq:residual-recency-contrast`, `eq:primacy-strength`,
+    # `eq:recency-strength`.
+    grid = GRID
+    flow = random_flow(depth=3)
+    regions = lim.boundary_regions(grid, 0.2)
+    loss = loss_on(grid)
     batch = random_states(1, 3, LENGTH, WIDTH)
 
     @jax.jit
@@ -235,8 +247,10 @@ def test_energies_and_cross_terms_are_the_influence():
             products = (vectors[:, first] * vectors[:, second]).sum(axis=2).mean(axis=0)
             pair = weights[b] @ products / weights[b].sum()
             np.testing.assert_allclose(regional["pairs"][b, c], pair, rtol=1e-11)
-            sizes = [weights[b] @ (vectors[:, a] ** 2).sum(axis=2).mean(axis=0)
-                     / weights[b].sum() for a in (first, second)]  # fmt: skip
+            sizes = [
+                weights[b] @ (vectors[:, a] ** 2).sum(axis=2).mean(axis=0) / weights[b].sum()
+                for a in (first, second)
+            ]
             rho = abs(pair) / np.sqrt(sizes[0] * sizes[1])
             np.testing.assert_allclose(regional["correlations"][b, c], rho, rtol=1e-11)
             assert rho <= 1
@@ -317,7 +331,8 @@ def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
     generator = np.random.default_rng(0)
     of_context = np.tril(generator.standard_normal((2, LENGTH, LENGTH)))
     of_x = np.stack([np.eye(LENGTH)] * 2)
-    slot, layer = (of_x if case == "query" else of_context), int(case == "second layer")
+    slot = of_x if case == "query" else of_context
+    layer = int(case == "second layer")
     grid = lim.gauss_grid(LENGTH) if case == "panels" else lim.token_grid(LENGTH)
     if case != "causal":
         slot[layer, LENGTH // 2 - 1, LENGTH // 2] = 1e-4
@@ -343,7 +358,8 @@ def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
 def test_prefixes_halves_and_ends_that_read_both_ways_look_ahead(length):
     """In either slot, at every length; and no causal reading does."""
     # `rem:attention-measure-scope`.
-    generator, grid = np.random.default_rng(length), lim.token_grid(length)
+    generator = np.random.default_rng(length)
+    grid = lim.token_grid(length)
     x = jax.device_put(generator.standard_normal((length, 2)))
 
     @jax.jit
@@ -362,6 +378,7 @@ def test_prefixes_halves_and_ends_that_read_both_ways_look_ahead(length):
         assert not judged(read, 0) and not judged(read, 1)
 
 
+@pytest.mark.slow
 def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
     """Only at its end: the field at depth time t reads the last two tokens t times."""
     # `rem:attention-measure-scope`.
@@ -369,9 +386,11 @@ def test_a_continuous_flow_that_reads_later_tokens_has_no_cone():
     read[-2:, -2:] = 1
     flow = lim.ContinuousFlow(
         lambda time: lambda x, context, grid: time * (read @ context),
-        solver=diffrax.Euler(), stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.5,
         max_steps=2,
-    )  # fmt: skip
+    )
     with pytest.raises(eqx.EquinoxRuntimeError, match="flow.control: got a field that reads later"):
         eqx.filter_jit(lim.continuous_adjoint)(
             flow, lambda x, y: (x**2).sum(), (random_states(), None), GRID, jnp.zeros(1)

@@ -70,6 +70,7 @@ ARCHITECTURES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, parts, by_tiles", ARCHITECTURES)
 def test_by_layer_and_head_it_is_the_reference_networks_derivative(
     name, parts, by_tiles, monkeypatch
@@ -108,7 +109,8 @@ def test_minus_infinity_is_removal(monkeypatch):
 @pytest.mark.parametrize("make_grid", [lim.graded_grid, lim.gauss_grid])
 def test_on_other_grids_both_derivatives_are_densities_of_central_differences(make_grid):
     """The signed weights of panels too."""
-    grid, flow = make_grid(LENGTH), light_flow(step=lim.split)
+    grid = make_grid(LENGTH)
+    flow = light_flow(step=lim.split)
 
     def measured(at):
         x, log_weights = at
@@ -116,7 +118,8 @@ def test_on_other_grids_both_derivatives_are_densities_of_central_differences(ma
         return mask_gradient(flow, loss, (x, EXAMPLE[1]), weighted)
 
     at = EXAMPLE[0], LOG_WEIGHTS
-    xi, along = random_states(3, *EXAMPLE[0].shape), random_states(4, LENGTH)
+    xi = random_states(3, *EXAMPLE[0].shape)
+    along = random_states(4, LENGTH)
     slope = difference_by_calls(lambda at: measured(at).loss, at, (xi, along))
     gradient = measured(jax.device_put(at))
     found = lim.grid.inner(gradient.covector, xi, grid) + lim.integral(along * gradient.total, grid)
@@ -153,10 +156,12 @@ def largest(gap, grid):
     return np.abs(gap[np.asarray(grid.nodes) >= 0.2]).max()
 
 
+@pytest.mark.slow
 def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     """Forward over reverse in tiles: symmetric, and a central difference of the gradient."""
     asked = in_tiles(monkeypatch)
-    flow, directions = light_flow(step=lim.split), random_states(3, 2, LENGTH)
+    flow = light_flow(step=lim.split)
+    directions = random_states(3, 2, LENGTH)
 
     def gradient(log_weights):
         grid = TOKENS.weighted(log_weights, jnp.asarray(PARTS))
@@ -175,6 +180,7 @@ def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     np.testing.assert_allclose(directions[1] @ slopes[0], directions[0] @ slopes[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_in_single_precision_it_is_the_same_to_rounding():
     flow = random_flow(step=lim.split)
     exact = mask_gradient(flow, loss, EXAMPLE, TOKENS.weighted(jnp.asarray(LOG_WEIGHTS)))
@@ -191,9 +197,11 @@ def test_in_single_precision_it_is_the_same_to_rounding():
 PATH = {"chosen": jnp.asarray(PARTS >= 0), "grid": TOKENS.weighted(jnp.asarray(LOG_WEIGHTS))}
 
 
+@pytest.mark.slow
 def test_a_path_is_complete_and_says_how_far_it_is_not():
     """At twenty-four nodes to 1e-8; at two its remainder is that of the sum of two gradients."""
-    flow, chosen = random_flow(step=lim.split), PATH["chosen"]
+    flow = random_flow(step=lim.split)
+    chosen = PATH["chosen"]
 
     def on(weight):
         return TOKENS.weighted(jnp.where(chosen, jnp.log(weight), 0.0) + LOG_WEIGHTS)
@@ -203,7 +211,8 @@ def test_a_path_is_complete_and_says_how_far_it_is_not():
     np.testing.assert_allclose((fine.loss, fine.loss_without), (whole, without), rtol=1e-12)
     np.testing.assert_allclose(fine.total.mean(), whole - without, atol=1e-8)
     coarse = mask_path(flow, loss, EXAMPLE, **PATH, nodes=2)
-    middle, apart = np.log(1e-3) / 2, -np.log(1e-3) / 2 / np.sqrt(3)
+    middle = np.log(1e-3) / 2
+    apart = -np.log(1e-3) / 2 / np.sqrt(3)
     at = [mask_gradient(flow, loss, EXAMPLE, on(np.exp(middle + s))) for s in (apart, -apart)]
     expected = -middle * np.where(chosen, sum(np.asarray(one.by_head) for one in at), 0)
     np.testing.assert_allclose(coarse.by_head, expected, rtol=1e-10, atol=1e-13)
@@ -212,9 +221,11 @@ def test_a_path_is_complete_and_says_how_far_it_is_not():
     assert np.abs(np.asarray(fine.total - coarse.total)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_language_models_loss_may_be_differentiated_in_log_weights():
     """Of packed contexts, by JAX, and by layer and head."""
-    model, ids = byte_network(LENGTH, heads=2, depth=2), np.arange(60, 61 + LENGTH)
+    model = byte_network(LENGTH, heads=2, depth=2)
+    ids = np.arange(60, 61 + LENGTH)
     starts = jnp.asarray(np.where(np.arange(LENGTH) < 5, 0, 5))
     weights = last_token(LENGTH)
 
@@ -234,7 +245,8 @@ def test_a_language_models_loss_may_be_differentiated_in_log_weights():
 
 
 def test_a_token_more_reads_keys_by_their_log_weights_too():
-    flow, (x, _) = random_flow(step=lim.split), EXAMPLE
+    flow = random_flow(step=lim.split)
+    x, _ = EXAMPLE
     grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.arange(LENGTH) // 4)
 
     @jax.jit
@@ -265,7 +277,7 @@ def of_own_attention():
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("as_users_run")
-def test_what_does_not_fit_is_refused(name):
+def test_arguments_that_do_not_fit_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"^{name}: got"):
         REFUSED[name]()
 

@@ -41,7 +41,8 @@ def test_readout_residuals_times_query_weights_are_the_terminal_energies(targets
 def test_residual_energies_of_another_map_at_every_token():
     """`eq:tokenwise-terminal-adjoint` in NumPy, with labels of sum 1.7; a window is refused."""
     # `eq:finite-recency-energy-contrast`.
-    blocks, states = random_states(4, LENGTH, 1, 5, 6), random_states(1, 3, LENGTH, 6)
+    blocks = random_states(4, LENGTH, 1, 5, 6)
+    states = random_states(1, 3, LENGTH, 6)
     measured = eqx.filter_jit(queries.readout_residual_energies)
     found = measured(LocalReadout(blocks), states, ROWS, REGIONS)
     maps = np.asarray(blocks)[:, 0]
@@ -68,10 +69,12 @@ def test_query_masses_by_hand():
 
 def test_query_masses_of_unequal_cells():
     """Sums of the weights, and averages of the squares of their density, by loops over points."""
-    grid, alpha = lim.graded_grid(9), np.arange(1.0, 10.0) / 45
+    grid = lim.graded_grid(9)
+    alpha = np.arange(1.0, 10.0) / 45
     regions = lim.boundary_regions(grid, 0.2, "points")
     found = queries.query_masses(jnp.asarray(alpha), regions)
-    nodes, weights = np.asarray(grid.nodes), np.asarray(grid.weights)
+    nodes = np.asarray(grid.nodes)
+    weights = np.asarray(grid.weights)
     members = (nodes < 0.2, (nodes >= 0.2) & (nodes < 0.8), nodes >= 0.8)
     np.testing.assert_allclose(found.masses, [alpha[b].sum() for b in members], rtol=1e-13)
     squares = [np.sum(alpha[b] ** 2 / weights[b]) / weights[b].sum() for b in members]
@@ -96,7 +99,8 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
     """
     # `eq:right-biased-query-mass`, `eq:right-biased-squared-query-mass`,
     # `eq:query-mass-discrete`, `eq:continuum-query-right-bias`.
-    size, grid = 13, lim.graded_grid(13)
+    size = 13
+    grid = lim.graded_grid(13)
 
     def cells(count):
         return count * (4 * count**2 - 1) / (4 * size**3)
@@ -108,7 +112,8 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
     found = jax.jit(queries.query_masses, static_argnums=1)(alpha, regions)
     nodes = ((np.arange(size) + 0.5) / size) ** 3
     ends = np.array([0, (nodes < delta).sum(), (nodes < 1 - delta).sum(), size])
-    lengths, early = np.diff(cells(ends)), np.diff(cells(np.minimum(ends, last)))
+    lengths = np.diff(cells(ends))
+    early = np.diff(cells(np.minimum(ends, last)))
     np.testing.assert_allclose(found.masses, after * (lengths + (ratio - 1) * early), rtol=1e-12)
     squares = after**2 * (lengths + (ratio**2 - 1) * early) / lengths
     np.testing.assert_allclose(found.squares, squares, rtol=1e-12)
@@ -138,7 +143,8 @@ def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
     # `eq:local-readout-support`.
     grid = lim.token_grid(20)
     readout = lim.BandReadout(random_states(4, WIDTH, VOCABULARY), 0.15)
-    weights, labels = jnp.asarray(np.isin(np.arange(20), [4, 19]) * 0.5), random_labels(3, 20, 5)
+    weights = jnp.asarray(np.isin(np.arange(20), [4, 19]) * 0.5)
+    labels = random_labels(3, 20, 5)
 
     def loss(x):
         return lim.autoregressive_cross_entropy(readout(x, grid), labels, weights)
@@ -156,7 +162,8 @@ def test_terminal_covectors_of_local_readouts_stay_near_the_queries():
 def test_tokens_far_apart_that_are_mixed_are_seen():
     """Four and sixteen of twenty apart: they differ in the last binary digit only."""
     readout = lim.LinearReadout(random_states(4, 6, 5))
-    states, targets = random_states(1, 1, LENGTH, 6), random_labels(3, 1, LENGTH, 5)
+    states = random_states(1, 1, LENGTH, 6)
+    targets = random_labels(3, 1, LENGTH, 5)
     swapped = np.arange(LENGTH)
     swapped[[3, 19]] = [19, 3]
 

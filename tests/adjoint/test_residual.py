@@ -63,9 +63,11 @@ def interactions(flow, x, grid):
 @pytest.mark.parametrize("step", SCHEMES)
 def test_orders_are_the_sums_over_subsets_of_layers(step):
     # `eq:residual-adjoint-product`, `eq:identity-plus-interaction-expansion`.
-    grid, x = lim.graded_grid(LENGTH), random_states()
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
     flow = random_flow(depth=3, step=SCHEMES[step], profile=uneven)
-    loss, highest = loss_on(grid), {"euler": 1, "split": 3}[step]
+    loss = loss_on(grid)
+    highest = {"euler": 1, "split": 3}[step]
 
     @jax.jit
     def measured(x):
@@ -93,8 +95,10 @@ def dense_norms(matrices, weights):
     return np.array([np.linalg.norm(root[:, None] * b / root[None, :], ord=2) for b in matrices])
 
 
+@pytest.mark.slow
 def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
-    grid, x = lim.graded_grid(LENGTH), random_states()
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
     flow = random_flow(depth=3, step=lim.split, profile=uneven)
     loss = loss_on(grid)
 
@@ -105,7 +109,8 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
         few = residual.interaction_norms(flow, x, grid, key=jax.random.key(0), steps=6)
         found = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
-        gap, terminal = found[0] - found[-1], found[-1]
+        gap = found[0] - found[-1]
+        terminal = found[-1]
         ratio = jnp.sqrt(lim.inner(gap, gap, grid) / lim.inner(terminal, terminal, grid))
         return norms, few, residual.amplification(norms), ratio
 
@@ -129,8 +134,10 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
 @pytest.mark.slow
 def test_the_product_bound_is_differentiated():
     """With a Krylov space of all dimensions, against differences; a second time it is refused."""
-    grid, x = lim.token_grid(4), random_states(1, 4, WIDTH)
-    flow, direction = random_flow(depth=1), random_states(2, 4, WIDTH)
+    grid = lim.token_grid(4)
+    x = random_states(1, 4, WIDTH)
+    flow = random_flow(depth=1)
+    direction = random_states(2, 4, WIDTH)
     flow = dataclasses.replace(flow, layers=without_norm(flow.layers.attention))  # a third of it
 
     def bound(x):
@@ -154,7 +161,8 @@ def test_the_product_bound_is_differentiated():
 @pytest.mark.parametrize("step", SCHEMES)
 def test_the_remainder_of_a_split_layer_is_of_second_order(step):
     """`eq:residual-jacobian-remainder`: four like layers with increments 1/16 to 1/128."""
-    grid, x = lim.graded_grid(5), random_states(1, 5, WIDTH)
+    grid = lim.graded_grid(5)
+    x = random_states(1, 5, WIDTH)
     layers = jax.tree.map(lambda leaf: np.repeat(leaf, 4, axis=0), light_layers(depth=1))
     options = {"horizon": 4.0, "profile": lambda time: 2 ** -(4 + time)}
     flow = lim.ResidualFlow(jax.device_put(layers), step=SCHEMES[step], **options)
@@ -181,9 +189,11 @@ def test_the_remainder_of_a_split_layer_is_of_second_order(step):
     assert (found.upper >= found.attained).all()
 
 
+@pytest.mark.slow
 def test_generators_along_a_continuous_flow_are_bounded_at_every_time():
     """`eq:adjoint-operator-bound`: against dense derivatives of the field at the states met."""
-    grid, x = lim.graded_grid(5), random_states(1, 5, WIDTH)
+    grid = lim.graded_grid(5)
+    x = random_states(1, 5, WIDTH)
     control = linear_control(random_flow(depth=2).layers.attention)  # the part that couples tokens
     # Euler's method, the cheapest to compile: states are met whatever leads to them.
     flow = lim.ContinuousFlow(

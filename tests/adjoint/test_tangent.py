@@ -69,12 +69,14 @@ def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
 @pytest.mark.parametrize("grid_name", GRIDS)
 def test_push_and_pull_take_the_slots_apart(grid_name):
     # `eq:volterra-linearization`, `eq:volterra-adjoint`.
-    grid, tangent_ = GRIDS[grid_name](LENGTH), random_states(5)
+    grid = GRIDS[grid_name](LENGTH)
+    tangent_ = random_states(5)
     found = linearised(field(), random_states(), tangent_, grid)
     local = np.asarray(found["local"])
     assert np.abs(local[~np.eye(LENGTH, dtype=bool)]).max() == 0
     for slot in ("kernel", "local"):
-        pushed, pulled = getattr(found["pushed"], slot), getattr(found["pulled"], slot)
+        pushed = getattr(found["pushed"], slot)
+        pulled = getattr(found["pulled"], slot)
         expected = np.einsum("ijab,jb->ia", found[slot], tangent_)
         np.testing.assert_allclose(pushed, expected, rtol=0, atol=1e-12)
         expected = transposed(found[slot], tangent_, grid)
@@ -83,7 +85,8 @@ def test_push_and_pull_take_the_slots_apart(grid_name):
 
 @pytest.mark.parametrize("make_flow", [random_flow, partial(architecture_flow, "everything")])
 def test_columns_act_as_their_blocks(make_flow):
-    covector, columns = np.asarray(random_states(5)), np.array([0, 5, LENGTH - 1])
+    covector = np.asarray(random_states(5))
+    columns = np.array([0, 5, LENGTH - 1])
 
     @jax.jit
     def acted(attention, x, covector):
@@ -107,7 +110,8 @@ def test_columns_act_as_their_blocks(make_flow):
 
 
 def test_a_head_is_the_attention_whose_other_heads_are_silent():
-    grid, covector = lim.graded_grid(LENGTH), random_states(5)
+    grid = lim.graded_grid(LENGTH)
+    covector = random_states(5)
 
     @jax.jit
     def heads_and_blocks(attention, x, covector):
@@ -126,7 +130,8 @@ def test_a_head_is_the_attention_whose_other_heads_are_silent():
 
 @pytest.mark.parametrize("step", [lim.euler, lim.split])
 def test_stages_add_up_to_the_layers_own_adjoint(step):
-    grid, covector = lim.graded_grid(LENGTH), random_states(5)
+    grid = lim.graded_grid(LENGTH)
+    covector = random_states(5)
     flow = random_flow(depth=1, step=step)
 
     @jax.jit
@@ -142,8 +147,11 @@ def test_stages_add_up_to_the_layers_own_adjoint(step):
 
 def test_attention_of_a_split_layer_meets_what_the_network_returns():
     """The covector at the kernel is (I + eps DFNN(x~)*) P, at the state x itself."""
-    grid, x, covector = lim.graded_grid(LENGTH), random_states(), random_states(5)
-    flow, size = random_flow(depth=1, step=lim.split, horizon=0.7), 0.7 * falling_profile(0)
+    grid = lim.graded_grid(LENGTH)
+    x = random_states()
+    covector = random_states(5)
+    flow = random_flow(depth=1, step=lim.split, horizon=0.7)
+    size = 0.7 * falling_profile(0)
 
     @jax.jit
     def sites_and_network(flow, field, x, covector):
@@ -162,7 +170,8 @@ def test_attention_of_a_split_layer_meets_what_the_network_returns():
 @pytest.mark.parametrize("step", SCHEMES)
 def test_sites_know_the_profile_of_their_layers(step):
     """Layer k sees X_k and, where it has one field, P_(k+1), in a step of eps zeta(t_k)."""
-    grid, flow = lim.graded_grid(LENGTH), random_flow(depth=3, step=SCHEMES[step], horizon=1.5)
+    grid = lim.graded_grid(LENGTH)
+    flow = random_flow(depth=3, step=SCHEMES[step], horizon=1.5)
     states, covectors = (random_states(seed, 4, LENGTH, WIDTH) for seed in (6, 7))
     find = jax.jit(lambda x, p: attention_sites(flow, x, p, grid))
     sites = find(states, covectors)
@@ -175,7 +184,9 @@ def test_sites_know_the_profile_of_their_layers(step):
 
 
 def test_other_steps_and_other_layers_are_refused():
-    grid, x, states = lim.token_grid(LENGTH), random_states(), random_states(2, 1, LENGTH, WIDTH)
+    grid = lim.token_grid(LENGTH)
+    x = random_states()
+    states = random_states(2, 1, LENGTH, WIDTH)
     heun = random_flow(depth=1, step=lim.network.heun)
     with pytest.raises(ValueError, match="flow.step: got heun, expected euler or split"):
         stages.pull_back_stages(heun, (field(), jnp.array(1.0)), x, x, grid)

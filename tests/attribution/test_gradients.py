@@ -108,7 +108,8 @@ FLOWS = {
 
 @pytest.mark.parametrize("name", FLOWS)
 def test_rollout_is_the_product_of_mean_attention_matrices(name):
-    flow, x = FLOWS[name], random_states(4, 12, WIDTH)
+    flow = FLOWS[name]
+    x = random_states(4, 12, WIDTH)
     found = jax.jit(lambda flow, x: attention_rollout(flow, x, lim.token_grid(12)))(flow, x)
     layers = [layer_of(flow, index) for index in range(flow.depth)]
     scheme = "euler" if name == "euler" else "split"

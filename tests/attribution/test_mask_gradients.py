@@ -97,6 +97,7 @@ def derivatives(model):
     return np.where(np.arange(CONTEXT.length) > 0, found, 0)
 
 
+@pytest.mark.slow
 def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     model, derivatives, monkeypatch
 ):
@@ -113,11 +114,12 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
 
 
 @pytest.mark.slow
-def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
+def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp_path):
     """Each row's scores sum to what the document gave its part, by the whole network's losses."""
     monkeypatch.setattr(mask_path, "NODES", 1)
     monkeypatch.setattr(mask_path, "SHOWN", 0.0)
-    taken, measured = [], mask_path.mask_gradients
+    taken = []
+    measured = mask_path.mask_gradients
 
     def counted(model, context, answer, loss, rule, run):
         taken.append((rule.shape[1], len(answer)))
@@ -126,7 +128,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     monkeypatch.setattr(mask_path, "mask_gradients", counted)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
     rows = PARTS[-4:]
-    scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
+    scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run(tmp_path))
     (asked,) = CONTEXT.weights.nonzero()
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
     numbers = jax.device_put(document_numbers(CONTEXT))
@@ -157,14 +159,24 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch):
     assert f"by {off[far].max():.2f} at most" in once.note
 
 
+def test_a_note_counts_the_parts_that_do_not_add_up():
+    """Of three the second, by half a unit, and the third, by one."""
+    by_token = np.array([[1.0, 2], [0.5, 0], [1, 1]])
+    note = mask_path._note(by_token, np.array([3.0, 1, 3]))
+    assert note.startswith("For 2 of 3 parts of the answer, after 64 gradients, ")
+    assert note.endswith("by 1.00 at most.")
+
+
 def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
-    sums, given = np.array([-0.897, -0.84, 0.004, 0.008]), np.array([-0.809, -0.809, 0.0, 0.002])
+    sums = np.array([-0.897, -0.84, 0.004, 0.008])
+    given = np.array([-0.809, -0.809, 0.0, 0.002])
     assert mask_path.unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
-    answer, rng = PARTS[:2], np.random.default_rng(0)
+    answer = PARTS[:2]
+    rng = np.random.default_rng(0)
     by_token = rng.normal(size=(2, CONTEXT.length))
     scores = scores_by_token(answer, context_segments(CONTEXT, "sentences"), by_token)
     write_table(tmp_path / "matrix.csv", FILES["matrix.csv"], files._matrix(scores))
@@ -195,7 +207,8 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     layers = FetchedLayers(jnp.zeros(1), LayerSource(read, model.flow.depth))
     away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
     reads.clear()
-    gradients, rule = mask_gradients.mask_gradients, np.array([[np.log(0.2)], [1.0]])
+    gradients = mask_gradients.mask_gradients
+    rule = np.array([[np.log(0.2)], [1.0]])
     for _ in range(2):
         found = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
         jax.effects_barrier()

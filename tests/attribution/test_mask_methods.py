@@ -27,7 +27,8 @@ PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
 CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="margin")
 LENGTH = CONTEXT.length
-HEADS, DEPTH = 2, 2
+HEADS = 2
+DEPTH = 2
 NUMBERS = np.full(LENGTH, -1)
 NUMBERS[1:3], NUMBERS[5:10] = 0, 1  # the first token belongs to no part
 INSIDE = NUMBERS >= 0
@@ -89,6 +90,7 @@ def mask_gradient(network):
     return np.where(np.arange(LENGTH) > 0, found, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gradient, parts):
     """A document reads itself as before, the question weighs one, the first token has no score."""
@@ -145,6 +147,7 @@ def path(network):
     return np.where(INSIDE, -length / 2 * weights @ rows, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, parts):
     """Positions outside documents come in no path, and so have no score by it."""
@@ -160,7 +163,9 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     """With next to nothing of documents; all else weighs one, and parts read themselves."""
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
-    np.testing.assert_allclose(asked(network, method).given, expected, rtol=1e-9)
+    for parts in ("answer", "token"):
+        given = asked(network, method, parts=parts).given
+        np.testing.assert_allclose(given, expected, rtol=1e-9)
 
 
 def heads_of(network):
@@ -207,6 +212,7 @@ def test_of_more_heads_the_five_that_gave_most_are_told():
     assert [head.name for head in found] == [name for name in PLACES for _ in range(5)]
 
 
+@pytest.mark.slow
 def test_a_signed_profile_is_minus_the_slopes_by_position_where_all_weigh_one(network):
     """As a density over the positions of one context, and of the first token too."""
     found = signed_profile(network, [CONTEXT], "margin", delta=0.25)

@@ -92,12 +92,14 @@ def scored(model, context, method, loss=LOSS):
     return METHODS[method].scores(model, context, [whole_answer(context)], parts, loss, Run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["influence", "gradient-times-input", "integrated-gradients", "rollout"]
 )
 def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, method):
     for context in CONTEXTS:
-        found, expected = scored(model, context, method), by_formula(model, context, method)
+        found = scored(model, context, method)
+        expected = by_formula(model, context, method)
         assert found.tokens is not None
         np.testing.assert_allclose(found.tokens, expected, rtol=1e-9, atol=1e-13)
         by_name = found.by_name()
@@ -128,6 +130,7 @@ def losses_of_text(model, text, answer):
     return np.asarray(losses(model, x)) * np.asarray(y.weights)
 
 
+@pytest.mark.slow
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     found = scored(model, CONTEXTS[0], "leave-one-out").by_name()
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17").sum()
@@ -143,6 +146,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
 
+@pytest.mark.slow
 def test_what_each_token_of_the_answer_loses_without_a_part(model):
     """Of two tokens, which lose differently, and whose losses sum to the answer's."""
     (context, *_), parts = CONTEXTS, context_segments(CONTEXTS[0])
@@ -157,6 +161,7 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
     np.testing.assert_allclose(found.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
     context = context_of(laid, "17", asked="contrast", foil="2")
@@ -177,7 +182,8 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
 
 def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
     """Minus losses that are sums over kept parts: all terms but for the small ones' shrinkage."""
-    terms, seen = np.array([[2.0, 0.0, -1.0, 0.003], [0.0, 0.0, 0.0, 3.0]]), []
+    terms = np.array([[2.0, 0.0, -1.0, 0.003], [0.0, 0.0, 0.0, 3.0]])
+    seen = []
 
     def losses(model, context, answer, parts, kept, loss, run):
         seen.append(kept)
@@ -196,10 +202,12 @@ def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
 
 
 def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
-    method, run = "gradient-times-input", Run(tmp_path)
+    method = "gradient-times-input"
+    run = Run(tmp_path)
     score = partial(scoring.score_contexts, model, loss="margin", run=run)
     first = score(CONTEXTS[:1], method=method)
-    calls, scores = [], models.ids._scores
+    calls = []
+    scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: calls.append(of) or scores(*of))
     found = score(CONTEXTS, method=method)
     assert len(calls) == 1
@@ -219,7 +227,7 @@ def test_a_method_is_one_entry(model, monkeypatch):
 
     entry = Method("its position", "the position", positions, METHODS["rollout"].cost)
     monkeypatch.setitem(METHODS, "position", entry)
-    (first, _) = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
+    first, _ = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
     rest = sum(range(CONTEXTS[0].length)) - (3 + 22 + 30)
     assert list(first.by_name().items()) == list(zip(NAMES, (3, 22, 30, rest), strict=True))
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
@@ -251,15 +259,84 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
         assert read.get("given") == (None if one.given is None else [3.0, 1.5])
 
 
+def test_methods_say_what_they_score():
+    """The whole answer alone, or its parts too; tokens, or parts that are left out; and signs."""
+    every = ("answer", "sentence", "token")
+    whole = ("answer",)
+    of_method = {
+        name: ({*method.answer_parts}, method.document_parts, method.signed)
+        for name, method in METHODS.items()
+    }
+    assert of_method == {
+        "influence": ({*whole}, "sentences", False),
+        "mask-gradient": ({*every}, "sentences", True),
+        "mask-path": ({*every}, "sentences", True),
+        "gradient-times-input": ({*whole}, "sentences", True),
+        "integrated-gradients": ({*whole}, "sentences", True),
+        "rollout": ({*whole}, "sentences", False),
+        "leave-one-out": ({*every}, "documents", True),
+        "ablations": ({*every}, "documents", True),
+    }
+
+
+def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
+    """Where the readout is zero every answer is as likely, whatever is read."""
+    still = eqx.tree_at(lambda model: model.head, model, jnp.zeros_like(model.head))
+    found = scored(still, CONTEXTS[0], "influence").tokens
+    assert found is not None and not found.any()
+
+
+def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
+    context = context_of(PROMPTS[0][0], "17", asked="contrast", foil="2")
+    found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
+
+    @eqx.filter_jit
+    def slopes(model, x, y):
+        return jax.grad(lambda x: contrast_loss(model, x, y))(x)
+
+    ids, y = jax.device_put((context.window[:-1], context.contrast))
+    energy = np.sum(np.asarray(slopes(model, model.embed(ids), y)) ** 2, axis=1)
+    np.testing.assert_allclose(found, (energy / energy.sum())[: len(found)], rtol=1e-9, atol=1e-13)
+
+
+def test_integrated_gradients_need_the_average_word(model):
+    """Which is in memory, and not in a file."""
+    stored = eqx.tree_at(lambda model: model.embedding, model, np.asarray(model.embedding))
+    with pytest.raises(ValueError, match="model: got weights that are left in their files"):
+        scored(stored, CONTEXTS[0], "integrated-gradients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_goes_on_from_what_it_kept(model, method, tmp_path, monkeypatch):
+    """Once more it gives the same, and reads nothing."""
+    context = CONTEXTS[0]
+    parts = context_segments(CONTEXTS[0])[:1]
+    kept = partial(METHODS[method].scores, model, context, [whole_answer(context)], parts, LOSS)
+    alone = kept(Run())
+    first = kept(Run(tmp_path))
+    monkeypatch.setattr(models.ids, "_scores", lambda *_: pytest.fail("read again"))
+    again = kept(Run(tmp_path))
+    for found in (first, again):
+        np.testing.assert_allclose(found.by_part, alone.by_part, rtol=1e-9, atol=1e-12)
+
+
 def test_methods_say_their_cost():
     assert set(get_args(MethodName)) == METHODS.keys()
     assert [str(METHODS[name].cost(10, 1)) for name in ("rollout", "leave-one-out")] == [
-        "1 pass", "11 passes"
-    ]  # fmt: skip
+        "1 pass",
+        "11 passes",
+    ]
     assert str(METHODS["mask-path"].cost(10, 3)) == "24 gradients"
     # Of an answer in two parts the path back is taken twice, and the ends of the path once.
     totals = {name: method.cost(10, 2).total for name, method in METHODS.items()}
     assert totals == {
-        "influence": 3, "mask-gradient": 7, "mask-path": 42, "gradient-times-input": 3,
-        "integrated-gradients": 24, "rollout": 1, "leave-one-out": 11, "ablations": 64,
-    }  # fmt: skip
+        "influence": 3,
+        "mask-gradient": 7,
+        "mask-path": 42,
+        "gradient-times-input": 3,
+        "integrated-gradients": 24,
+        "rollout": 1,
+        "leave-one-out": 11,
+        "ablations": 64,
+    }

@@ -82,7 +82,8 @@ def test_a_record_of_one_context_has_no_error_and_is_not_mixed_with_its_absence(
 
 
 def test_one_text_in_several_contexts_is_counted_once():
-    contexts, energies = [TWO, TWO], [np.ones(4)] * 2
+    contexts = [TWO, TWO]
+    energies = [np.ones(4)] * 2
     records = averaged_records(record_shares(contexts, energies), contexts, energies)
     assert [record.texts for record in records] == [1, 1, 1]
 
@@ -144,8 +145,9 @@ def test_documents_of_other_names_are_told_by_their_number_in_the_line():
 def test_documents_of_one_name_and_other_texts_are_not_the_same():
     other = line("ABC", ORDERS)
     tokens = [one._replace(tokens=tuple("xyz?")) for one in other.contexts]
-    found = shuffled_shares([line("ABC", ORDERS), other._replace(contexts=tuple(tokens))],
-                            ENERGIES * 2)  # fmt: skip
+    found = shuffled_shares(
+        [line("ABC", ORDERS), other._replace(contexts=tuple(tokens))], ENERGIES * 2
+    )
     assert found.names == ("A", "B", "C") and not found.same
 
 
@@ -173,9 +175,7 @@ def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
     """As where a document's last character ends in a token behind it."""
     cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
     short = cut._replace(spans=(Span("a", np.arange(6)),))
-    assert [part.places.tolist() for part in document_segments(short)] == [
-        [0, 1, 2, 3], [4, 5]
-    ]  # fmt: skip
+    assert [part.places.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_document_in_two_stretches_has_parts_in_each():
@@ -208,15 +208,21 @@ def test_tokens_of_one_text_are_held_together_and_pieces_with_their_character():
 
 def test_white_space_is_shown_where_there_is_nothing_else():
     assert [in_text(token) for token in (" a", "  ", " \n", "\t", "\x07")] == [
-        " a", "··", "·⏎\n", "⇥", "⟨07⟩"
-    ]  # fmt: skip
+        " a",
+        "··",
+        "·⏎\n",
+        "⇥",
+        "⟨07⟩",
+    ]
 
 
 def answer(scores, **more):
     """What answer.json holds of parts with these scores, of kinds by their names."""
     kinds = {"": "rest", "question": "question"}
-    parts = [{"name": name, "kind": kinds.get(name, "document"), "score": score}
-             for name, score in scores.items()]  # fmt: skip
+    parts = [
+        {"name": name, "kind": kinds.get(name, "document"), "score": score}
+        for name, score in scores.items()
+    ]
     about = {"method": "mask-path", "foil": "", "cut": False, "given": None, "answer": "Wren"}
     return {**about, **more, "parts": parts}
 

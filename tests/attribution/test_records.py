@@ -92,14 +92,18 @@ def test_the_tokens_of_a_record_that_hold_most_are_those_that_speak_for_it():
 
 
 def parts_of_scores(*scores):
-    return [ScoredPart(name, "part", score, 0.125, None, 1.0, 0.5, 2, 2, "")
-            for name, score in zip("ab", scores, strict=True)]  # fmt: skip
+    return [
+        ScoredPart(name, "part", score, 0.125, None, 1.0, 0.5, 2, 2, "")
+        for name, score in zip("ab", scores, strict=True)
+    ]
 
 
 def test_a_finding_tells_the_least_score_only_where_it_speaks_against():
     rest = ScoredPart("", "rest", 9.0, 0.5, None, 1.0, 0.5, 2, 2, "")
-    said = [scores_finding(ScoredContexts("rollout", [], [], [*parts_of_scores(*scores), rest]))
-            for scores in ((0.5, 0.25), (0.5, -0.25), (-0.5, -0.25))]  # fmt: skip
+    said = [
+        scores_finding(ScoredContexts("rollout", [], [], [*parts_of_scores(*scores), rest]))
+        for scores in ((0.5, 0.25), (0.5, -0.25), (-0.5, -0.25))
+    ]
     assert said == [
         "“a” has the largest score by rollout, +0.500 ± 0.125.",
         "“a” has the largest score by rollout, +0.500 ± 0.125. “b” has the least, -0.250 ± 0.125.",
@@ -149,8 +153,13 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     assert second["context"] == "2", "numbered by the first of its two orders"
     records = rows_of(tmp_path / "records_by_context.csv")
     assert [(row["context"], row["name"]) for row in records] == [
-        ("0", "one"), ("0", "two"), ("0", "question"), ("0", ""), ("2", "one"), ("2", "")
-    ]  # fmt: skip
+        ("0", "one"),
+        ("0", "two"),
+        ("0", "question"),
+        ("0", ""),
+        ("2", "one"),
+        ("2", ""),
+    ]
     assert [float(records[1][name]) for name in ("share", "tokens", "of_tokens")] == [0.5, 2, 0.4]
 
 
@@ -172,10 +181,12 @@ ORDERS = np.array([[1, 0, 2], [0, 2, 1], [2, 1, 0]])
 
 def line(names):
     contexts = [
-        context("".join(names[number] for number in order) + "?",
-                **{names[number]: [place] for place, number in enumerate(order)})
+        context(
+            "".join(names[number] for number in order) + "?",
+            **{names[number]: [place] for place, number in enumerate(order)},
+        )
         for order in ORDERS
-    ]  # fmt: skip
+    ]
     return ShuffledContexts(tuple(names), ORDERS, tuple(contexts))
 
 
@@ -192,8 +203,11 @@ def test_tables_of_orders_name_the_document_at_each_place(tmp_path):
     np.testing.assert_allclose([float(row["share"]) for row in orders], shares)
     table = rows_of(tmp_path / "two_way.csv")
     assert [(row["document"], row["place"]) for row in table[:4]] == [
-        ("A", "1"), ("A", "2"), ("A", "3"), ("B", "1")
-    ]  # fmt: skip
+        ("A", "1"),
+        ("A", "2"),
+        ("A", "3"),
+        ("B", "1"),
+    ]
     # Each document stands once at each place of each line: both lines' mean, and half of what
     # they differ by, which is the error of a mean of two.
     by_name = {(row["document"], row["place"]): row for row in table}
@@ -217,11 +231,11 @@ def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options
         asked.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 
-    def shown_accounts(network, windows, weights, **_):
+    def accounts_of_contexts(network, windows, weights, **_):
         return [SimpleNamespace(energy=ENERGY[len(window) - 1]) for window in windows]
 
     monkeypatch.setattr(measuring.models, "energies_of_ids", energies_of_ids)
-    monkeypatch.setattr(measuring, "shown_accounts", shown_accounts)
+    monkeypatch.setattr(measuring, "accounts_of_contexts", accounts_of_contexts)
     return measure(network, contexts, "answer", shown=shown, **options), asked
 
 
@@ -278,15 +292,18 @@ def test_scores_of_parts_are_kept_context_by_context(tmp_path):
     ]
     contexts = [context_of(one, "x", asked="margin") for one in laid]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
-    first, again = ask().scores, ask().scores
+    first = ask().scores
+    again = ask().scores
     assert [list(scores.by_name()) for scores in first] == [
-        [("a", "part"), ("b", "part"), ("", "rest")], [("c", "part"), ("", "rest")]
-    ]  # fmt: skip
+        [("a", "part"), ("b", "part"), ("", "rest")],
+        [("c", "part"), ("", "rest")],
+    ]
     assert [scores.by_name() for scores in again] == [scores.by_name() for scores in first]
 
 
 def test_contexts_fit_up_to_the_networks_length_and_its_last_word():
-    words, places = NETWORK.embedding, NETWORK.positions
+    words = NETWORK.embedding
+    places = NETWORK.positions
     assert places is not None
     fitting = replace(NETWORK, embedding=words[:6], head=words[:6])
     require_fitting(fitting, CONTEXTS)

@@ -195,7 +195,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_refused_by_name(folder, case):
+def test_broken_folders_are_refused(folder, case):
     broken, message = BROKEN[case]
     broken(folder)
     with pytest.raises(ValueError, match=message):
@@ -215,7 +215,8 @@ def test_what_is_not_finite_is_found_behind_the_first_numbers_too(folder, monkey
 
 def test_every_broken_file_gives_one_clear_error_or_the_right_numbers(folder):
     """Three hundred files with bytes changed, cut off or added, header and payload."""
-    sound, generator = (folder / WHOLE).read_bytes(), np.random.default_rng(1)
+    sound = (folder / WHOLE).read_bytes()
+    generator = np.random.default_rng(1)
     refused = 0
     for _ in range(300):
         data = bytearray(sound)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.as_users import ROOT
 from safetensors.numpy import load_file, save_file
 
@@ -61,8 +60,7 @@ def test_layers_that_predict_further_tokens_are_passed_over(tmp_path, name, more
 
 
 def logits(model, ids, y=None):
-    """By NumPy, operation by operation: to compile a network of each family takes twice as long."""
-    return by_numpy.run(models.CausalLM.logits, model, jax.device_put(ids), y)
+    return eqx.filter_jit(models.CausalLM.logits)(model, jax.device_put(ids), y)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,8 @@ def logits(model, ids, y=None):
 def test_names_may_be_the_publishers_or_those_of_transformers(tmp_path, name, saved, published):
     network = RECORD["networks"][name]
     folder = WRITE(tmp_path, network["config"], network["shapes"])
-    expected, file = models.load(folder), folder / "model.safetensors"
+    expected = models.load(folder)
+    file = folder / "model.safetensors"
     arrays = {key.replace(saved, published): array for key, array in load_file(file).items()}
     save_file(arrays, file)
     assert arrays.keys() != network["shapes"].keys()
@@ -119,11 +118,22 @@ def test_options_of_states_that_are_left_out_are_the_publishers(tmp_path, name, 
 
 def test_states_of_olmo_hybrid_follow_from_its_width_where_nothing_is_said(tmp_path):
     """Keys have three quarters of a head's share of 24 features by two of keys, values twice it."""
-    network, rows = RECORD["networks"]["olmo_hybrid"], {}
+    network = RECORD["networks"]["olmo_hybrid"]
+    rows = {}
     for name, (_, *rest) in network["shapes"].items():
         letter = name.split("linear_attn.")[-1][0]
-        if name.endswith(("q_proj.weight", "k_proj.weight", "conv1d.weight", "v_proj.weight",
-                          "g_proj.weight")) and "linear_attn" in name:  # fmt: skip
+        if (
+            name.endswith(
+                (
+                    "q_proj.weight",
+                    "k_proj.weight",
+                    "conv1d.weight",
+                    "v_proj.weight",
+                    "g_proj.weight",
+                )
+            )
+            and "linear_attn" in name
+        ):
             rows[name] = [18 if letter in "qk" else 72, *rest]
     for layer in (0, 2):
         at = f"model.layers.{layer}.linear_attn"
@@ -137,7 +147,8 @@ def test_states_of_olmo_hybrid_follow_from_its_width_where_nothing_is_said(tmp_p
 
 def packed(model, ids, network):
     """Logits of a context behind another in one row, before a piece of it that is padded."""
-    piece, gap = network["places"][1] + 1, 6
+    piece = network["places"][1] + 1
+    gap = 6
     sizes = [gap, len(ids), piece, gap]
     row = np.concatenate([ids[:size] for size in sizes])
     starts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
@@ -151,8 +162,11 @@ def packed(model, ids, network):
 def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     network = RECORD["networks"][name]
     folder = WRITE(tmp_path, network["config"], network["shapes"])
-    read, put, leaves = [], [], jax.tree.leaves
-    joined, device_put = placement._joined, jax.device_put
+    read = []
+    put = []
+    leaves = jax.tree.leaves
+    joined = placement._joined
+    device_put = jax.device_put
 
     def joined_as_read(layer, depth):
         read.extend(leaves(layer(0)))
@@ -169,7 +183,8 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     assert {type(leaf) for leaf in read + put} == {np.ndarray}
     assert len(put) == len(leaves(model)) - name.startswith(("bloom", "nanochat, tied"))
     digest(model)  # its data and names tell it from others: no file of a run asks for a name
-    ids, places = np.array(network.get("ids", IDS)), network.get("places", RECORD["places"])
+    ids = np.array(network.get("ids", IDS))
+    places = network.get("places", RECORD["places"])
     found = packed(model, ids, network) if name in PACKED else logits(model, ids)
     asked = found[np.ix_(places, RECORD["words"])]
     bound = BOUND * network["largest"]

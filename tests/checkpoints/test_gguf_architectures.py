@@ -18,7 +18,13 @@ from lim_jax.checkpoints.families.table import recipe_of
 from lim_jax.checkpoints.gguf_architectures import ARCHITECTURES, published_config
 from lim_jax.checkpoints.options import Configuration
 
-WIDTH, HEADS, GROUPS, WORDS, HIDDEN, EXPERTS, ETA = 16, 4, 2, 11, 10, 3, 2.0**-10
+WIDTH = 16
+HEADS = 4
+GROUPS = 2
+WORDS = 11
+HIDDEN = 10
+EXPERTS = 3
+ETA = 2.0**-10
 SIZES = {
     "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
     "intermediate_size": HIDDEN, "vocab_size": WORDS, "num_hidden_layers": 2, "rms_norm_eps": ETA,
@@ -26,14 +32,16 @@ SIZES = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 YARNS = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 8,
-}  # fmt: skip
+}
 LONG = {
     "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
     "original_max_position_embeddings": 8, "attention_factor": 1.25, "partial_rotary_factor": 0.5,
 }  # fmt: skip
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 MIXED = {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 5}
 # By architecture: its publisher's configuration, and llama.cpp's options besides the sizes.
 CASES = {
@@ -160,9 +168,12 @@ CASES = {
 def shapes(config):
     """The publisher's tensors of a layer."""
     found: dict[str, tuple[int, ...]]
-    family, d = config["model_type"], config["hidden_size"]
+    family = config["model_type"]
+    d = config["hidden_size"]
     size = config.get("head_dim", WIDTH // HEADS)
-    q, kv, h = HEADS * size, GROUPS * size, config["intermediate_size"]
+    q = HEADS * size
+    kv = GROUPS * size
+    h = config["intermediate_size"]
     found = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
     if family == "olmo2":
         del found["input_layernorm.weight"]
@@ -185,11 +196,14 @@ def shapes(config):
     matrices = {"gate": (h, d), "up": (h, d), "down": (d, h)}
     if family == "gpt_oss":
         return found | {
-            "self_attn.sinks": (HEADS,), "mlp.router.weight": (EXPERTS, d),
-            "mlp.router.bias": (EXPERTS,), "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
+            "self_attn.sinks": (HEADS,),
+            "mlp.router.weight": (EXPERTS, d),
+            "mlp.router.bias": (EXPERTS,),
+            "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
             "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * h),
-            "mlp.experts.down_proj": (EXPERTS, h, d), "mlp.experts.down_proj_bias": (EXPERTS, d),
-        }  # fmt: skip
+            "mlp.experts.down_proj": (EXPERTS, h, d),
+            "mlp.experts.down_proj_bias": (EXPERTS, d),
+        }
     if family == "mixtral":
         found["block_sparse_moe.gate.weight"] = (EXPERTS, d)
         for e in range(EXPERTS):
@@ -244,7 +258,9 @@ def neighbours(rows, heads):
 def converted(architecture, arrays):
     """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
     kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    table, found, stacks = gguf.get_tensor_name_map(kind, 80), {}, {}
+    table = gguf.get_tensor_name_map(kind, 80)
+    found = {}
+    stacks = {}
 
     def put(name, array):
         name = name.replace("_bias", ".bias") if "experts" in name else name
@@ -329,7 +345,8 @@ def factors_of(config):
 def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     architecture, config, options = case_of(case)
     arrays = tensors(config)
-    half, more = architecture == "qwen2", factors_of(config)
+    half = architecture == "qwen2"
+    more = factors_of(config)
     file = write(tmp_path / "model.gguf", architecture, config, options, arrays, half, more=more)
     found = models.load(file, dtype="float64")
     expected = models.load(publishers.write(tmp_path, config, arrays), dtype="float64")
@@ -390,9 +407,14 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     stored = gguf.quantize(stacked, kind)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe")
     for name, value in {
-        "embedding_length": 32, "block_count": 1, "attention.head_count": 4, "vocab_size": 9,
-        "feed_forward_length": 5, "context_length": 64, **MIXED,
-    }.items():  # fmt: skip
+        "embedding_length": 32,
+        "block_count": 1,
+        "attention.head_count": 4,
+        "vocab_size": 9,
+        "feed_forward_length": 5,
+        "context_length": 64,
+        **MIXED,
+    }.items():
         writer.add_uint32(f"qwen3moe.{name}", value)
     writer.add_layer_norm_rms_eps(ETA)
     writer.add_tensor("output.weight", np.zeros((9, 32), np.float32))
@@ -401,7 +423,8 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    file, expected = gguf_file.open_gguf(tmp_path / "model.gguf"), gguf.dequantize(stored, kind)
+    file = gguf_file.open_gguf(tmp_path / "model.gguf")
+    expected = gguf.dequantize(stored, kind)
     for e in range(EXPERTS):
         found = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
         np.testing.assert_array_equal(found, expected[e])
@@ -530,12 +553,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_known_is_refused_by_name(tmp_path, case):
+def test_gguf_files_that_are_not_known_are_refused(tmp_path, case):
     name, changed, message = REFUSED[case]
     architecture, config, options = case_of(name)
     options = options | changed.get("options", {})
     rest = {key: value for key, value in changed.items() if key != "options"}
-    file, arrays = tmp_path / "model.gguf", tensors(config)
+    file = tmp_path / "model.gguf"
+    arrays = tensors(config)
     with pytest.raises(ValueError, match=message):
         models.load(write(file, architecture, config, options, arrays, **rest))
 
@@ -573,7 +597,8 @@ def test_options_are_refused_by_the_files_own_names(case):
 @pytest.mark.parametrize("case", gguf_recorded.CASES)
 def test_further_options_are_refused_by_the_files_own_names(case):
     _, architecture, _, further = gguf_recorded.CASES[case]
-    own, refused = gguf_recorded.stated(case), set()
+    own = gguf_recorded.stated(case)
+    refused = set()
     for name in further:
         left_out = {other: value for other, value in own.items() if other != name}
         for changed in (left_out, *(own | {name: odd} for odd in ODD[:4])):

@@ -71,7 +71,8 @@ VALUES = {
 
 
 def test_a_header_is_what_the_packages_own_reader_finds(tmp_path):
-    file, kind = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    file = tmp_path / "model.gguf"
+    kind = gguf.GGMLQuantizationType.Q8_0
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_custom_alignment(4096)
     for name, value in VALUES.items():
@@ -80,9 +81,10 @@ def test_a_header_is_what_the_packages_own_reader_finds(tmp_path):
             writer.add_array(f"three.{name}", [value, value, value])
     writer.add_array("words", ["", "a", "größe"])
     for name, array in {
-        "vector": np.ones(5, np.float32), "half": np.ones((3, 7), np.float16),
+        "vector": np.ones(5, np.float32),
+        "half": np.ones((3, 7), np.float16),
         "cube": np.ones((2, 3, 5), np.float32),
-    }.items():  # fmt: skip
+    }.items():
         writer.add_tensor(name, array)
     writer.add_tensor("eights", gguf.quantize(np.ones((3, 64), np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -107,11 +109,13 @@ def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):
     first, second, third = (tmp_path / f"cut-0000{k}-of-00003.gguf" for k in (1, 2, 3))
     opened = gguf_file.open_gguf(first)
     assert opened.paths == [first, second, third]
-    found, expected = models.load(first), models.load(whole)
+    found = models.load(first)
+    expected = models.load(whole)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     with pytest.raises(ValueError, match="split.no = 1, expected the name of the first of 3 files"):
         models.load(second)
-    data, others = second.read_bytes(), third.read_bytes()
+    data = second.read_bytes()
+    others = third.read_bytes()
     second.write_bytes(others)
     third.write_bytes(data)
     with pytest.raises(ValueError, match="split.no = 2 of 3, or tensors twice, expected number 1"):
@@ -134,7 +138,8 @@ def test_files_that_are_broken_or_not_known_are_refused(tmp_path):
         models.load(write(tmp_path / "long.gguf", rope_scaling_type=gguf.RopeScalingType.LONGROPE))
     with pytest.raises(ValueError, match="got no file"):
         models.load(tmp_path / "missing.gguf")
-    data, generator = sound.read_bytes(), np.random.default_rng(0)
+    data = sound.read_bytes()
+    generator = np.random.default_rng(0)
     for cut in (0, 3, 100, 400):
         sound.write_bytes(data[:cut])
         with pytest.raises(ValueError, match="broken file"):

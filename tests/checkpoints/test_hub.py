@@ -57,7 +57,8 @@ def test_a_revision_follows_the_name(snapshot):
 
 def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
     """It is there, if under another revision than was asked: nothing need be downloaded."""
-    repository, commits = snapshot.parents[1], ["a" * 40, "b" * 40, "c" * 40]
+    repository = snapshot.parents[1]
+    commits = ["a" * 40, "b" * 40, "c" * 40]
     shutil.rmtree(snapshot.parent)
     for commit in commits:
         (snapshot.parent / commit).mkdir(parents=True)
@@ -67,10 +68,14 @@ def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
     (repository / "refs" / "v1").write_text(commits[0])
     kept = f"{commits[1]}, v1"
     for asked in (NAME, f"{NAME}@v2"):
-        with pytest.raises(ValueError, match=(
-            f"'{asked}': no such path, and not in the cache, which has of it the revisions {kept}, "
-            f".* Take one of these, such as {NAME}@{commits[1]}, or download it: `download=True`"
-        )):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=(
+                f"'{asked}': no such path, and not in the cache, which has of it the revisions "
+                f"{kept}, .* Take one of these, such as {NAME}@{commits[1]}, or download it: "
+                "`download=True`"
+            ),
+        ):
             model_path(asked)
 
 

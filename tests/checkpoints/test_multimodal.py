@@ -200,7 +200,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_known_is_refused_by_name(tmp_path, case):
+def test_multimodal_configurations_that_are_not_known_are_refused(tmp_path, case):
     options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         models.load(write(tmp_path, **options))

@@ -52,7 +52,8 @@ LEAST = {
     "qwen3_vl_moe_text": SIZES | {"moe_intermediate_size": 9},
 }  # fmt: skip
 MINIMAX = "minimax", "minimax_m1", "minimax_text_01"
-SILU, WIDE = jax.nn.silu, 4096  # the publishers' usual window
+SILU = jax.nn.silu
+WIDE = 4096  # the publishers' usual window
 
 
 def refuse_unknown(config):
@@ -577,20 +578,24 @@ def test_options_of_other_networks_are_refused(family, options, words):
 
 
 TOLD = {
-    "Mamba": {"mamba_n_heads": 3}, "linear attention": {"layer_types": ["linear_attention"]},
-    "cross-attention": {"cross_attention_layers": [3]}, "short convolution": {"conv_L_cache": 3},
+    "Mamba": {"mamba_n_heads": 3},
+    "linear attention": {"layer_types": ["linear_attention"]},
+    "cross-attention": {"cross_attention_layers": [3]},
+    "short convolution": {"conv_L_cache": 3},
     "indexed attention": {"index_topk": 9},
-}  # fmt: skip
+}
 STEP = {"model_type": "step3p7"}
 
 
 @pytest.mark.parametrize(
     "family, layers",
     [
-        ("mamba", "Mamba"), ("jamba", "Mamba"),
-        ("rwkv", "linear attention"), ("recurrent_gemma", "recurrent"),
+        ("mamba", "Mamba"),
+        ("jamba", "Mamba"),
+        ("rwkv", "linear attention"),
+        ("recurrent_gemma", "recurrent"),
     ],
-)  # fmt: skip
+)
 def test_networks_of_other_layers_are_refused_by_name(family, layers):
     """As are those that differ otherwise; those that nobody knows by what their options tell."""
     with pytest.raises(
@@ -644,9 +649,10 @@ def test_full_layers_of_gemma_4_have_sizes_of_their_own_and_the_last_is_one_of_t
     sliding = 6 * ["sliding_attention"]
     own: Any = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
     for more, full in (
-        (own, (512, 2)), ({"num_global_key_value_heads": 2, "global_head_dim": 10}, (10, 4)),
+        (own, (512, 2)),
+        ({"num_global_key_value_heads": 2, "global_head_dim": 10}, (10, 4)),
         ({"per_layer_config": {"5": {"num_key_value_heads": 1}}}, (256, 1)),
-    ):  # fmt: skip
+    ):
         recipe = recipe_of(least("gemma4_text", layer_types=sliding, **more))
         sizes = [(layer.sizes.head_dim, layer.sizes.num_kv_heads) for layer in recipe.layers]
         assert sizes == 5 * [(256, 4)] + [full]
@@ -662,10 +668,12 @@ def test_phi_3_may_say_a_length_that_no_scaling_goes_by():
 def test_layers_of_linear_attention_are_those_that_files_list():
     own = {"full_attn_layers": [4, 6], "kda_layers": [1, 2, 3, 5]}  # counted from 1
     for family, more, full in (
-        ("kimi_linear", {"linear_attn_config": own}, {3, 5}), ("kimi_linear", {}, {4}),
-        ("bailing_hybrid", {"layer_group_size": 3}, {2, 5}), ("minimax", {}, {0, 2, 4}),
+        ("kimi_linear", {"linear_attn_config": own}, {3, 5}),
+        ("kimi_linear", {}, {4}),
+        ("bailing_hybrid", {"layer_group_size": 3}, {2, 5}),
+        ("minimax", {}, {0, 2, 4}),
         ("minimax_m1", {"attn_type_list": [0, 0, 1, 0, 0, 1], "rotary_dim": 4}, {2, 5}),
-    ):  # fmt: skip
+    ):
         config = least(family, **more)
         recipe = recipe_of(config)
         refuse_unknown(config)
@@ -720,19 +728,20 @@ GEMMA3 = {"model_type": "gemma3_text", "max_position_embeddings": 40}
 @pytest.mark.parametrize(
     "config, trained",
     [
-        ({}, None), ({"max_position_embeddings": 40}, 40), ({"n_positions": 30}, 30),
+        ({}, None),
+        ({"max_position_embeddings": 40}, 40),
+        ({"n_positions": 30}, 30),
         ({"max_position_embeddings": 40, "rope_scaling": YARN}, 128),
         ({"max_position_embeddings": 200, "rope_parameters": YARN}, 200),
         ({"max_position_embeddings": 40, "rope_scaling": {"factor": 2.0}}, 80),
         ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": YARN}}, 128),
-        ({"max_position_embeddings": 40, TRAINED: 16,
-          "rope_parameters": {"factor": 5.0}}, 80),
+        ({"max_position_embeddings": 40, TRAINED: 16, "rope_parameters": {"factor": 5.0}}, 80),
         ({"max_position_embeddings": 40, "rope_scaling": LINEAR}, 320),
         (GEMMA3 | {"rope_scaling": LINEAR}, 40),
         (GEMMA3 | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}}}, 40),
         (GEMMA3 | {"rope_parameters": {"full_attention": YARN}}, 128),
     ],
-)  # fmt: skip
+)
 def test_how_many_tokens_a_network_was_made_for(config, trained):
     assert trained_length(Configuration(config)) == trained
 
@@ -840,7 +849,8 @@ IDLE = {
 @pytest.mark.parametrize("family", sorted(SAID | IDLE))
 def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
-    found, expected = recipe_of(config), recipe_of(least(family))
+    found = recipe_of(config)
+    expected = recipe_of(least(family))
     refuse_unknown(config)
     closures = family in {*MIXTURES, *LATENTS, "falcon_h1"} or bool(found.layers)
     made_anew: dict[str, Any] = (
@@ -879,8 +889,10 @@ SAME = [
 
 @pytest.mark.parametrize("family, options", SAME)
 def test_options_of_other_families_may_say_what_a_network_does_anyway(family, options):
-    config, plain = least(family, **options), least(family)
-    found, expected = recipe_of(config), recipe_of(plain)
+    config = least(family, **options)
+    plain = least(family)
+    found = recipe_of(config)
+    expected = recipe_of(plain)
     refuse_unknown(config)
     assert found._replace(network=None, names=None) == expected._replace(network=None, names=None)
 
@@ -893,7 +905,8 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
     unread = {name: value for name, value in said.items() if name not in config.asked}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
-    found, expected = recipe_of(stated), recipe_of(config)
+    found = recipe_of(stated)
+    expected = recipe_of(config)
     assert unread and found.sizes == expected.sizes and found.masks == expected.masks
 
 
@@ -928,7 +941,8 @@ def test_ministral_3_grows_queries_from_its_length_of_training_on():
 
 
 def test_sections_of_rotary_positions_play_no_part_in_text():
-    plain, sections = rotary_frequencies(16), {"mrope_section": [4, 2, 2]}
+    plain = rotary_frequencies(16)
+    sections = {"mrope_section": [4, 2, 2]}
     for rope in ({"type": "mrope"}, {"rope_type": "default", "mrope_interleaved": True}):
         config = least("qwen2_vl_text", rope_theta=1e4, rope_scaling=rope | sections)
         assert recipe_of(config).masks[0].positions == Rotary(plain)

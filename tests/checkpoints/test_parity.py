@@ -13,7 +13,8 @@ MISSING = [name for name in ("torch", "transformers") if find_spec(name) is None
 @pytest.mark.skipif(bool(MISSING), reason='needs torch and transformers: pip install ".[parity]"')
 def test_two_families_are_those_of_transformers_in_logits_influence_blocks_and_cone(tmp_path):
     """Parallel blocks with partial rotary positions; grouped queries with Llama 3's scaling."""
-    script, results = ROOT / "benchmarks" / "parity.py", tmp_path / "parity.json"
+    script = ROOT / "benchmarks" / "parity.py"
+    results = tmp_path / "parity.json"
     options = ("--precisions", "float32", "--results", results)
     done = run_python(script, "gpt_neox", "llama, 3", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import ROOT, temporary_bytes
 from safetensors.numpy import load_file, save_file
 
@@ -55,12 +55,13 @@ logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
 NETWORKS = {"gptj": asked, "gemma3_text": asked, "gpt2": logits, "bloom": logits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, job", NETWORKS.items())
 def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
     name, job, tmp_path, monkeypatch
 ):
     folder = folder_of(name, tmp_path)
-    expected = by_numpy.run(job, models.load(folder, dtype="float64"), IDS)
+    expected = eqx.filter_jit(job)(models.load(folder, dtype="float64"), IDS)
     # Heads by slices of an odd size, the last of which begins within the one before.
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 11)
     found = job(models.open(folder, dtype="float64"), IDS)
@@ -71,7 +72,8 @@ def test_weights_left_in_their_files_give_the_numbers_of_weights_in_memory(
 
 def test_layers_of_other_kinds_are_looked_at_too(tmp_path):
     folder = folder_of("deepseek_v3", tmp_path)
-    whole, opened = models.load(folder), models.open(folder)
+    whole = models.load(folder)
+    opened = models.open(folder)
     shapes = jax.tree.map(lambda leaf: (leaf.shape[1:], leaf.dtype), whole.flow.layers)
     assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), opened.flow.kinds[0])
     for index in range(whole.flow.depth):
@@ -88,7 +90,8 @@ def test_the_more_places_are_asked_the_fewer_words_stand_at_once(tmp_path, monke
     assert [model.words_at_once(queries) for queries in (1, 2**21, 2**25)] == [11, 8, 1]
     # Logits that are all wanted are made in few products, however many places there are.
     monkeypatch.setattr(causal, "LOGITS_AT_ONCE", 1)
-    state, grid = np.ones((3, model.embedding.shape[1]), np.float32), token_grid(3, "float32")
+    state = np.ones((3, model.embedding.shape[1]), np.float32)
+    grid = token_grid(3, "float32")
     program = str(jax.make_jaxpr(lambda state: model.readout(state, grid))(state))
     assert program.count("dot_general") == -(-words // 11)
 
@@ -118,6 +121,7 @@ def energies(model, **options):
     return models.energies_of_ids(model, [jax.device_put(WINDOW)], **options)[0]
 
 
+@pytest.mark.slow
 def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
     whole = models.load(folder)
@@ -126,7 +130,8 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
     for model in (on_device, kept):
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
     like = kept.flow.kinds[0]
-    layers, widened = on_device.flow.layers, on_device.flow.layers.widened()
+    layers = on_device.flow.layers
+    widened = on_device.flow.layers.widened()
     assert isinstance(layers, HalfLayers)
     for held, of_host in zip(*map(jax.tree.leaves, (layers, like)), strict=True):
         assert held.dtype == {"bfloat16": "uint16"}.get(of_host.dtype.name, "float32")
@@ -144,6 +149,7 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
         assert rows.dtype == "float32" and rows.source.dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matrices(folder):
     arrays = load_file(folder / FILE)
     matrices = [name for name in arrays if "norm" not in name]
@@ -158,6 +164,7 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     assert np.abs(found / whole - 1).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     arrays = load_file(folder / FILE)
     halves = {
@@ -165,9 +172,11 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
         for name, array in arrays.items()
     }
     first = next(name for name in arrays if arrays[name].ndim > 1)
-    expected, whole = energies(models.load(folder)), models.load(folder, kept="as published")
+    expected = energies(models.load(folder))
+    whole = models.load(folder, kept="as published")
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
-    read, read_rows = [], checkpoint.read_rows
+    read = []
+    read_rows = checkpoint.read_rows
 
     def noted(name, shape, dtype, rows):
         read.append((len(shape), dtype))
@@ -189,7 +198,8 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
 def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
     """In no type of the program for a GPU, and in no memory of a CPU's."""
-    model, grid = models.load(folder, kept="bfloat16", compute=compute), token_grid(5, "float32")
+    model = models.load(folder, kept="bfloat16", compute=compute)
+    grid = token_grid(5, "float32")
     leaves = jax.tree.leaves(model.flow.layers)
     matrices = [leaf.shape[1:] for leaf in leaves if leaf.dtype == "uint16"]
     many = jax.tree.map(lambda leaf: np.resize(leaf, (77, *leaf.shape[1:])), model.flow.layers)
@@ -213,7 +223,8 @@ def test_vectors_stay_whole(tmp_path):
     )
     assert layer.attention.query.dtype == "bfloat16"
     for name in ("query_bias", "key_bias", "value_bias", "output_bias"):  # three are by heads
-        ours, theirs = getattr(layer.attention, name), getattr(whole.attention, name)
+        ours = getattr(layer.attention, name)
+        theirs = getattr(whole.attention, name)
         np.testing.assert_array_equal(ours, theirs[1])
         assert ours.dtype == "float32"
     assert layer.feed_forward.inner_bias.dtype == "float32"
@@ -266,7 +277,9 @@ def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
         models.load(folder, kept="bfloat16", mesh=mesh, on_host=True)
     halves = (models.load(folder, kept="bfloat16", mesh=at) for at in (mesh, None))
     jax.tree.map(np.testing.assert_array_equal, *halves)
-    put, device_put, whole = [], jax.device_put, models.load(folder)
+    put = []
+    device_put = jax.device_put
+    whole = models.load(folder)
 
     def counted(array, *device):
         put.extend(jax.tree.leaves(array))
@@ -280,15 +293,17 @@ def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
 
 
+@pytest.mark.slow
 def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
     """Here of one device: `tests/devices.py` has rings of several."""
     mesh = jax.make_mesh((1, 1), ("model", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    whole, spread = models.load(folder, "float64"), models.load(folder, "float64", mesh=mesh)
+    whole = models.load(folder, "float64")
+    spread = models.load(folder, "float64", mesh=mesh)
     attention = spread.flow.layers.attention
     assert attention.attend == RingAttention(mesh, "context")
     for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
-    expected = by_numpy.run(asked, whole, WINDOW)
+    expected = eqx.filter_jit(asked)(whole, WINDOW)
     for one, other in zip(asked(spread, WINDOW), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
@@ -321,11 +336,14 @@ def test_what_is_wrong_with_numbers_is_told_as_they_are_read(folder):
         jax.block_until_ready(logits(models.open(folder), WINDOW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contexts, ways", [(2, 2), (5, 1), (33, 2)])
 def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, contexts, ways):
     """So that few contexts go together already; in memory five of 16 do not."""
-    model, expected = models.open(folder), models.load(folder)
-    layers, read = model.flow.layers, []
+    model = models.open(folder)
+    expected = models.load(folder)
+    layers = model.flow.layers
+    read = []
     assert isinstance(layers, FetchedLayers)
 
     def counted(index, fetch=layers.source._read):

@@ -34,7 +34,9 @@ def write(folder, arrays, stated, config=None):
 
 def eight_bits(byte):
     """One of a sign, four of an exponent from -7 (or -6 without a leading one), three of digits."""
-    sign, power, digits = -1 if byte & 128 else 1, byte >> 3 & 15, byte & 7
+    sign = -1 if byte & 128 else 1
+    power = byte >> 3 & 15
+    digits = byte & 7
     whole = digits / 8 * 2.0**-6 if power == 0 else (1 + digits / 8) * 2.0 ** (power - 7)
     return sign * whole
 
@@ -145,24 +147,33 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}}
 ONE_SCALE = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 BOTH = {
-    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["mtp*"],
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "ignore": ["mtp*"],
     "quantized_layers": {
-        "w": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "x": {"quant_algo": "FP8"},
+        "w": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "x": {"quant_algo": "FP8"},
     },
-}  # fmt: skip
+}
 STATIC = {
-    "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
-    "dequantize": False, "fmt": "float8_e4m3fn",
-}  # fmt: skip
+    "quant_method": "fp8",
+    "activation_scheme": "static",
+    "weight_block_size": None,
+    "dequantize": False,
+    "fmt": "float8_e4m3fn",
+}
 
 
 def packed(**weights):
     """As compressed-tensors says it."""
     group = {"weights": {"type": "float", "actorder": None} | weights, "targets": ["Linear"]}
     return {
-        "quant_method": "compressed-tensors", "format": "mixed-precision", "sparsity_config": {},
-        "config_groups": {"group_0": group}, "quantization_status": "compressed",
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "sparsity_config": {},
+        "config_groups": {"group_0": group},
+        "quantization_status": "compressed",
+    }
 
 
 def groups(rows, columns, seed=0):
@@ -201,7 +212,8 @@ def words(numbers, bits):
 
 def integers(bits, group, rows=16, columns=48, seed=0):
     """Whole numbers, a zero and a scale for each group of a row, and what they stand for."""
-    generator, most = np.random.default_rng(seed), 2**bits
+    generator = np.random.default_rng(seed)
+    most = 2**bits
     numbers = generator.integers(0, most, (rows, columns))
     zeros = generator.integers(1, most, (rows, columns // group))
     scales = generator.uniform(0.5, 2, zeros.shape).astype(np.float16)
@@ -216,7 +228,8 @@ def of_integers(numbers, zeros, scales, group_of):
     return found
 
 
-IN_ORDER, MIXED_UP = np.arange(48) // 16, np.arange(48) % 3
+IN_ORDER = np.arange(48) // 16
+MIXED_UP = np.arange(48) % 3
 INTEGERS = {bits: integers(bits, 16) for bits in (4, 8)}
 ONE_GROUP = integers(8, 48)
 HALVED = np.full((16, 1), 128)  # zeros that are half of what eight bits may be
@@ -224,12 +237,14 @@ AWQS = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs stand in a word, the l
 
 
 def as_compressed(case, group_of, **weights):
-    (numbers, zeros, scales), bits = case, weights["num_bits"]
+    numbers, zeros, scales = case
+    bits = weights["num_bits"]
     stated = packed(type="int", **weights) | {"format": "pack-quantized"}
     arrays = {
-        "w.weight_packed": words(numbers, bits), "w.weight_scale": scales,
+        "w.weight_packed": words(numbers, bits),
+        "w.weight_scale": scales,
         "w.weight_shape": np.array(numbers.shape),
-    }  # fmt: skip
+    }
     if not weights["symmetric"]:
         arrays["w.weight_zero_point"] = words(zeros.T, bits).T.copy()
     return stated, arrays, of_integers(numbers, zeros, scales, group_of)
@@ -238,9 +253,10 @@ def as_compressed(case, group_of, **weights):
 def as_gptq(case, group_of, bits, less, **options):
     numbers, zeros, scales = case
     arrays = {
-        "w.qweight": words(numbers, bits).T.copy(), "w.scales": scales.T.copy(),
+        "w.qweight": words(numbers, bits).T.copy(),
+        "w.scales": scales.T.copy(),
         "w.qzeros": words(zeros.T - less, bits),
-    }  # fmt: skip
+    }
     if options.get("desc_act"):
         arrays["w.g_idx"] = group_of.astype(np.int32)
     stated = {"quant_method": "gptq", "bits": bits, "sym": False} | options
@@ -251,9 +267,10 @@ def as_awq(case, group_of):
     numbers, zeros, scales = case
     rows = [8 * word + place for word in range(len(numbers) // 8) for place in AWQS]
     arrays = {
-        "w.qweight": words(numbers[rows].T, 4), "w.scales": scales.T.copy(),
+        "w.qweight": words(numbers[rows].T, 4),
+        "w.scales": scales.T.copy(),
         "w.qzeros": words(zeros[rows].T, 4),
-    }  # fmt: skip
+    }
     stated = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
     return stated | {"zero_point": True}, arrays, of_integers(numbers, zeros, scales, group_of)
 
@@ -262,8 +279,10 @@ def as_mlx(case, group_of, bits, **options):
     numbers, zeros, scales = case
     biases = (scales * zeros).astype(np.float16)
     arrays = {
-        "w.weight": words(numbers, bits).view(np.uint32), "w.scales": scales, "w.biases": biases,
-    }  # fmt: skip
+        "w.weight": words(numbers, bits).view(np.uint32),
+        "w.scales": scales,
+        "w.biases": biases,
+    }
     found = scales.astype(float)[:, group_of] * numbers + biases.astype(float)[:, group_of]
     return {"group_size": 16, "bits": 4} | options, arrays, found
 
@@ -273,13 +292,12 @@ def as_bits(numbers):
 
 
 PAIRS, OF_GROUPS = groups(7, 48)
-FACTOR, NUMBERS_8 = np.array(0.3, np.float32), matrix(7, 48)[0]
+FACTOR = np.array(0.3, np.float32)
+NUMBERS_8 = matrix(7, 48)[0]
 EVERYWHERE = np.full((3, 24), 1.0)
 HALVES = np.array(0.25, ml_dtypes.bfloat16)
 ROWS = np.linspace(0.5, 2, 7, dtype=np.float32)[:, None]
-OF_INPUTS = dict.fromkeys(
-    ("w.input_scale", "w.k_scale", "a.k_proj.v_scale", "a.kv_scale"), FACTOR
-)  # fmt: skip
+OF_INPUTS = dict.fromkeys(("w.input_scale", "w.k_scale", "a.k_proj.v_scale", "a.kv_scale"), FACTOR)
 FOUR_BITS = {"w.weight": PAIRS, "w.weight_scale": as_bits(OF_GROUPS)}
 # By case: what is stated, what files hold, and the numbers that it stands for.
 STORED: dict[str, Any] = {
@@ -372,7 +390,8 @@ def test_mlx_says_it_under_a_name_of_its_own(tmp_path):
 
 def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
     """Of MLX, where the embedding is quantised too."""
-    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    config = CONFIGS["qwen3"] | {"intermediate_size": 16}
+    stored = {}
     arrays: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
         array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
@@ -422,7 +441,8 @@ def test_published_schemes_are_read_or_refused_by_name():
             found = quantisation_of(stated)
             assert found is not None
             schemes.add((found.schemes, found.block))
-    one, blocks = (None, None), (128, 128)  # where FP8 is mixed in, the two layers kept have it
+    one = (None, None)
+    blocks = (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
 
 
@@ -439,7 +459,8 @@ def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(t
 
 def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tmp_path):
     """The network of tokens has four bits, attention one scale for each matrix, the rest all."""
-    config, stored = CONFIGS["qwen3"] | {"intermediate_size": 16}, {}
+    config = CONFIGS["qwen3"] | {"intermediate_size": 16}
+    stored = {}
     arrays: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(publishers.tensors(CONFIGS["qwen3"]).items()):
         array = np.resize(array, [16 if n == publishers.HIDDEN else n for n in array.shape])
@@ -541,7 +562,8 @@ def eight(numbers, scales, **more):
 
 NUMBERS, BY_BLOCK = matrix()
 BLOCKS, POWERS = experts(3, 5, 64)
-NO_NUMBER, NO_POWER = NUMBERS.copy(), POWERS.copy()
+NO_NUMBER = NUMBERS.copy()
+NO_POWER = POWERS.copy()
 NO_NUMBER[6, 4] = NO_POWER[2, 4, 1] = 255
 NO_NUMBER[6, 4] = 127
 BROKEN = {
@@ -629,7 +651,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_refused_by_name(tmp_path, case):
+def test_broken_quantised_tensors_are_refused(tmp_path, case):
     stated, arrays, shape, message = BROKEN[case]
     with pytest.raises(ValueError, match=message):
         name = "w.weight" if any(name.startswith("w.") for name in arrays) else "w"

@@ -40,13 +40,20 @@ def write(file, cut="smollm", kind="gpt2", words=WORDS, merges=MERGES, defined=(
 
 def published(folder, cut):
     """The same as a publisher's tokenizer.json, spelt by hand."""
-    bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                "use_regex": True}  # fmt: skip
+    bytewise = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     cuts = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
     end = {"id": 0, "content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False,
            "normalized": False, "special": True}  # fmt: skip
-    model = {"type": "BPE", "vocab": {word: i for i, word in enumerate(WORDS)},
-             "merges": [merge.split() for merge in MERGES]}  # fmt: skip
+    model = {
+        "type": "BPE",
+        "vocab": {word: i for i, word in enumerate(WORDS)},
+        "merges": [merge.split() for merge in MERGES],
+    }
     whole = {
         "version": "1.0", "added_tokens": [end], "normalizer": None, "post_processor": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts[cut], bytewise]},
@@ -66,7 +73,8 @@ def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
     made = of_gguf(write(tmp_path / "model.gguf", cut))
     expected = read_tokenizer(published(tmp_path / "folder", cut), {})
     for text in TEXTS:
-        ours, theirs = made.encode(text), expected.encode(text)
+        ours = made.encode(text)
+        theirs = expected.encode(text)
         assert ours.tokens == theirs.tokens and ours.offsets == theirs.offsets
         assert made.decode(ours.ids, skip_special_tokens=False) == text
         assert ours.ids == theirs.ids
@@ -79,7 +87,8 @@ PIECES = json.loads((Path(__file__).parent / "pieces.json").read_text())
 @pytest.mark.parametrize("cut", PIECES["pieces"])
 def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
     """Numbers, contractions, scripts, emoji, lines; what is cut comes back."""
-    text, made = PIECES["text"], of_gguf(write(tmp_path / "model.gguf", cut))
+    text = PIECES["text"]
+    made = of_gguf(write(tmp_path / "model.gguf", cut))
     found = [text[slice(*at)] for _, at in made.pre_tokenizer.pre_tokenize_str(text)]
     assert found == PIECES["pieces"][cut].split("│")
     assert made.decode(made.encode(text, add_special_tokens=False).ids) == text
@@ -87,7 +96,8 @@ def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
 
 def test_words_that_need_no_pairs_marks_and_words_of_their_own(tmp_path):
     """A word of the vocabulary stays whole in Llama 3's; what is defined is found in any text."""
-    words, more = [*WORDS, "xyz", "é", "a  b"], {"bos_token_id": 0, "eos_token_id": 0}
+    words = [*WORDS, "xyz", "é", "a  b"]
+    more = {"bos_token_id": 0, "eos_token_id": 0}
 
     def tokens(text, cut, **options):
         options = {"words": words, **more, **options}
@@ -98,8 +108,10 @@ def test_words_that_need_no_pairs_marks_and_words_of_their_own(tmp_path):
     assert tokens("xyz", "llama-bpe", add_bos_token=False) == ["xyz"]
     assert tokens("xyz", "qwen2") == ["x", "y", "z"]
     assert tokens("an", "qwen2", add_bos_token=True, add_eos_token=True) == [
-        "<|end|>", "an", "<|end|>"
-    ]  # fmt: skip
+        "<|end|>",
+        "an",
+        "<|end|>",
+    ]
     assert tokens("the a  ban", "qwen2", defined=["a  b"]) == ["the", "Ġ", "a  b", "an"]
     assert tokens("e\u0301", "qwen2") == list("Ã©") and tokens("e\u0301", "dbrx") == list("eÌģ")
 
@@ -123,16 +135,23 @@ def pieces_by_score(text, words, scores, ordered):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_sentencepieces_pairs_are_joined_by_their_scores(tmp_path, architecture):
     """Gemma's by their order; a prefix of Llama's texts; bytes of what is unknown."""
-    generator, ordered = np.random.default_rng(0), architecture == "gemma3"
+    generator = np.random.default_rng(0)
+    ordered = architecture == "gemma3"
     letters = ["▁", *"abc"]
     longer = {"".join(generator.choice(letters, size)) for size in range(2, 6) for _ in range(25)}
     words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *sorted(longer), "  "]
     scores = generator.permutation(len(words)).astype(float).tolist()
     file = write(
-        tmp_path / "model.gguf", kind="llama", words=words, merges=None, defined=["  "],
-        architecture=architecture, token_scores=scores, bos_token_id=0,
+        tmp_path / "model.gguf",
+        kind="llama",
+        words=words,
+        merges=None,
+        defined=["  "],
+        architecture=architecture,
+        token_scores=scores,
+        bos_token_id=0,
         add_space_prefix=not ordered,
-    )  # fmt: skip
+    )
     made = of_gguf(file)
     normal = [word if word != "  " and "<" not in word else "" for word in words]
     for size in (1, 2, 5, 20, 60):
@@ -148,9 +167,13 @@ def test_sentencepieces_pairs_are_joined_by_their_scores(tmp_path, architecture)
 def test_gemma_4s_pairs_stand_in_its_file(tmp_path):
     words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "\n", "ab", "▁ab"]
     file = write(
-        tmp_path / "model.gguf", kind="gemma4", words=words, merges=["a b", "▁ ab"],
-        bos_token_id=0, add_bos_token=True,
-    )  # fmt: skip
+        tmp_path / "model.gguf",
+        kind="gemma4",
+        words=words,
+        merges=["a b", "▁ ab"],
+        bos_token_id=0,
+        add_bos_token=True,
+    )
     made = of_gguf(file)
     assert made.encode("ab ab\nc").tokens == ["ab", "▁ab", "\n", "<0x63>"]
 
@@ -164,11 +187,21 @@ def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
 def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
     file = published(tmp_path, "gpt-2") / "tokenizer.json"
     kept = json.loads(file.read_text()) | {
-        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst",
-                       "stride": 0},
-        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
-                    "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end|>"},
-    }  # fmt: skip
+        "truncation": {
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 9},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|end|>",
+        },
+    }
     file.write_text(json.dumps(kept))
     found = read_tokenizer(tmp_path, {})
     assert found.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]

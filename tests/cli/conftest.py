@@ -9,7 +9,9 @@ from lim_jax.cli import commands
 @pytest.fixture(autouse=True)
 def no_check_is_a_callback(monkeypatch):
     """JAX keeps no program that has a callback: a command would compile it in every run."""
-    run, compiled, running = commands._run, compiler.compile_or_get_cached, []
+    run = commands._run
+    compiled = compiler.compile_or_get_cached
+    running = []
 
     def run_command(arguments):
         running.append(arguments)

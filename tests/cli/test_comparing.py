@@ -60,14 +60,18 @@ def expected_change(first, second):
 
     change = density(second) - density(first)
     contexts = [(0, 2), (1, 0), (2, None), (3, 1), (4, None), (None, 3), (None, 4)]
-    left_out = np.array([
-        density(second if b is None else np.delete(second, b, axis=0))
-        - density(first if a is None else np.delete(first, a, axis=0)) - change
-        for a, b in contexts
-    ])  # fmt: skip
+    left_out = np.array(
+        [
+            density(second if b is None else np.delete(second, b, axis=0))
+            - density(first if a is None else np.delete(first, a, axis=0))
+            - change
+            for a, b in contexts
+        ]
+    )
     return change, np.sqrt(4 / 5 * (left_out**2).sum(axis=0))
 
 
+@pytest.mark.slow
 def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     drawn = {}
 
@@ -88,7 +92,8 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
         density = of_one.mean(axis=0) / of_one.mean()
         np.testing.assert_allclose(column(rows, name), density, rtol=1e-4)
     document = json.loads((out / "compare.json").read_text())
-    whole, rest = document["influence"], document["influence_without_queries"]
+    whole = document["influence"]
+    rest = document["influence_without_queries"]
     assert document["pairs"] == 3 and (document["first"], document["second"]) == ("A", "B")
     np.testing.assert_array_equal(whole["difference"]["density"], column(rows, "difference"))
     np.testing.assert_array_equal(whole["difference"]["density_error"], column(rows, "error"))
@@ -112,8 +117,12 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     assert printed[2].startswith("Without the queried tokens: B uses the middle ")
     assert document["finding"].splitlines() == printed[1:4]
     difference = whole["difference"]
-    numbers = [whole["first"]["indices"], whole["second"]["indices"], difference["indices"],
-               difference["index_errors"]]  # fmt: skip
+    numbers = [
+        whole["first"]["indices"],
+        whole["second"]["indices"],
+        difference["indices"],
+        difference["index_errors"],
+    ]
     expected = ["density", "middle", *(f"{of['middle']:.4g}" for of in numbers)]
     assert expected in [line.split() for line in printed]
     upper, lower = drawn["influence.png"]
@@ -123,8 +132,11 @@ def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
     first = column(rows, "difference")[0] + np.array([-2, 2]) * column(rows, "error")[0]
     np.testing.assert_allclose(sorted({round(y, 4) for x, y in band if x < 0.1}), first, atol=2e-4)
     assert [line.get_label() for line in upper.lines][:1] == ["A ± 2 standard errors"]
-    assert {f"{name}.{kind}" for name in ("influence", "influence_without_queries")
-            for kind in ("png", "svg")} == set(drawn)  # fmt: skip
+    assert {
+        f"{name}.{kind}"
+        for name in ("influence", "influence_without_queries")
+        for kind in ("png", "svg")
+    } == set(drawn)
     assert lower.get_ylabel() == "B minus A"
 
 
@@ -233,8 +245,10 @@ def answers(folder, **changed):
     """Answers as `ask` writes them: the second is without a document, and asks something else."""
     for name, scores in SCORES.items():
         kinds = {"": "rest"}
-        parts = [{"name": part, "kind": kinds.get(part, "document"), "score": score}
-                 for part, score in scores.items()]  # fmt: skip
+        parts = [
+            {"name": part, "kind": kinds.get(part, "document"), "score": score}
+            for part, score in scores.items()
+        ]
         record = {"question": f"{name}?", "answer": f"of\n{name}", "cut": name == "C", "foil": "",
                   "method": "mask-gradient", "given": 2.0, "parts": parts}  # fmt: skip
         (folder / name).mkdir(exist_ok=True)
@@ -246,7 +260,8 @@ def answers(folder, **changed):
 
 def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     assert main(answers(tmp_path)) == 0
-    printed, out = capsys.readouterr().out.splitlines(), tmp_path / "out"
+    printed = capsys.readouterr().out.splitlines()
+    out = tmp_path / "out"
     expected = [
         "== C minus B: “B?” and “C?” ==",
         "B: “of B”",
@@ -264,8 +279,12 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     document = json.loads((out / "compare.json").read_text())
     assert document["finding"].splitlines() == expected[1:6]
     assert document["second"] == {
-        "name": "C", "question": "C?", "answer": "of\nC", "foil": "", "given": 2.0
-    }  # fmt: skip
+        "name": "C",
+        "question": "C?",
+        "answer": "of\nC",
+        "foil": "",
+        "given": 2.0,
+    }
     assert [row["difference"] for row in document["records"]] == [-1.25, -0.125, None, 0.75]
     rows = table(out / "records.csv")
     assert [row["second"] for row in rows] == ["-0.75", "-0.375", "", "0.25"]
@@ -276,8 +295,11 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         *expected[1:6],
     ]
     assert {path.name for path in out.iterdir()} == {
-        "compare.json", "records.csv", "compare.html", "run.json"
-    }  # fmt: skip
+        "compare.json",
+        "records.csv",
+        "compare.html",
+        "run.json",
+    }
     about = {"method": "influence", "foil": "", "cut": False, "answer": "a", "given": None}
     first, second = (
         {**about, "parts": [{"name": "a", "kind": "document", "score": share}]}
@@ -288,8 +310,10 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         "first: “a”",
         "second: “a”",
         "Of the documents of both “a” changed most, from 50.0% to 25.0%.",
-        "", "score  first  second  difference", "“a”    50.0%   25.0%      -25.0%",
-    ]  # fmt: skip
+        "",
+        "score  first  second  difference",
+        "“a”    50.0%   25.0%      -25.0%",
+    ]
 
 
 @pytest.mark.parametrize(

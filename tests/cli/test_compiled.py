@@ -20,12 +20,13 @@ from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import __main__
 from lim_jax._checks import error_if
-from lim_jax._jit import filter_jit
+from lim_jax._jit import cached_jit
 from lim_jax.cli import compiled
 from lim_jax.cli.commands import main
 from lim_jax.cli.compiled import keep_programs
 
-FOLDER, ENABLED = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+ENABLED = "JAX_ENABLE_COMPILATION_CACHE"
 COMPILES = """
 import os, sys
 from lim_jax.cli.compiled import keep_programs
@@ -82,8 +83,10 @@ def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tm
     (tmp_path / "mine.txt").write_bytes(b"x" * 100)
     keep_programs(["--cache", str(tmp_path), "rates"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "mine.txt", "new-cache", "read-cache"
-    ]  # fmt: skip
+        "mine.txt",
+        "new-cache",
+        "read-cache",
+    ]
     (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
     keep_programs(["--cache", str(tmp_path), "rates"])
 
@@ -135,9 +138,10 @@ def test_the_command_asks_before_it_runs(settings, monkeypatch):
 def kept(tmp_path):
     """JAX's cache in a folder of this test, with no program in memory."""
     names = (
-        "jax_enable_compilation_cache", "jax_compilation_cache_dir",
+        "jax_enable_compilation_cache",
+        "jax_compilation_cache_dir",
         "jax_persistent_cache_min_compile_time_secs",
-    )  # fmt: skip
+    )
     before = [getattr(jax.config, name) for name in names]
 
     def configure(*values):
@@ -154,7 +158,8 @@ def kept(tmp_path):
 @pytest.fixture
 def anew(kept, monkeypatch):
     """Call a function as a process of its own would, and count what it compiles."""
-    compiled, compile_program = [], compiler.backend_compile_and_load
+    compiled = []
+    compile_program = compiler.backend_compile_and_load
 
     def counted(*arguments):
         compiled.append(arguments)
@@ -175,7 +180,7 @@ def test_a_program_with_a_check_is_compiled_once(anew):
     """Checks of a command's programs are values (`conftest.py`), and JAX keeps such a program."""
 
     def double():
-        return filter_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(()))
+        return cached_jit(lambda x: error_if(2 * x, x < 0, "x: got less"))(np.ones(()))
 
     for compiles in (True, False):
         doubled, programs = anew(double)
@@ -187,7 +192,8 @@ def test_a_program_with_a_check_is_compiled_once(anew):
 def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, monkeypatch):
     """`explain` neither, by hand: it takes longer to trace."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
-    model, documents = tmp_path / "weights", tmp_path / "documents"
+    model = tmp_path / "weights"
+    documents = tmp_path / "documents"
     for folder in (model, documents):
         folder.mkdir()
     write_with_letters(model, CONFIGS["llama"])

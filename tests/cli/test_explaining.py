@@ -1,12 +1,15 @@
 """The command explain: as many contexts as say something, and what is written is what is found."""
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 from fractions import Fraction
 from functools import partial
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -53,10 +56,28 @@ def written(path, rows):
     return path
 
 
-@pytest.mark.slow
-def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
+class Explained(NamedTuple):
+    """What one run of the command left and printed, and what it gave to others."""
+
+    folder: Path
+    text: Path
+    out: Path
+    printed: str
+    averaged: tuple  # windows and regions of the cone mass, and the mass
+    page: tuple  # arguments of its page
+
+    @property
+    def record(self):
+        return json.loads((self.out / "explanation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
     """All figures are made, and one drawn to pixels, which takes long."""
     draw = Figure.savefig
+    mass = runs.average_cone_mass
+    paged = []
+    averaged = []
 
     def save(figure, path, **options):
         if path.name == "cone_mass.png":
@@ -64,77 +85,112 @@ def test_explain_writes_what_it_prints(monkeypatch, folder, tmp_path, capsys):
         else:
             path.touch()
 
-    mass = runs.average_cone_mass
-    paged: list = []
-    averaged: list = []
-
     def average_cone_mass(*given):
         averaged.append((*given[1:], mass(*given)))
         return averaged[-1][-1]
 
-    monkeypatch.setattr(runs, "average_cone_mass", average_cone_mass)
-    monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(explaining, "write_explained_page", lambda *given: paged.extend(given))
-    text = written(tmp_path / "text", [np.random.default_rng(0).integers(11, size=40)])
-    out = tmp_path / "explained"
-    arguments = ["--max-length", "12", "--contexts", "3", "--html", "--out", str(out)]
+    made = tmp_path_factory.mktemp("explain")
+    (made / "weights").mkdir()
+    folder = write_with_letters(made / "weights", CONFIGS["llama"])
+    text = written(made / "text", [np.random.default_rng(0).integers(11, size=40)])
+    arguments = [
+        "--max-length",
+        "12",
+        "--contexts",
+        "3",
+        "--html",
+        "--out",
+        str(made / "explained"),
+    ]
     how = ["--loss", "last-token", "--certificates", "all"]
-    assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
-    result, asked, read, model, question, written_to = paged
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(runs, "average_cone_mass", average_cone_mass)
+        patch.setattr(Figure, "savefig", save)
+        patch.setattr(explaining, "write_explained_page", lambda *given: paged.extend(given))
+        assert main(["explain", str(folder), "--data", str(text), *how, *arguments]) == 0
+    (only,) = averaged
+    return Explained(folder, text, made / "explained", printed.getvalue(), only, tuple(paged))
+
+
+@pytest.mark.slow
+def test_the_page_is_given_what_was_explained_and_read(explained):
+    result, asked, read, model, question, written_to = explained.page
     assert isinstance(result, explanations.Explanation) and read.windows.shape == (3, 13)
     assert asked.weights.shape == (3, 12)
     assert question == "Why does weights use what it uses? (last-token)"
-    assert (model.name, written_to) == (folder.name, out)
+    assert (model.name, written_to) == (explained.folder.name, explained.out)
     assert [one.window.tolist() for one in read.contexts] == read.windows.tolist()
-    printed = capsys.readouterr().out
-    first, *_ = printed[printed.index("Explaining") :].splitlines()
+
+
+@pytest.mark.slow
+def test_what_is_explained_is_printed_first(explained):
+    first, *_ = explained.printed[explained.printed.index("Explaining") :].splitlines()
     assert first.startswith("Explaining weights, last-token, on 3 contexts of 12 tokens: ")
     assert "all certificates and cone masses: about " in first
-    assert f"== {folder} on {text}: 3 contexts of 12 tokens, loss last-token ==" in printed
-    found = json.loads((out / "explanation.json").read_text())
+    heading = (
+        f"== {explained.folder} on {explained.text}: 3 contexts of 12 tokens, loss last-token =="
+    )
+    assert heading in explained.printed
+
+
+@pytest.mark.slow
+def test_the_record_has_densities_energies_and_hops(explained):
+    found = explained.record
     np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
     for region in found["regional_energies"].values():
         parts = [value for part, value in region.items() if part != "total"]
         np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
-    assert found["depth"] == 0 and f"at depth {found['depth']}" in printed
+    assert found["depth"] == 0 and f"at depth {found['depth']}" in explained.printed
     hops = np.array(list(found["hop_energies"].values()))
     assert np.count_nonzero(hops[0]) == 1 and hops[2].any()
-    verdicts = {c["name"]: c["holds"] for c in found["certificates"]}
-    assert verdicts["right-biased queries"] is True
     assert found["without_queries"] is not None
-    for certificate in found["certificates"]:
-        assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
-        hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
-        assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
     assert found["records"] == found["heads_of_parts"] == []
-    names, *rows = csv.reader((out / "explanation.csv").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_certificates_that_cannot_decide_are_named(explained):
+    certificates = explained.record["certificates"]
+    verdicts = {certificate["name"]: certificate["holds"] for certificate in certificates}
+    assert verdicts["right-biased queries"] is True
+    printed = explained.printed
+    hopeless = printed[printed.index("criteria cannot decide here") :].splitlines()[0]
+    for certificate in certificates:
+        assert bool(certificate["vacuous"]) is bool(certificate["decisive"])
+        assert (certificate["name"] in hopeless) is bool(certificate["vacuous"])
+
+
+@pytest.mark.slow
+def test_the_table_has_the_records_numbers_by_position(explained):
+    found = explained.record
+    names, *rows = csv.reader((explained.out / "explanation.csv").read_text().splitlines())
     assert names[:4] == ["position", "density", "error", "residual energy"]
     columns = np.array(rows, float).T
     np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
     np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
     np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
-    np.testing.assert_array_equal(columns[6:], hops)
-    figures = {path.stem for path in out.glob("*.svg")}
-    assert (
-        figures
-        == {path.stem for path in out.glob("*.png")}
-        == {
-            "influence",
-            "influence_without_queries",
-            "channels",
-            "hops",
-            "certificates",
-            "cone_mass",
-        }
-    )
-    assert (out / "cone_mass.png").stat().st_size > 1000
-    assert "Wrote explanation.json, explanation.csv and 6 figures" in printed
-    # The cone mass is that of the contexts, the first and second half of whose ids are the text's.
-    ids = np.array([ord(letter) - ord("a") for letter in text.read_text()])
-    ((windows, regions, mass),) = averaged
+    np.testing.assert_array_equal(columns[6:], list(found["hop_energies"].values()))
+
+
+@pytest.mark.slow
+def test_six_figures_are_written_in_two_formats(explained):
+    names = {
+        "influence", "influence_without_queries", "channels", "hops", "certificates", "cone_mass"
+    }  # fmt: skip
+    for suffix in ("svg", "png"):
+        assert {path.stem for path in explained.out.glob(f"*.{suffix}")} == names
+    assert (explained.out / "cone_mass.png").stat().st_size > 1000
+    assert "Wrote explanation.json, explanation.csv and 6 figures" in explained.printed
+
+
+@pytest.mark.slow
+def test_the_cone_mass_is_that_of_the_texts_contexts(explained):
+    """Which the text's ids are cut into."""
+    ids = np.array([ord(letter) - ord("a") for letter in explained.text.read_text()])
+    windows, regions, mass = explained.averaged
     cuts = [ids[at : at + 13].tolist() for at in (0, 12, 24)]
     assert sorted(np.asarray(windows).tolist()) == sorted(cuts) and regions.delta == Fraction("0.2")
-    np.testing.assert_allclose(found["cone_mass"]["value"], mass.value, rtol=1e-4)
+    np.testing.assert_allclose(explained.record["cone_mass"]["value"], mass.value, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -290,6 +346,7 @@ def context_of_bytes(text):
     )
 
 
+@pytest.mark.slow
 def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, capsys):
     rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 7, 12)]
     data = written(tmp_path / "data.jsonl", rows)
@@ -312,7 +369,8 @@ def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, 
 def test_where_a_line_has_no_answer_the_models_own_is_explained(
     monkeypatch, folder, tmp_path, capsys
 ):
-    data, held = tmp_path / "data.jsonl", []
+    data = tmp_path / "data.jsonl"
+    held = []
     data.write_text(json.dumps({"prompt": spelt([3, 1, 4, 1, 5])}) + "\n")
 
     def explain(model, windows, *rest, **options):
@@ -340,7 +398,8 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
 
 def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     """What raises keeps nothing; what is kept is not computed again."""
-    unfinished, energies = tmp_path / "unfinished", np.random.default_rng(0).random((3, 6))
+    unfinished = tmp_path / "unfinished"
+    energies = np.random.default_rng(0).random((3, 6))
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
     file = unfinished / runs.EXPLANATION
@@ -369,7 +428,8 @@ def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monk
     monkeypatch.setattr(explanations, "explain", explain)
     monkeypatch.setattr(runs, "average_cone_mass", mass)
     monkeypatch.setattr(runs, "_once", lambda path, _, find: kept.append(path.name) or find())
-    network, windows = byte_network(10), jnp.zeros((6, 11), int)
+    network = byte_network(10)
+    windows = jnp.zeros((6, 11), int)
     asked = time_budget.NetworkAndLoss(network, jnp.ones((6, 10)) / 10)
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     rest = regions, jax.random.key(1), 0
@@ -401,11 +461,14 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     monkeypatch.setattr(time_budget, "_product_rate", lambda width, compute: rates[compute])
     leaves = jax.tree.leaves(network.flow.layers)
     weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
-    depth, width = network.flow.depth, network.embedding.shape[1]
+    depth = network.flow.depth
+    width = network.embedding.shape[1]
     one = (2 * weights * (10 + 32) + 2 * depth * width * 10**2) / 0.65e6
     for lengths, shown, answered, passes in (
-        ([10], 0, 0, 4.5), ([9, 10], 1, 0, 4.5 + 9), ([10, 10], 2, 1, 18 + 1),
-    ):  # fmt: skip
+        ([10], 0, 0, 4.5),
+        ([9, 10], 1, 0, 4.5 + 9),
+        ([10, 10], 2, 1, 18 + 1),
+    ):
         found = time_budget.measuring_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
@@ -421,10 +484,14 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
 def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     """By hand, of Mamba-2 beside attention in one layer, and of two short convolutions."""
     monkeypatch.setattr(RecurrentMixer, "chunk", 2)
-    flow, tokens = hybrid_flow(), 6
+    flow = hybrid_flow()
+    tokens = 6
     network = models.CausalLM(jnp.zeros((3, WIDTH)), None, flow, eqx.nn.Identity())
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if hasattr(leaf, "size"))
-    size, features, groups, heads = 3, 2, 2, 4
+    size = 3
+    features = 2
+    groups = 2
+    heads = 4
     of_head = 2**3 + 2**2 * features + 2 * 2 * size * features  # decays, in the chunk, the state
     chunk = 2 * (groups * 2**2 * size + heads * of_head)
     expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
@@ -445,13 +512,17 @@ def asked_of_ten(windows):
     return time_budget.NetworkAndLoss(byte_network(10), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scatter, seconds, chosen, expected",
     [
-        (0.1, 1e9, None, 16), (0.8, 1e9, None, 80), (0.8, 0, None, 2), (1.9, 1e9, None, 96),
+        (0.1, 1e9, None, 16),
+        (0.8, 1e9, None, 80),
+        (0.8, 0, None, 2),
+        (1.9, 1e9, None, 96),
         (0.1, 1e9, 3, 3),
     ],
-)  # fmt: skip
+)
 def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch, scatter, seconds, chosen, expected
 ):
@@ -465,7 +536,8 @@ def test_contexts_are_as_many_as_make_the_interval_narrow(
     monkeypatch.setattr(time_budget, "perf_counter", partial(next, count(0, 0.5)))
     windows = jax.device_put(np.arange(100)[:, None] + np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    asked, named = asked_of_ten(windows), [number % 2 == 0 for number in range(100)]
+    asked = asked_of_ten(windows)
+    named = [number % 2 == 0 for number in range(100)]
     found = time_budget.choose_contexts(asked, windows, regions, chosen, named)
     assert found.contexts == expected and found.certificate_seconds > 0
     heads = min(16, (expected + 1) // 2)
@@ -493,7 +565,8 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
 def test_the_dear_numbers_are_foretold_by_their_operations():
     """Twice the tokens: eight times the pairs of the joint cone, at the same rate of a gradient."""
     windows = np.zeros((4, 11), int)
-    network, gradient = asked_of_ten(windows).network, 1e-3
+    network = asked_of_ten(windows).network
+    gradient = 1e-3
     flow = network.flow
 
     def more(length, contexts):

@@ -35,11 +35,13 @@ def test_a_folder_says_what_was_run(tmp_path):
     source = record["versions"].pop("source")
     assert len(source) == 16
     assert record["versions"] == {
-        "lim_jax": version("lim_jax"), "jax": version("jax"), "python": platform.python_version()
-    }  # fmt: skip
+        "lim_jax": version("lim_jax"),
+        "jax": version("jax"),
+        "python": platform.python_version(),
+    }
     assert record["read"]["data"]["bytes"] == 4
     assert record["read"]["data"]["path"] == str(data.resolve())
-    assert record["finished"] == {"files": ["result.txt"], "printed": ""}
+    assert record["finished"] == {"written": ["result.txt"], "printed": ""}
 
 
 def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
@@ -68,7 +70,8 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     Those of folders inside too, and under their names; hidden files and folders are no part of it.
     """
     monkeypatch.setattr(runs, "READ_WHOLE", 0 if large else 10)
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     (data / "inside").mkdir(parents=True)
     (data / ".git").mkdir()
     for name in ("a", "inside/b"):
@@ -101,7 +104,8 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
 
 def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     """Unless it is another, a file is gone, or it is to be overwritten: then all is run."""
-    out, done = tmp_path / "out", partial(finished_before, tmp_path / "out", "rates")
+    out = tmp_path / "out"
+    done = partial(finished_before, tmp_path / "out", "rates")
 
     def printed(**changed):
         with run_folder(out, "rates", {**ARGUMENTS, **changed}) as place:
@@ -162,6 +166,40 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
         (tmp_path / "run.json").write_bytes(content)
         with pytest.raises(ValueError, match="another run .command: None there, rates here"):
             run(tmp_path)
+
+
+def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_path):
+    """Once it is finished: one that fails takes nothing away."""
+    out = tmp_path / "out"
+    outside = tmp_path / "outside"
+
+    def names():
+        return {path.name for path in out.iterdir()} - {"run.json"}
+
+    def over(command, *files, error=None):
+        with run_folder(out, command, {}, overwrite=True) as place:
+            for file in files:
+                (place / file).write_text(command)
+            if error is not None:
+                raise error
+
+    out.mkdir()
+    (out / "mine").write_text("before")
+    over("profile", "profile.json", "scores.csv")
+    (out / "notes").write_text("after")
+    with pytest.raises(ValueError):
+        over("ask", error=ValueError)
+    with pytest.raises(ValueError):
+        over("ask", "answer.json", error=ValueError)
+    assert names() == {"mine", "notes", "profile.json", "scores.csv", "answer.json"}
+    over("ask", "matrix.csv", "scores.csv")
+    assert names() == {"mine", "notes", "matrix.csv", "scores.csv"}
+    over("ask", "matrix.csv")
+    assert names() == {"mine", "notes", "matrix.csv"}
+    outside.touch()
+    (out / "run.json").write_text('{"finished": {"written": ["../outside"]}}')
+    over("ask", "matrix.csv")
+    assert outside.exists(), "no file outside of the folder is one that a run wrote"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -15,10 +15,8 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 # Imports once, and each command in a process of its own that is forked before JAX has any thread.
 # Says the status after all that the command said.
 PROGRAM = """
-import gc, json, os, pkgutil, signal, sys
+import json, os, pkgutil, signal, sys
 from importlib import import_module
-
-import reference.tracing
 
 # What a shell starts in the background is told to ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,7 +25,6 @@ from lim_jax.__main__ import main
 
 for module in pkgutil.walk_packages(lim_jax.__path__, "lim_jax."):
     module.name.endswith("__main__") or import_module(module.name)
-gc.freeze()
 for line in sys.stdin:
     if not (process := os.fork()):
         print(os.getpid(), flush=True)
@@ -44,7 +41,7 @@ MOMENTS = {
     "ask": ("answering: +0%.*Compiling",),
     "explain": ("Explaining(.*Compiling){2}",),
     "rates": ("rates: +0%.*Compiling",),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

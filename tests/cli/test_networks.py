@@ -65,7 +65,8 @@ def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, mon
 @pytest.mark.slow
 def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
-    data, found = tmp_path / "data.txt", {}
+    data = tmp_path / "data.txt"
+    found = {}
     data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)))
     for name, memory in (("whole", "9"), ("files", "0.001")):
         out = tmp_path / name
@@ -139,7 +140,8 @@ def test_what_is_free_is_the_devices_or_the_machines(tmp_path, monkeypatch):
 
 def test_a_name_is_downloaded_where_that_is_asked_or_agreed_to(monkeypatch, capsys):
     """Where nobody sits at a terminal nothing is asked."""
-    downloads, answers = [], ["n", " Yes"]
+    downloads = []
+    answers = ["n", " Yes"]
 
     def model_path(model, *, download=False):
         downloads.append(download)

@@ -37,9 +37,12 @@ def drawn(window):
 def account(network, window, weights, depth, loss, progress):
     energy = np.asarray(drawn(window), float)[None]
     parts: Any = (
-        np.ones(()), np.asarray(weights), *(np.repeat(energy, n, 0) for n in (3, 4)),
-        np.ones((1, 1)), np.repeat(energy, 2, 0),
-    )  # fmt: skip
+        np.ones(()),
+        np.asarray(weights),
+        *(np.repeat(energy, n, 0) for n in (3, 4)),
+        np.ones((1, 1)),
+        np.repeat(energy, 2, 0),
+    )
     return TokenAccount(*parts)
 
 
@@ -152,8 +155,10 @@ def require_records(found, over_all):
         for name in ("share", "tokens", "of_tokens"):
             mean = np.mean([float(row[name]) for row in each])
             assert float(one[name]) == pytest.approx(mean, rel=1e-5)
-        share, error = float(one["share"]), float(one["error"] or "inf")
-        rest, several = one["kind"] == "rest", int(one["texts"]) > 1
+        share = float(one["share"])
+        error = float(one["error"] or "inf")
+        rest = one["kind"] == "rest"
+        several = int(one["texts"]) > 1
         texts = f" ({one['texts']} different texts)" * several
         words = "the rest, in no part" if rest else f"“{one['name']}”{texts}"
         if over_all:
@@ -200,48 +205,78 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     assert document["finding"] in found.printed[:4]
 
 
-@pytest.mark.slow
-def test_documents_in_three_orders_of_two_lines(run, tmp_path):
+@pytest.fixture
+def two_lines(tmp_path):
     texts = ["abca", "hgj", "if"], ["dd", "eab", "cjic"]
     documents = [[{"text": text} for text in line] for line in texts]
-    data = lines(tmp_path / "data.jsonl", documents)
-    asked = "--data", data, "--loss", "margin"
-    found = run("profile", *asked, "--shuffle", "3", "--html")
-    require_columns(found)
-    records = require_records(found, over_all=True)
+    return "--data", lines(tmp_path / "data.jsonl", documents), "--loss", "margin"
+
+
+@pytest.fixture
+def shuffled(run, two_lines):
+    return run("profile", *two_lines, "--shuffle", "3", "--html")
+
+
+@pytest.mark.slow
+def test_columns_and_records_of_orders_are_as_the_tables_say(shuffled):
+    require_columns(shuffled)
+    records = require_records(shuffled, over_all=True)
     assert [(one["name"], one["texts"]) for one in records[:3]] == [
         (f"document {number}", "2") for number in (1, 2, 3)
     ]
-    terms, values = found.texts("dt"), found.texts("dd")
+
+
+@pytest.mark.slow
+def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
+    terms = shuffled.texts("dt")
+    values = shuffled.texts("dd")
     assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
-    assert [one.split(":")[0] for one in found.texts("summary")[:4]] == [
-        *(f"“b0” (id line 0), order {order}" for order in range(3)), "“b1” (id line 1), order 0",
-    ]  # fmt: skip
-    # The sentences are those of the terminal, which says that the documents are others.
-    document, said = found.json("shuffle.json"), found.texts("p", "finding")
-    begins = found.printed.index(said[0])
-    assert found.printed[begins : begins + len(said)] == said
-    assert said[1 : 1 + len(document["finding"].splitlines())] == document["finding"].splitlines()
+    assert [one.split(":")[0] for one in shuffled.texts("summary")[:4]] == [
+        *(f"“b0” (id line 0), order {order}" for order in range(3)),
+        "“b1” (id line 1), order 0",
+    ]
+
+
+@pytest.mark.slow
+def test_a_page_of_orders_says_the_terminals_sentences(shuffled):
+    """Which says that the documents are others."""
+    document = shuffled.json("shuffle.json")
+    said = shuffled.texts("p", "finding")
+    begins = shuffled.printed.index(said[0])
+    assert shuffled.printed[begins : begins + len(said)] == said
+    finding = document["finding"].splitlines()
+    assert said[1 : 1 + len(finding)] == finding
     assert not document["same_documents"] and "not one document" in said[0]
-    # The table is on the page, as in the file.
-    (table,) = found.page.all("table", "by-place")
-    cells = np.array(found.page.texts_in(table, "td")).reshape(4, 5).tolist()
-    for row in found.table("two_way.csv"):
+
+
+@pytest.mark.slow
+def test_a_page_of_orders_has_the_files_table_by_place(shuffled):
+    (table,) = shuffled.page.all("table", "by-place")
+    cells = np.array(shuffled.page.texts_in(table, "td")).reshape(4, 5).tolist()
+    for row in shuffled.table("two_way.csv"):
         number = int(row["document"].split()[1])
         cell = cells[number - 1][int(row["place"])]
         assert cell == f"{100 * float(row['share']):.1f} ± {100 * float(row['error']):.1f}"
         assert cells[number - 1][0] == f"“{row['document']}”"
-    # Orders are found again in the tokens, contexts and ids.
-    tokens = {(row["context"]): row for row in found.table("tokens.csv")}
-    orders, contexts = found.table("orders.csv"), found.table("contexts.csv")
-    assert {row["context"] for row in orders} == set(tokens)
+
+
+@pytest.mark.slow
+def test_orders_are_found_again_in_tokens_contexts_and_ids(shuffled):
+    orders = shuffled.table("orders.csv")
+    contexts = shuffled.table("contexts.csv")
+    of_tokens = {row["context"] for row in shuffled.table("tokens.csv")}
+    assert {row["context"] for row in orders} == of_tokens
     assert [(row["context"], row["id"]) for row in contexts] == [("0", "line 0"), ("3", "line 1")]
     assert {(row["line"], row["id"]) for row in orders} == {("0", "line 0"), ("1", "line 1")}
-    # A comparison with the same lines in their own order has this profile's numbers.
-    one_order = run("profile", *asked, out="plain")
+
+
+@pytest.mark.slow
+def test_orders_are_compared_with_the_lines_as_they_stand(run, two_lines, shuffled, tmp_path):
+    """By the shares and errors of both profiles, in the file and on the page."""
+    one_order = run("profile", *two_lines, out="plain")
     require_records(one_order, over_all=False)
     compared = tmp_path / "compared"
-    arguments = [str(one_order.out), str(found.out), "--out", str(compared)]
+    arguments = [str(one_order.out), str(shuffled.out), "--out", str(compared)]
     assert main(["compare", *arguments]) == 0
     page = Read((compared / "compare.html").read_text("utf-8"))
     cells = np.array([one["text"] for one in page.all("td")]).reshape(-1, 5).tolist()
@@ -249,7 +284,7 @@ def test_documents_in_three_orders_of_two_lines(run, tmp_path):
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == FILES["compare, records.csv"] and len(rows) == 4
     for row in rows:
-        for which, of in (("first", one_order), ("second", found)):
+        for which, of in (("first", one_order), ("second", shuffled)):
             (record,) = (one for one in of.table("records.csv") if one["name"] == row["name"])
             assert float(row[which]) == pytest.approx(float(record["share"]), rel=1e-6)
             assert float(row[f"{which}_error"]) == pytest.approx(float(record["error"]), rel=1e-6)

@@ -1,8 +1,12 @@
 """The command profile: densities, tokens and records of a published network, read back."""
 
+import contextlib
 import csv
+import io
 import json
 from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +29,16 @@ PROMPTS = [GENERATOR.integers(11, size=size) for size in (8, 8, 6, 8)]
 ANSWERS = [GENERATOR.integers(11, size=2) for _ in PROMPTS]
 SPANS = [[0, 2, "first"], [2, 5, "second"]]
 REGIONS = ("left", "middle", "right")
+LOSSES = {"margin": "margin_loss", "answer": "loss"}  # the method of a network that is each
+
+
+class Profiled(NamedTuple):
+    """What one run of the command left, and squared gradients of each context's tokens."""
+
+    loss: str
+    out: Path
+    printed: str
+    squares: list[np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +47,19 @@ def folder(tmp_path_factory):
     return write_with_letters(folder, CONFIGS["llama"])
 
 
-@pytest.fixture
-def data(tmp_path):
-    path = tmp_path / "data.jsonl"
+def write_data(folder):
+    path = folder / "data.jsonl"
     records = [
         {"prompt": spelt(prompt), "answer": spelt(answer), "spans": SPANS[: 1 + index % 3]}
         for index, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
     ]
     path.write_text("\n".join(json.dumps(record) for record in records))
     return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_data(tmp_path)
 
 
 @pytest.fixture
@@ -84,9 +102,174 @@ def euclidean_energies(folder, loss):
     return found
 
 
-def require_signed(folder, out, printed):
-    """The profile of minus central differences in log weights, on the grid of most contexts."""
-    model, carried = models.load(folder, dtype="float64"), []
+@pytest.fixture(scope="module", params=list(LOSSES))
+def profiled(request, folder, tmp_path_factory):
+    """The command's files and words for one loss, and energies of its contexts' tokens."""
+    loss = request.param
+    data = write_data(tmp_path_factory.mktemp("data"))
+    out = tmp_path_factory.mktemp("out") / "out"
+    arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
+    signed = ["--signed"] if loss == "answer" else []
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
+        assert main([*arguments, "--delta", "0.3", *signed]) == 0
+    return Profiled(loss, out, printed.getvalue(), euclidean_energies(folder, LOSSES[loss]))
+
+
+def share_of(square, start, end):
+    return square[start:end].sum() / square.sum()
+
+
+RECORDS = {"first": ((0, 2), (0, 1, 2, 3)), "second": ((2, 5), (1, 2))}  # span, contexts with it
+ENDS = (2, 5, 5, 2)  # of the spans of each context
+
+
+@pytest.mark.slow
+def test_energies_of_tokens_are_those_of_plain_gradients(profiled):
+    rows = table(profiled.out / "tokens.csv")
+    for number, square in enumerate(profiled.squares):
+        of_context = [row for row in rows if int(row["context"]) == number]
+        length = len(square)
+        tokens = "".join(row["token"] for row in of_context)
+        assert tokens == spelt([*PROMPTS[number], ANSWERS[number][0]])
+        positions = np.arange(1, length + 1) / length
+        np.testing.assert_allclose(column(of_context, "position"), positions)
+        np.testing.assert_allclose(column(of_context, "energy"), length**2 * square, rtol=1e-3)
+        densities = length * square / square.sum()
+        np.testing.assert_allclose(column(of_context, "density"), densities, rtol=1e-3)
+        asked = np.flatnonzero(column(of_context, "weight"))
+        np.testing.assert_array_equal(asked, [length - 2, length - 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_records_share_is_the_mean_over_the_contexts_that_have_it(profiled, name):
+    (start, end), contexts = RECORDS[name]
+    squares = [profiled.squares[i] for i in contexts]
+    shares = [share_of(square, start, end) for square in squares]
+    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
+    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    assert float(found["error"]) == pytest.approx(error, rel=1e-3)
+    of_tokens = [(end - start) / len(square) for square in squares]
+    assert float(found["of_tokens"]) == pytest.approx(np.mean(of_tokens))
+    assert float(found["tokens"]) == end - start and found["kind"] == "part"
+    assert int(found["contexts"]) == len(contexts)
+    assert int(found["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_names_the_letters_that_hold_most_of_it(profiled, name):
+    (start, end), contexts = RECORDS[name]
+    held = dict.fromkeys("abcdefghijk", 0.0)
+    for i in contexts:
+        square = profiled.squares[i]
+        for letter, energy in zip(spelt(PROMPTS[i][start:end]), square[start:end], strict=True):
+            held[letter] += energy / square.sum()
+    most = sorted(held, key=held.__getitem__)[:-4:-1]
+    percent = [100 * held[letter] / sum(held.values()) for letter in most]
+    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    told = [letter.split() for letter in found["most"].split(", ")]
+    assert [letter for letter, *_ in told] == [f"“{letter}”" for letter in most]
+    assert [float(part) for _, part, _ in told] == pytest.approx(percent, abs=0.51)
+
+
+@pytest.mark.slow
+def test_what_stands_in_no_record_is_the_rest(profiled):
+    outside = [
+        1 - share_of(square, 0, end) for square, end in zip(profiled.squares, ENDS, strict=True)
+    ]
+    rest = {row["name"]: row for row in table(profiled.out / "records.csv")}[""]
+    assert (rest["kind"], rest["contexts"]) == ("rest", "4")
+    assert float(rest["share"]) == pytest.approx(np.mean(outside), rel=1e-3)
+    rows = [row for row in table(profiled.out / "records_by_context.csv") if row["name"] == ""]
+    assert [int(row["context"]) for row in rows] == [0, 1, 2, 3]
+    assert [float(row["share"]) for row in rows] == pytest.approx(outside, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_every_context_has_a_row_for_each_of_its_records(profiled):
+    rows = [row for row in table(profiled.out / "records_by_context.csv") if row["name"]]
+    found = {(int(row["context"]), row["name"]): row for row in rows}
+    assert set(found) == {(i, name) for name, (_, contexts) in RECORDS.items() for i in contexts}
+    for (number, name), row in found.items():
+        start, end = RECORDS[name][0]
+        square = profiled.squares[number]
+        assert float(row["share"]) == pytest.approx(share_of(square, start, end), rel=1e-4)
+        assert float(row["of_tokens"]) == pytest.approx((end - start) / len(square))
+        assert int(row["tokens"]) == end - start
+
+
+@pytest.mark.slow
+def test_energies_and_shares_are_kept_for_each_context(profiled):
+    kept = results.load(profiled.out / "contexts.npz")
+    assert kept.asked == [len(square) - 2 for square in profiled.squares] and kept.delta == 0.3
+    assert len(set(kept.names)) == 4
+    for energies, square in zip(kept.energies, profiled.squares, strict=True):
+        np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
+    assert list(kept.shares) == list(RECORDS), "what is in no part is none of them"
+    for name, ((start, end), contexts) in RECORDS.items():
+        expected = [
+            share_of(square, start, end) if i in contexts else np.nan
+            for i, square in enumerate(profiled.squares)
+        ]
+        np.testing.assert_allclose(kept.shares[name], expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
+    rows = table(profiled.out / "contexts.csv")
+    kept = results.load(profiled.out / "contexts.npz")
+    assert [row["id"] for row in rows] == list(kept.names)
+    for row, square in zip(rows, profiled.squares, strict=True):
+        length = len(square)
+        assert (int(row["tokens"]), int(row["asked"])) == (length, length - 2)
+        assert float(row["total"]) == pytest.approx(length * square.sum(), rel=1e-3)
+        found = [float(row[region]) for region in REGIONS]
+        assert sum(found) == pytest.approx(1, rel=1e-4)
+        if length == 9:  # that of most, and so the common grid's
+            edges = 0.3 * length, 0.7 * length
+            before = [square @ np.clip(edge - np.arange(length), 0, 1) for edge in edges]
+            left, up_to_right = np.array(before) / square.sum()
+            expected = left, up_to_right - left, 1 - up_to_right
+            np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+def test_the_profile_is_the_mean_of_the_contexts(profiled):
+    document = json.loads((profiled.out / "profile.json").read_text())
+    total, before = totals(profiled.squares)
+    assert document["influence"]["total"] == pytest.approx(total, rel=1e-4)
+    assert document["influence_without_queries"]["total"] == pytest.approx(before, rel=1e-4)
+    rows = table(profiled.out / "profile.csv")
+    np.testing.assert_array_equal(column(rows, "density"), document["influence"]["density"])
+    np.testing.assert_array_equal(column(rows, "error"), document["influence"]["density_error"])
+    assert np.mean(column(rows, "density")) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_contexts_queried_tokens_and_records_are_printed(profiled):
+    total, before = totals(profiled.squares)
+    assert f"4 contexts of 7 to 9 tokens, loss {profiled.loss}" in profiled.printed
+    assert f"The queried tokens hold {1 - before / total:.1%}" in profiled.printed
+    first = np.mean([share_of(square, 0, 2) for square in profiled.squares])
+    lines = [line for line in profiled.printed.splitlines() if line.startswith("“first”")]
+    assert any(f"{first:.1%}" in line for line in lines), lines
+
+
+def totals(squares):
+    """The mean over contexts of all influence, and of that of tokens that are not queried."""
+    whole = np.mean([len(square) * square.sum() for square in squares])
+    return whole, np.mean([len(square) * square[:-2].sum() for square in squares])
+
+
+@pytest.fixture(scope="module")
+def signed_cells(folder):
+    """Minus central differences in log weights of each context, on the grid of most contexts."""
+    model = models.load(folder, dtype="float64")
+    carried = []
 
     @jax.jit
     @partial(jax.vmap, in_axes=(0, None, None))
@@ -96,128 +279,42 @@ def require_signed(folder, out, printed):
 
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         length = len(prompt) + 1
-        ids, asked = padded(prompt, answer), np.array([length - 2, length - 1])
+        ids = padded(prompt, answer)
+        asked = np.array([length - 2, length - 1])
         steps = 1e-4 * np.concatenate([np.eye(len(ids) - 1), -np.eye(len(ids) - 1)])
         up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, -1)
         slopes = ((down - up) / 2e-4)[:length]
         # A cell holds what it overlaps: sums up to its end, differenced.
-        ends = np.interp(np.arange(10) / 9, np.arange(length + 1) / length,
-                         [0, *np.cumsum(slopes)])  # fmt: skip
+        sums = [0, *np.cumsum(slopes)]
+        ends = np.interp(np.arange(10) / 9, np.arange(length + 1) / length, sums)
         carried.append(9 * np.diff(ends))
-    rows = table(out / "profile.csv")
-    assert tuple(rows[0]) == FILES["profile --signed, profile.csv"]
-    error = np.std(carried, axis=0, ddof=1) / 2
-    np.testing.assert_allclose(column(rows, "signed"), np.mean(carried, axis=0), atol=2e-5)
-    np.testing.assert_allclose(column(rows, "signed_error"), error, atol=2e-5)
-    ends = [[0, *np.cumsum(one)] for one in carried]
-    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), one)) for one in ends]) / 9
-    regional = json.loads((out / "profile.json").read_text())["signed"]["regional"]
-    np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
-    np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
-    assert abs(sum(regional["value"])) < 1e-6 and max(regional["value"]) > 1e-3
-    (said,) = (line for line in printed.splitlines() if line.startswith("signed, sum"))
-    assert said.split()[-3:] == [f"{value:.4g}" for value in regional["value"]]
-    assert (out / "signed.png").exists()
+    return np.array(carried)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss, name", [("margin", "margin_loss"), ("answer", "loss")])
-def test_tokens_records_and_density_of_answers(folder, data, tmp_path, loss, name, undrawn, capsys):
-    out = tmp_path / "out"
-    arguments = ["profile", str(folder), "--data", str(data), "--loss", loss, "--out", str(out)]
-    by_sign = ["--signed"] * (loss == "answer")
-    assert main([*arguments, "--delta", "0.3", *by_sign]) == 0
-    squares = euclidean_energies(folder, name)
-    rows = table(out / "tokens.csv")
-    for number, square in enumerate(squares):
-        of_context = [row for row in rows if int(row["context"]) == number]
-        length = len(square)
-        assert "".join(row["token"] for row in of_context) == spelt(
-            [*PROMPTS[number], ANSWERS[number][0]]
-        )
-        np.testing.assert_allclose(
-            column(of_context, "position"), np.arange(1, length + 1) / length
-        )
-        np.testing.assert_allclose(column(of_context, "energy"), length**2 * square, rtol=1e-3)
-        shares = length * square / square.sum()
-        np.testing.assert_allclose(column(of_context, "density"), shares, rtol=1e-3)
-        np.testing.assert_array_equal(
-            np.flatnonzero(column(of_context, "weight")), [length - 2, length - 1]
-        )
-    records = {row["name"]: row for row in table(out / "records.csv")}
-    ends = {"first": ((0, 2), range(4)), "second": ((2, 5), (1, 2))}
-    for record, ((start, end), contexts) in ends.items():
-        shares = [squares[i][start:end].sum() / squares[i].sum() for i in contexts]
-        of_tokens = [(end - start) / len(squares[i]) for i in contexts]
-        found = records[record]
-        assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
-        error = np.std(shares, ddof=1) / np.sqrt(len(shares))
-        assert float(found["error"]) == pytest.approx(error, rel=1e-3)
-        assert float(found["of_tokens"]) == pytest.approx(np.mean(of_tokens))
-        assert float(found["tokens"]) == end - start and found["kind"] == "part"
-        assert int(found["contexts"]) == len(shares)
-        assert int(found["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
-        held = dict.fromkeys("abcdefghijk", 0.0)
-        for i in contexts:
-            for letter, one in zip(spelt(PROMPTS[i]), squares[i], strict=False):
-                place = list(squares[i]).index(one)
-                held[letter] += one / squares[i].sum() if start <= place < end else 0
-        most = sorted(held, key=held.__getitem__)[:-4:-1]
-        parts = [100 * held[letter] / sum(held.values()) for letter in most]
-        told = [one.split() for one in found["most"].split(", ")]
-        assert [letter for letter, *_ in told if letter] == [f"“{letter}”" for letter in most]
-        assert [float(part) for _, part, _ in told] == pytest.approx(parts, abs=0.51)
-    outside = [1 - squares[i][: 5 if i in (1, 2) else 2].sum() / squares[i].sum() for i in range(4)]
-    assert (records[""]["kind"], records[""]["contexts"]) == ("rest", "4")
-    assert float(records[""]["share"]) == pytest.approx(np.mean(outside), rel=1e-3)
-    of_contexts = {(int(row["context"]), row["name"]): row
-                   for row in table(out / "records_by_context.csv")}  # fmt: skip
-    expected = {(i, name) for name, (_, which) in ends.items() for i in which}
-    assert set(of_contexts) == expected | {(i, "") for i in range(4)}
-    kept = results.load(out / "contexts.npz")
-    assert list(kept.shares) == list(ends), "what is in no part is none of them"
-    assert kept.asked == [len(square) - 2 for square in squares] and kept.delta == 0.3
-    for number, (row, square) in enumerate(zip(table(out / "contexts.csv"), squares, strict=True)):
-        np.testing.assert_allclose(kept.energies[number], len(square) ** 2 * square, rtol=1e-3)
-        edges = 0.3 * len(square), 0.7 * len(square)
-        parts = [square @ np.clip(edge - np.arange(len(square)), 0, 1) for edge in edges]
-        left, rest = parts[0] / square.sum(), 1 - parts[1] / square.sum()
-        found = [float(row[region]) for region in REGIONS]
-        assert sum(found) == pytest.approx(1, rel=1e-4)
-        if len(square) == 9:  # that of most, and so the common grid's
-            np.testing.assert_allclose(found, (left, 1 - left - rest, rest), rtol=2e-3)
-        assert float(row["total"]) == pytest.approx(len(square) * square.sum(), rel=1e-3)
-        assert (int(row["tokens"]), int(row["asked"])) == (len(square), len(square) - 2)
-        assert row["id"] == of_contexts[number, ""]["id"] == kept.names[number]
-        assert float(of_contexts[number, ""]["share"]) == pytest.approx(outside[number], rel=1e-3)
-        for name, ((start, end), which) in ends.items():
-            share = kept.shares[name][number]
-            if number in which:
-                assert share == pytest.approx(square[start:end].sum() / square.sum(), rel=1e-4)
-                found = of_contexts[number, name]
-                assert float(found["share"]) == share
-                assert float(found["of_tokens"]) == pytest.approx((end - start) / len(square))
-                assert int(found["tokens"]) == end - start
-            else:
-                assert np.isnan(share)
-    assert len(set(kept.names)) == 4
-    document = json.loads((out / "profile.json").read_text())
-    totals = [len(square) * square.sum() for square in squares]
-    assert document["influence"]["total"] == pytest.approx(np.mean(totals), rel=1e-4)
-    before = [len(square) * square[:-2].sum() for square in squares]
-    without = document["influence_without_queries"]["total"]
-    assert without == pytest.approx(np.mean(before), rel=1e-4)
-    density = table(out / "profile.csv")
-    np.testing.assert_array_equal(column(density, "density"), document["influence"]["density"])
-    np.testing.assert_array_equal(column(density, "error"), document["influence"]["density_error"])
-    assert np.mean(column(density, "density")) == pytest.approx(1, rel=1e-5)
-    printed = capsys.readouterr().out
-    if by_sign:
-        require_signed(folder, out, printed)
-    assert f"4 contexts of 7 to 9 tokens, loss {loss}" in printed
-    assert f"The queried tokens hold {1 - np.sum(before) / np.sum(totals):.1%}" in printed
-    share = f"{float(records['first']['share']):.1%}"
-    assert any(line.startswith("“first”") and share in line for line in printed.splitlines())
+@pytest.mark.parametrize("profiled", ["answer"], indirect=True)
+def test_the_signed_profile_is_that_of_central_differences(profiled, signed_cells):
+    rows = table(profiled.out / "profile.csv")
+    assert tuple(rows[0]) == FILES["profile --signed, profile.csv"]
+    error = np.std(signed_cells, axis=0, ddof=1) / 2
+    np.testing.assert_allclose(column(rows, "signed"), signed_cells.mean(axis=0), atol=2e-5)
+    np.testing.assert_allclose(column(rows, "signed_error"), error, atol=2e-5)
+    assert (profiled.out / "signed.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profiled", ["answer"], indirect=True)
+def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
+    ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
+    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), one)) for one in ends]) / 9
+    document = json.loads((profiled.out / "profile.json").read_text())
+    regional = document["signed"]["regional"]
+    np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
+    assert abs(sum(regional["value"])) < 1e-6 and max(regional["value"]) > 1e-3
+    lines = profiled.printed.splitlines()
+    (said,) = (line for line in lines if line.startswith("signed, sum"))
+    assert said.split()[-3:] == [f"{value:.4g}" for value in regional["value"]]
 
 
 def margin_of(ids):
@@ -228,10 +325,12 @@ def margin_of(ids):
     return np.mean(logsumexp(odds, axis=1) - right)
 
 
+@pytest.mark.slow
 def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     folder, data, tmp_path, monkeypatch, capsys
 ):
-    without, calls = leave_one_out.losses_without, []
+    without = leave_one_out.losses_without
+    calls = []
 
     def stopping(*arguments, **options):
         if len(calls) == 2:
@@ -244,7 +343,8 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
     arguments += ["--method", "leave-one-out", "--out", str(out)]
-    programs, scores = [], models.ids._scores
+    programs = []
+    scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: programs.append(of) or scores(*of))
     assert main(arguments) == 130
     first = len(programs)
@@ -255,7 +355,8 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     gains = {"first": [], "second": []}
     of_context = []
     for number, pair in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
-        ids, spans = np.concatenate(pair), SPANS[: 1 + number % 3]
+        ids = np.concatenate(pair)
+        spans = SPANS[: 1 + number % 3]
         whole = margin_of(ids)
         for start, end, name in spans:
             gains[name].append(margin_of(np.delete(ids, range(start, end))) - whole)
@@ -278,16 +379,21 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     assert found == [one[:2] for one in of_context]
     np.testing.assert_allclose(
         column([row for row in by_context if row["name"]], "score"),
-        [one[2] for one in of_context], rtol=2e-3, atol=1e-5,
-    )  # fmt: skip
+        [one[2] for one in of_context],
+        rtol=2e-3,
+        atol=1e-5,
+    )
     document = json.loads((out / "profile.json").read_text())
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
     assert "by leave-one-out, 4 passes each: about" in printed
     assert "pages come without --method" in printed
     assert {path.name for path in out.iterdir()} == {
-        "profile.json", "records.csv", "records_by_context.csv", "run.json"
-    }  # fmt: skip
+        "profile.json",
+        "records.csv",
+        "records_by_context.csv",
+        "run.json",
+    }
 
 
 @pytest.mark.slow
@@ -311,8 +417,9 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
         y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, None, u, of_part)
         return model.loss(model.embed(ids[:-1]), y)
 
-    steps = [jax.device_put(u + 1e-4 * sign * np.eye(9)[place])
-             for place in range(9) for sign in (1, -1)]  # fmt: skip
+    steps = [
+        jax.device_put(u + 1e-4 * sign * np.eye(9)[place]) for place in range(9) for sign in (1, -1)
+    ]
     down, up = np.array([float(loss(step)) for step in steps]).reshape(9, 2).T
     slopes = (up - down) / 2e-4 * (np.arange(9) > 0)
     scores = [row for row in table(out / "scores.csv") if row["context"] == "1"]
@@ -361,6 +468,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
         main(["profile", str(folder), *arguments, "--loss", "answer"])
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     folder, data, tmp_path, monkeypatch, capsys
 ):
@@ -372,7 +480,9 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
         path.touch()
 
     monkeypatch.setattr(Figure, "savefig", drawn)
-    measure, measured, allowed = models.ids._energy, [], 9
+    measure = models.ids._energy
+    measured = []
+    allowed = 9
 
     def stopping(*arguments):
         if len(measured) == allowed:
@@ -382,7 +492,8 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
 
     monkeypatch.setattr(models.ids, "_energy", stopping)
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--out"]
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
     assert main([*arguments, str(whole)]) == 0
     expected, measured[:] = measured.copy(), []
     assert len(expected) == 4
@@ -406,7 +517,9 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
 @pytest.mark.slow
 def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkeypatch):
     """With the density of all, and of each shown its own energies, which are measured once."""
-    written, measured, measure = {}, [], models.energies_of_ids
+    written = {}
+    measured = []
+    measure = models.energies_of_ids
 
     def counting(network, windows, **options):
         measured.extend(windows)
@@ -428,7 +541,8 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
     assert [one.name for one in options["records"]] == ["first", "second", ""]
-    every, kept = euclidean_energies(folder, "margin_loss"), results.load(out / "contexts.npz")
+    every = euclidean_energies(folder, "margin_loss")
+    kept = results.load(out / "contexts.npz")
     for energies, square in zip(kept.energies, every, strict=True):
         np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
     for number, expected in enumerate(every[:2]):
@@ -438,17 +552,19 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
         assert "".join(texts[number]).replace(" ", "") == whole
 
 
+@pytest.mark.slow
 def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     """And of other contexts they are refused, not taken."""
-    windows, weights = [np.array([7, 8, 9, 5])], [np.full(3, 1 / 3)]
+    windows = [np.array([7, 8, 9, 5])]
+    weights = [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
-    found = measuring.shown_accounts(*of, checkpoint=tmp_path)
+    found = measuring.accounts_of_contexts(*of, checkpoint=tmp_path)
     monkeypatch.setattr(explanations, "account_of_context", None)
-    again = measuring.shown_accounts(*of, checkpoint=tmp_path)
+    again = measuring.accounts_of_contexts(*of, checkpoint=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again, found)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
     with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
-        measuring.shown_accounts(of[0], *others, checkpoint=tmp_path)
+        measuring.accounts_of_contexts(of[0], *others, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("command", ["profile", "explain"])

@@ -128,9 +128,11 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
     out = tmp_path / "out"
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
     assert main([*arguments, "--answer", "ab", "--foil", "f", "--method", "influence"]) == 0
-    model, prompt = models.load(folder, dtype="float64"), ids_of(PROMPT)
+    model = models.load(folder, dtype="float64")
+    prompt = ids_of(PROMPT)
     # A space, of which the tokenizer knows no word, stands before both.
-    answer, foil = np.array([10, 0, 1]), np.array([10, 5])
+    answer = np.array([10, 0, 1])
+    foil = np.array([10, 5])
 
     @jax.jit
     def odds(x):
@@ -166,7 +168,8 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert found.keys() == answer.record().keys()
     names = [part["name"] for part in found["parts"]]
     assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
-    x, network = jax.device_put(answer.context.window), model.network
+    x = jax.device_put(answer.context.window)
+    network = model.network
     weights = jax.device_put(answer.context.weights)
     numbers = np.full(len(weights), -1)
     for number, places in enumerate(MASKED.values()):
@@ -219,7 +222,8 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     given = sum(part.score for part in answer.parts)
     y: Any = answer.context.asked
     network = model.network
-    u, numbers = np.zeros(answer.context.length), np.full(answer.context.length, -1)
+    u = np.zeros(answer.context.length)
+    numbers = np.full(answer.context.length, -1)
     for number, places in enumerate(MASKED.values()):
         u[slice(*places)], numbers[slice(*places)] = np.log(1e-3), number
     numbers = jax.device_put(numbers)
@@ -251,6 +255,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
         plain.compare(answer)
 
 
+@pytest.mark.slow
 def test_parts_that_are_left_out_have_a_table_and_a_page(folder, documents):
     """By document as a whole, since each is a text to read; and by sentence where one asks so."""
     model = models.LanguageModel.from_pretrained(folder, "float64")
@@ -320,7 +325,8 @@ def test_a_method_of_a_users_goes_down_to_the_page(
 
 def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
     monkeypatch.setattr(models.LanguageModel, "loaded", None)
-    start, out = ["ask", str(folder)], ["--out", str(tmp_path / "out"), "--no-html"]
+    start = ["ask", str(folder)]
+    out = ["--out", str(tmp_path / "out"), "--no-html"]
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
@@ -408,7 +414,7 @@ def test_what_to_know_of_answers_is_said(chatting):
     shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
     stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
-    (said, _) = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    said, _ = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
     assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)

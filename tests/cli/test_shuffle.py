@@ -1,7 +1,11 @@
 """profile --shuffle: what it writes, made again by NumPy from its own tokens."""
 
+import contextlib
 import csv
+import io
 import json
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -27,8 +31,14 @@ def written(path, titles=NAMES):
     for number, (names, texts) in enumerate(zip(titles, TEXTS, strict=True)):
         pairs = zip(names, texts, strict=True)
         documents = [{"title": title, "text": text} for title, text in pairs]
-        lines.append({"documents": documents, "question": spelt([1, 2]), "answer": spelt([3, 4]),
-                      "id": number})  # fmt: skip
+        lines.append(
+            {
+                "documents": documents,
+                "question": spelt([1, 2]),
+                "answer": spelt([3, 4]),
+                "id": number,
+            }
+        )
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -47,93 +57,165 @@ def column(rows, name):
     return np.array([float(row[name]) for row in rows])
 
 
-@pytest.mark.slow
-def test_documents_in_three_orders_of_two_lines(folder, tmp_path, capsys, monkeypatch):
+class Shuffled(NamedTuple):
+    """What one run of the command left, and shares that follow from its tokens' energies."""
+
+    out: Path
+    printed: str
+    lines: list  # of the figure
+    energies: np.ndarray  # of the six contexts' tokens
+    texts: list[str]  # of the six contexts
+    shares: np.ndarray  # of each line's documents a, b and c, at places 1, 2 and 3
+
+
+@pytest.fixture(scope="module")
+def shuffled(folder, tmp_path_factory):
+    """The command with three orders of two lines; shares are of where texts stand in the tokens."""
+    data = written(tmp_path_factory.mktemp("data") / "data.jsonl")
+    out = tmp_path_factory.mktemp("o")
+    arguments = ["profile", str(folder), "--data", str(data), "--out", str(out), "--overwrite"]
+    printed = io.StringIO()
     drawn = {}
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes[0])
-    )
-    out = tmp_path / "out"
-    arguments = [str(folder), "--data", str(written(tmp_path / "data.jsonl")), "--out", str(out)]
-    assert main(["profile", *arguments, "--loss", "margin", "--shuffle", "3"]) == 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(
+            Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes[0])
+        )
+        assert main([*arguments, "--loss", "margin", "--shuffle", "3"]) == 0
     tokens = table(out / "tokens.csv")
-    energies, texts = [], []
-    for number in range(6):
-        rows = [row for row in tokens if int(row["context"]) == number]
+    energies = []
+    texts = []
+    shares = np.full((2, 3, 3), np.nan)
+    for context in range(6):
+        rows = [row for row in tokens if int(row["context"]) == context]
         energies.append(column(rows, "energy"))
         texts.append("".join(row["token"] for row in rows))
-    # Every document at every place once: its share by where its text stands in the tokens.
-    cells, orders = {}, table(out / "orders.csv")
-    for row in orders:
-        context, line, place = int(row["context"]), int(row["line"]), int(row["place"])
+        line = context // 3
+        spans = spans_of(texts[-1], line)
+        for place, name in enumerate(sorted(spans, key=spans.__getitem__)):
+            start, end = spans[name]
+            held = energies[-1][start:end].sum() / energies[-1].sum()
+            shares[line, "abc".index(name), place] = held
+    assert np.isfinite(shares).all(), "every document stands at every place once"
+    lines = drawn["shuffle.svg"].lines
+    return Shuffled(out, printed.getvalue(), lines, np.array(energies), texts, shares)
+
+
+def spans_of(text, line):
+    """Where each document of a line stands in a context's text, by its name."""
+    shown = {name: f"{name}\n{said}" for name, said in zip(NAMES[line], TEXTS[line], strict=True)}
+    return {name: (text.index(one), text.index(one) + len(one)) for name, one in shown.items()}
+
+
+def assert_means(rows, samples):
+    """Shares are the means of the lines' and errors their standard errors."""
+    np.testing.assert_allclose(column(rows, "share"), samples.mean(axis=0).ravel(), rtol=1e-4)
+    np.testing.assert_allclose(column(rows, "error"), stats.sem(samples).ravel(), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_every_document_stands_at_every_place_once_with_its_share(shuffled):
+    rows = table(shuffled.out / "orders.csv")
+    assert len(rows) == 18
+    for row in rows:
+        context = int(row["context"])
+        line = int(row["line"])
+        place = int(row["place"])
         assert context == 3 * line + int(row["order"])
-        shown = {
-            name: f"{name}\n{text}" for name, text in zip(NAMES[line], TEXTS[line], strict=True)
-        }
-        starts = {name: texts[context].index(part) for name, part in shown.items()}
-        start, length = starts[row["document"]], len(shown[row["document"]])
-        energy = energies[context]
-        share = energy[start : start + length].sum() / energy.sum()
-        np.testing.assert_allclose(float(row["share"]), share, rtol=1e-4)
-        cells[line, row["document"], place] = float(row["share"])
-        assert sorted(starts.values()).index(start) == place - 1
-    assert len(cells) == 18
-    shares = np.array([[[cells[n, d, p] for p in (1, 2, 3)] for d in "abc"] for n in (0, 1)])
-    by_place, by_document = shares.mean(axis=1), shares.mean(axis=2)
-    rows = table(out / "by_place.csv")
+        spans = spans_of(shuffled.texts[context], line)
+        assert sorted(spans.values()).index(spans[row["document"]]) == place - 1
+        expected = shuffled.shares[line, "abc".index(row["document"]), place - 1]
+        np.testing.assert_allclose(float(row["share"]), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_shares_by_place_are_means_over_documents(shuffled):
+    rows = table(shuffled.out / "by_place.csv")
     np.testing.assert_allclose(column(rows, "place"), [1, 2, 3])
-    np.testing.assert_allclose(column(rows, "share"), by_place.mean(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(column(rows, "error"), stats.sem(by_place), rtol=1e-9)
-    rows = table(out / "by_document.csv")
+    assert_means(rows, shuffled.shares.mean(axis=1))
+
+
+@pytest.mark.slow
+def test_shares_by_document_are_means_over_places(shuffled):
+    rows = table(shuffled.out / "by_document.csv")
     assert [row["document"] for row in rows] == ["a", "b", "c"]
-    np.testing.assert_allclose(column(rows, "share"), by_document.mean(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(column(rows, "error"), stats.sem(by_document), rtol=1e-9)
-    rows = table(out / "two_way.csv")
-    assert [(row["document"], row["place"]) for row in rows] == [
-        (d, p) for d in "abc" for p in "123"
-    ]
-    np.testing.assert_allclose(column(rows, "share"), shares.mean(axis=0).ravel(), rtol=1e-9)
-    np.testing.assert_allclose(column(rows, "error"), stats.sem(shares).ravel(), rtol=1e-9)
-    document = json.loads((out / "shuffle.json").read_text())
+    assert_means(rows, shuffled.shares.mean(axis=2))
+
+
+@pytest.mark.slow
+def test_the_two_way_table_has_every_document_at_every_place(shuffled):
+    rows = table(shuffled.out / "two_way.csv")
+    cells = [(row["document"], row["place"]) for row in rows]
+    assert cells == [(document, place) for document in "abc" for place in "123"]
+    assert_means(rows, shuffled.shares)
+
+
+@pytest.mark.slow
+def test_the_summary_has_the_gap_between_the_ends_and_the_middle(shuffled):
+    document = json.loads((shuffled.out / "shuffle.json").read_text())
     assert document["documents"] == ["a", "b", "c"]
     assert (document["contexts"], document["orders"]) == (2, 3)
+    by_place = shuffled.shares.mean(axis=1)
     gaps = by_place[:, [0, 2]].mean(axis=1) - by_place[:, 1]
-    np.testing.assert_allclose(document["gap"]["share"], gaps.mean(), rtol=1e-9)
-    np.testing.assert_allclose(document["gap"]["error"], stats.sem(gaps), rtol=1e-9)
-    np.testing.assert_allclose(document["by_place"]["share"], by_place.mean(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(document["table"]["share"], shares.mean(axis=0), rtol=1e-9)
-    printed = capsys.readouterr().out
-    assert document["finding"] in printed and "Errors are over 2 lines" in printed
-    assert "6 contexts of 46 tokens, 3 orders of each line, loss margin" in printed
-    lines = drawn["shuffle.svg"].lines
-    np.testing.assert_allclose(lines[0].get_ydata(), shares[:, 0].mean(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(lines[-1].get_ydata(), by_place.mean(axis=0), rtol=1e-9)
-    # Orders of a line count as one context everywhere else.
-    averaged = np.array(energies).reshape(2, 3, 46).mean(axis=1)
+    size = by_place.mean()  # which rounding is relative to
+    np.testing.assert_allclose(document["gap"]["share"], gaps.mean(), atol=1e-4 * size)
+    np.testing.assert_allclose(document["gap"]["error"], stats.sem(gaps), atol=1e-4 * size)
+    np.testing.assert_allclose(document["by_place"]["share"], by_place.mean(axis=0), rtol=1e-4)
+    table_ = shuffled.shares.mean(axis=0)
+    np.testing.assert_allclose(document["table"]["share"], table_, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_finding_is_printed_with_what_its_errors_are_over(shuffled):
+    document = json.loads((shuffled.out / "shuffle.json").read_text())
+    assert document["finding"] in shuffled.printed
+    assert "Errors are over 2 lines" in shuffled.printed
+    assert "6 contexts of 46 tokens, 3 orders of each line, loss margin" in shuffled.printed
+
+
+@pytest.mark.slow
+def test_the_figure_draws_each_document_and_their_mean_by_place(shuffled):
+    first, *_, mean = shuffled.lines
+    np.testing.assert_allclose(first.get_ydata(), shuffled.shares[:, 0].mean(axis=0), rtol=1e-4)
+    by_place = shuffled.shares.mean(axis=(0, 1))
+    np.testing.assert_allclose(mean.get_ydata(), by_place, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_orders_of_a_line_count_as_one_context_in_the_profile(shuffled):
+    averaged = shuffled.energies.reshape(2, 3, 46).mean(axis=1)
     density = averaged.mean(axis=0) / averaged.mean()
-    np.testing.assert_allclose(column(table(out / "profile.csv"), "density"), density, rtol=1e-4)
-    assert json.loads((out / "profile.json").read_text())["influence"]["examples"] == 2
-    kept = results.load(out / "contexts.npz")
+    found = column(table(shuffled.out / "profile.csv"), "density")
+    np.testing.assert_allclose(found, density, rtol=1e-4)
+    profile = json.loads((shuffled.out / "profile.json").read_text())
+    assert profile["influence"]["examples"] == 2
+    kept = results.load(shuffled.out / "contexts.npz")
     np.testing.assert_allclose(np.array(kept.energies), averaged, rtol=1e-4)
     assert kept.names == ["0", "1"] and kept.asked == [43, 43]
+
+
+@pytest.mark.slow
+def test_orders_of_a_line_count_as_one_context_in_the_records(shuffled):
+    by_document = shuffled.shares.mean(axis=2)
+    kept = results.load(shuffled.out / "contexts.npz")
     np.testing.assert_allclose([kept.shares[name] for name in "abc"], by_document.T, rtol=1e-4)
-    records = {row["name"]: row for row in table(out / "records.csv")}
+    records = {row["name"]: row for row in table(shuffled.out / "records.csv")}
     assert list(records) == ["a", "b", "c", "question", ""], "as they stand in the line"
-    record = records["b"]
-    assert float(record["share"]) == pytest.approx(by_document[:, 1].mean(), rel=1e-4)
-    assert int(record["contexts"]) == 2
+    assert float(records["b"]["share"]) == pytest.approx(by_document[:, 1].mean(), rel=1e-4)
+    assert int(records["b"]["contexts"]) == 2
 
 
 @pytest.mark.slow
 def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
-    monkeypatch.setattr(models, "energies_of_ids", lambda network, windows, **rest: [
-        np.arange(1.0, len(window), dtype=np.float32) for window in windows
-    ])  # fmt: skip
-    data, out = (
-        written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]]),
-        tmp_path / "out",
+    monkeypatch.setattr(
+        models,
+        "energies_of_ids",
+        lambda network, windows, **rest: [
+            np.arange(1.0, len(window), dtype=np.float32) for window in windows
+        ],
     )
+    data = written(tmp_path / "data.jsonl", [["a", "b", "c"], ["d", "b", "c"]])
+    out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--shuffle"]
     assert main([*arguments, "2", "--out", str(out)]) == 0
     document = json.loads((out / "shuffle.json").read_text())
@@ -157,8 +239,12 @@ def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
 def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     def context(length, places):
         weights = np.eye(length)[length - 1]
-        return Context(np.zeros(length + 1, int), weights, ("t",) * length,
-                       (Span("the rest", np.array(places)),))  # fmt: skip
+        return Context(
+            np.zeros(length + 1, int),
+            weights,
+            ("t",) * length,
+            (Span("the rest", np.array(places)),),
+        )
 
     line = ShuffledContexts(
         ("the rest",), np.zeros((2, 1), int), (context(4, [0]), context(6, [2, 3]))

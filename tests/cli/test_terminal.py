@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import warnings
 
@@ -71,6 +72,7 @@ def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
         assert {row["name"] for row in csv.DictReader(file)} == {"o⟨1b⟩[31mwl⏎red", "w?ren"}
 
 
+@pytest.mark.slow
 def test_names_and_answers_of_lines_are_shown(model, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     line = {"prompt": "abcdefgh", "answer": "ab", "spans": [[0, 3, HOSTILE], [4, 6, "b"]]}
@@ -96,6 +98,27 @@ def test_whatever_a_command_prints_is_shown(tmp_path, capsys):
     record.write_text(json.dumps(kept))
     assert finished_before(tmp_path / "out", "rates", {})
     assert capsys.readouterr().out.endswith(in_lines(HOSTILE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--help"], ["counterexamples"], ["no-such-command"]])
+@pytest.mark.parametrize("with_errors", [False, True])
+def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(arguments, with_errors):
+    """Status 141, as of other tools; of errors alone the pipe is not asked for anything."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "lim_jax", *arguments],
+        stdout=writer,
+        stderr=writer if with_errors else subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    told = arguments == ["no-such-command"] and not with_errors
+    assert ended.returncode == (2 if told else 141)
+    assert with_errors or bool(ended.stderr) == told
+    assert "Traceback" not in (ended.stderr or "")
 
 
 def test_refusals_and_warnings_are_one_line(monkeypatch, capsys):

@@ -11,12 +11,20 @@ from lim_jax.cost.counting import operations
 from lim_jax.cost.job import job_cost, require_fits
 from lim_jax.network import blocked, tiles
 
-LENGTH, WIDTH, HIDDEN, HEADS, SIZE, DEPTH, EXAMPLES = 10, 6, 7, 2, 3, 4, 5
+LENGTH = 10
+WIDTH = 6
+HIDDEN = 7
+HEADS = 2
+SIZE = 3
+DEPTH = 4
+EXAMPLES = 5
 
 
+@pytest.mark.slow
 def test_operations_of_a_network_are_those_of_its_matrices():
     """Projections, scores, sums over values, and the tokenwise network; for each layer."""
-    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+    flow = random_flow(depth=DEPTH)
+    grid = lim.token_grid(LENGTH)
     x = random_states(0, EXAMPLES, LENGTH, WIDTH)
     cost = job_cost(lambda flow, x: jax.vmap(lambda x: flow(x, grid))(x), flow, x)
     projections = 4 * LENGTH * WIDTH * HEADS * SIZE
@@ -25,8 +33,10 @@ def test_operations_of_a_network_are_those_of_its_matrices():
     assert cost.operations == 2 * EXAMPLES * DEPTH * (projections + attention + tokenwise)
 
 
+@pytest.mark.slow
 def test_a_gradient_costs_more_and_shapes_suffice():
-    flow, grid = random_flow(depth=DEPTH), lim.token_grid(LENGTH)
+    flow = random_flow(depth=DEPTH)
+    grid = lim.token_grid(LENGTH)
 
     def gradient(flow, x):
         return jax.grad(lambda flow: flow(x, grid).sum())(flow)
@@ -67,17 +77,25 @@ def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
     assert counted(12, 5) == 5 * 6 * counted(4, 1)
 
 
+@pytest.mark.slow
 def test_a_branch_that_a_counter_chooses_counts_as_often_as_it_is_taken():
     def job(matrix):
         def step(total, i):
-            cheap, dear = (lambda m: m @ m[:, 0]), (lambda m: (m @ m)[:, 0])
+            def cheap(m):
+                return m @ m[:, 0]
+
+            def dear(m):
+                return (m @ m)[:, 0]
+
             return total + jax.lax.switch(i % 3, [cheap, dear, cheap], matrix), i // 2
 
         total, halves = jax.lax.scan(step, matrix[0], jnp.arange(7))
         found = [jax.lax.cond(half > 1, lambda m: m @ m, lambda m: m, matrix) for half in halves]
         return total, found
 
-    matrix, cheap, dear = np.ones((4, 4)), 2 * 4**2, 2 * 4**3
+    matrix = np.ones((4, 4))
+    cheap = 2 * 4**2
+    dear = 2 * 4**3
     assert job_cost(job, matrix).operations == 5 * cheap + (2 + 3) * dear
 
 
@@ -98,7 +116,8 @@ def squared(matrix):
 
 @squared.defjvp
 def _squared_jvp(primals, tangents):
-    (matrix,), (tangent,) = primals, tangents
+    (matrix,) = primals
+    (tangent,) = tangents
     return matrix @ matrix, tangent @ matrix + matrix @ tangent
 
 

@@ -12,7 +12,8 @@ from reference.networks import random_flow
 import lim_jax as lim
 from lim_jax.cost import job_cost, sweep_storage
 
-WIDTH, HEADS = 5, 2
+WIDTH = 5
+HEADS = 2
 
 
 def layer(x, weights):
@@ -58,6 +59,7 @@ def kept(depth, length, loops):
     return gradients_cost(depth, length, loops).temporary / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shallow, deep",
     [((4,), (16,)), ((2, 2), (4, 4)), ((2, 2), (2, 2, 2, 2))],
@@ -71,6 +73,7 @@ def test_the_compiler_keeps_the_states_of_checkpoints_and_one_layers_weights(sha
     assert second_difference(lambda *sizes: counted(*sizes).attention, shallow, deep) == 0
 
 
+@pytest.mark.slow
 def test_without_checkpoints_the_compiler_keeps_the_weights_of_every_layer():
     """Two arrays of their size, the softmax and its exponentials; states are small beside them."""
     # `subsec:algorithm-complexity`.
@@ -91,11 +94,13 @@ def test_checkpoints_run_as_many_layers_again_as_they_say(loops):
 @pytest.mark.parametrize("loops", [(7,), (3, 5), (5, 3), (2, 2, 2, 2, 2), (4, 1, 2)])
 def test_storage_is_that_of_the_sweep_step_by_step(loops):
     """The way back walked in Python: the most inputs alive at once, and all layers run."""
-    peak, run = 0, 0
+    peak = 0
+    run = 0
 
     def back(loops, alive):
         nonlocal peak, run
-        peak, run = max(peak, alive), run + math.prod(loops)  # ahead, keeping each step's input
+        peak = max(peak, alive)
+        run = run + math.prod(loops)  # ahead, keeping each step's input
         for step in reversed(range(loops[0] if loops else 0)):
             back(loops[1:], alive + step + 1)
 
@@ -107,9 +112,11 @@ def test_storage_is_that_of_the_sweep_step_by_step(loops):
     assert sweep_storage(depth, 11, 3, 0).attention == 0
 
 
+@pytest.mark.slow
 def test_a_residual_flow_keeps_one_state_for_each_layer():
     """`network.ResidualFlow` is one loop: six numbers for each of 16 tokens and 8 more layers."""
-    grid, x = lim.token_grid(16), jax.ShapeDtypeStruct((16, 6), float)
+    grid = lim.token_grid(16)
+    x = jax.ShapeDtypeStruct((16, 6), float)
 
     def temporary(depth):
         flow = random_flow(depth=depth)

@@ -97,12 +97,14 @@ def recurrent_loss(model, x, y):
     return lim.cross_entropy(model(x), y, GRID)
 
 
+@pytest.mark.slow
 def test_an_equinox_model_of_another_architecture():
     def made(key):
         return Recurrent(eqx.nn.GRUCell(3, 4, key=key), eqx.nn.Linear(4, 5, key=key))
 
     model = randomised(eqx.filter_eval_shape(made, jax.random.key(0)), 0)
-    x, y = random_states(1, 2, 10, 3), random_labels(2, 2, 10, 5)
+    x = random_states(1, 2, 10, 3)
+    y = random_labels(2, 2, 10, 5)
     result = lim.influence(recurrent_loss, model, (x, y), GRID)
 
     @jax.jit
@@ -134,7 +136,8 @@ def test_lim_falls_as_far_as_its_stabiliser_lets_it_and_the_contrast_does_not():
 
 def linearised_errors(samples, weights, regional):
     """Standard errors of m and of the regional averages, written out example by example."""
-    count, mean = len(samples), samples.mean(axis=0)
+    count = len(samples)
+    mean = samples.mean(axis=0)
     total = weights @ mean
     density = mean / total
     residual = samples - np.outer(samples @ weights, density)
@@ -150,7 +153,8 @@ def linearised_errors(samples, weights, regional):
 def test_standard_errors_are_those_of_the_linearised_ratio():
     batch = linear_batch(2, COUNT)
     result = numbers_of(lim.influence(linear_loss, 1.0, batch, GRID))
-    samples, weights = energies(batch), np.asarray(GRID.weights)
+    samples = energies(batch)
+    weights = np.asarray(GRID.weights)
     regional = np.asarray(lim.boundary_regions(GRID, 0.2).weights)
     of_density, of_averages = linearised_errors(samples, weights, regional)
     np.testing.assert_allclose(result.density_error, of_density, rtol=1e-10)
@@ -165,7 +169,8 @@ def test_standard_errors_are_those_of_the_linearised_ratio():
 
 def test_standard_errors_are_honest():
     """Over 400 data sets the results scatter by what one data set's errors say."""
-    examples, repeats = 200, 400
+    examples = 200
+    repeats = 400
     x, y = linear_batch(3, examples * repeats)
     batches = [np.asarray(leaf).reshape(repeats, examples, 10, 3) for leaf in (x, y)]
 
@@ -199,6 +204,7 @@ def pieces_of(batch, *cuts):
     return [jax.device_put((x[a:b], y[a:b])) for x, y in [batch] for a, b in pairwise(cuts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, exponent", [("float64", 565), ("float32", 70)])
 def test_standard_errors_are_of_any_scale(dtype, exponent):
     """Squares of such energies underflow or overflow; powers of two change no digit."""
@@ -244,15 +250,23 @@ def squared_outputs(network, x, y):
     return jnp.sum(jax.vmap(network)(x) ** 2)
 
 
+@pytest.mark.slow
 def test_modules_with_functions_among_their_leaves():
     """By the chain rule: a bare function closes over its arrays, a module of Equinox has them."""
     generator = np.random.default_rng(6)
     arrays = [generator.standard_normal(s) for s in ((4, 3), (2, 4), (7, 10, 3))]
     inner, outer, x = jax.device_put(arrays)
     module = eqx.filter_eval_shape(
-        eqx.nn.MLP, 3, 2, 4, 1, activation=jnp.tanh, use_bias=False, use_final_bias=False,
+        eqx.nn.MLP,
+        3,
+        2,
+        4,
+        1,
+        activation=jnp.tanh,
+        use_bias=False,
+        use_final_bias=False,
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
     module = eqx.tree_at(lambda m: [layer.weight for layer in m.layers], module, [inner, outer])
     first, second, tokens = arrays
     hidden = np.tanh(tokens @ first.T)
@@ -330,7 +344,8 @@ def test_examples_of_one_profile_are_said_to_be_alike():
         rows = jax.device_put(np.array(rows, np.float32))
         return lim.Influence.from_energies(rows, REST)
 
-    same, others = measured(*[sample] * 3), measured(sample, 1.3 * sample, 7 * sample)
+    same = measured(*[sample] * 3)
+    others = measured(sample, 1.3 * sample, 7 * sample)
     numbers = numbers_of(same)
     assert numbers.total_error < 1e-6 * numbers.total and numbers.density_error.max() < 1e-6
     outside = sample * np.where(np.arange(10) == 9, 2, 1)  # at a place that is left out
@@ -360,6 +375,7 @@ def test_no_influence_is_reported_as_degenerate():
     assert not bool(lim.influence(linear_loss, 1e-3, batch, GRID).degenerate)
 
 
+@pytest.mark.slow
 def test_the_total_of_a_last_token_loss_grows_with_length():
     def last_token_loss(params, x, y):
         return lim.autoregressive_cross_entropy(x, y, last_token(len(x)))
@@ -383,15 +399,18 @@ def test_regions_are_free():
     np.testing.assert_allclose(result.regional_averages, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_positions_left_out_leave_a_density_of_the_others():
     """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""
     # `eq:influence-measure`, `eq:influence-density`.
-    grid, left_out = lim.graded_grid(10), (2, 9)
+    grid = lim.graded_grid(10)
+    left_out = (2, 9)
     batch = linear_batch(11, COUNT, grid)
     regions = lim.boundary_regions(grid, "2/5").without(left_out)
     found = lim.influence(linear_loss, 1.0, batch, grid, regions)
     result = numbers_of(found)
-    samples, kept = energies(batch, grid), ~np.isin(np.arange(10), left_out)
+    samples = energies(batch, grid)
+    kept = ~np.isin(np.arange(10), left_out)
     weights = np.where(kept, np.asarray(grid.weights), 0)
     regional = np.asarray(lim.boundary_regions(grid, "2/5").weights) * kept
     energy = samples.mean(axis=0)
@@ -441,7 +460,8 @@ def test_the_influence_measure_of_any_set(make, convention):
     samples = energies(linear_batch(13, 5, grid), grid)
     regions = lim.boundary_regions(grid, "3/10", convention)
     found = lim.Influence.from_energies(jax.device_put(samples), regions)
-    edges, nodes = np.asarray(grid.edges), np.asarray(grid.nodes)
+    edges = np.asarray(grid.edges)
+    nodes = np.asarray(grid.nodes)
 
     def measured(start, stop):
         overlap = np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start)
@@ -479,7 +499,7 @@ def test_the_measure_on_panels_is_that_of_the_polynomial():
     np.testing.assert_allclose(found.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
 
 
-def test_single_precision_is_near_double():
+def test_a_density_in_single_precision_is_near_double():
     grid = lim.token_grid(10, dtype=jnp.float32)
     batch = linear_batch(10, COUNT)
     rounded = jax.device_put(tuple(np.asarray(leaf, np.float32) for leaf in batch))
@@ -503,12 +523,14 @@ def test_a_second_batch_of_the_same_shape_compiles_nothing():
     assert len(traced) == first
 
 
+@pytest.mark.slow
 def test_print_shows_numbers_and_nothing_fails_where_there_are_none_yet(capsys):
     batch = linear_batch(14, COUNT)
     regions = lim.boundary_regions(GRID, 0.3).without([9])
     result = lim.influence(linear_loss, 1.0, batch, GRID, regions)
     print(result)
-    shown, (values, errors) = capsys.readouterr().out, (result.indices(), result.index_errors())
+    shown = capsys.readouterr().out
+    values, errors = (result.indices(), result.index_errors())
     assert shown == f"{result.summary()}\n"
     assert "of 6 examples on 10 positions, delta = 0.3, 1 left out (9)" in shown
     for name in ("left", "middle", "right", "gap", "lim", "symmetric_contrast"):

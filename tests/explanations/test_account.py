@@ -17,7 +17,9 @@ from lim_jax.adjoint.sites import attention_sites
 from lim_jax.explanations import account_of_context
 from lim_jax.models.ids import padded_size
 
-LENGTH, LAYERS, DEPTH = 5, 3, 1
+LENGTH = 5
+LAYERS = 3
+DEPTH = 1
 GRID = lim.token_grid(LENGTH)
 WINDOW = np.array([104, 101, 108, 108, 111, 33])
 ASKED = np.array([0.1, 0.4, 0.0, 0.2, 0.3])
@@ -48,7 +50,8 @@ def squares(vectors):
 
 @pytest.mark.slow
 def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_it():
-    found, network = account(), model()
+    found = account()
+    network = model()
 
     @jax.jit
     @jax.value_and_grad
@@ -74,7 +77,9 @@ def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_i
 @pytest.mark.slow
 def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it(monkeypatch):
     """Whether or not rows that the loss asks go by themselves, of which one is named thrice."""
-    found, network, rest = account(), model(), rest_from(DEPTH)
+    found = account()
+    network = model()
+    rest = rest_from(DEPTH)
     monkeypatch.setattr(explanations.account, "FEW", 0)
     by_rows = account()
     for whole, rows in zip(found, by_rows, strict=True):

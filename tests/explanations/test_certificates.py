@@ -17,7 +17,10 @@ from lim_jax.explanations.account import asked_of_windows, parts_of_ids
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
-LENGTH, LAYERS, DEPTH, COUNT = 5, 3, 1, 2
+LENGTH = 5
+LAYERS = 3
+DEPTH = 1
+COUNT = 2
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.3)
 WINDOWS = jax.device_put(np.random.default_rng(3).integers(0, 256, (COUNT, LENGTH + 1)))
 KEY = jax.random.key(1)
@@ -32,9 +35,11 @@ def model():
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
     asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
-    loss, parts = models.CausalLM.loss, []
+    loss = models.CausalLM.loss
+    parts = []
     for at in range(COUNT):
-        ids, asks = WINDOWS[at, :-1], jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        ids = WINDOWS[at, :-1]
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
     return explanation._stack(parts)
 
@@ -42,7 +47,8 @@ def found():
 @cache
 def dense():
     """States, covectors and the blocks of the attention of layer DEPTH, of every context."""
-    network, grid = model(), REGIONS.grid
+    network = model()
+    grid = REGIONS.grid
 
     def one(window):
         example = network.example(window, teacher_forcing(LENGTH))
@@ -129,9 +135,14 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     margin = models.CausalLM.margin_loss
     seen: list = []
     measured = explanations.explain(
-        model(), WINDOWS, jax.device_put(rows), REGIONS, key=KEY, loss=margin,
+        model(),
+        WINDOWS,
+        jax.device_put(rows),
+        REGIONS,
+        key=KEY,
+        loss=margin,
         progress=lambda numbers: seen.append(len(numbers)) or numbers,
-    )  # fmt: skip
+    )
     assert seen == [COUNT, 5]  # contexts, then criteria
     network = model()
 
@@ -160,11 +171,14 @@ def test_contexts_of_several_lengths_are_explained_whole():
     asked = asked_of_windows(network, windows, rows)
     parts = [
         parts_of_ids(
-            network, jnp.asarray(window[:-1]), jax.tree.map(lambda leaf, at=at: leaf[at], asked), 0,
+            network,
+            jnp.asarray(window[:-1]),
+            jax.tree.map(lambda leaf, at=at: leaf[at], asked),
+            0,
             models.CausalLM.loss,
         )
         for at, window in enumerate(windows)
-    ]  # fmt: skip
+    ]
     vectors = [np.asarray(one.vectors) for one in parts]
     own = [(of.sum(axis=0) ** 2).sum(axis=1) for of in vectors]
     for one, expected in zip(found.token_energies, own, strict=True):
@@ -183,24 +197,31 @@ def test_contexts_of_several_lengths_are_explained_whole():
     scales = [np.mean(np.asarray(one.state) ** 2) * 4 for one in parts]
     relative = [np.array(one) * scale for one, scale in zip(channel, scales, strict=True)]
     for profiles, expected in (
-        (found.channel_energies, channel), (found.hop_energies, hops),
+        (found.channel_energies, channel),
+        (found.hop_energies, hops),
         (found.relative_energies, relative),
-    ):  # fmt: skip
+    ):
         np.testing.assert_allclose(profiles, np.mean(expected, axis=0), rtol=1e-9, atol=1e-13)
     masses = [
-        carried(average_cone_mass(
-            network, jax.device_put(window[None]),
-            lim.boundary_regions(lim.token_grid(len(window) - 1), 0.3),
-        ).value)
+        carried(
+            average_cone_mass(
+                network,
+                jax.device_put(window[None]),
+                lim.boundary_regions(lim.token_grid(len(window) - 1), 0.3),
+            ).value
+        )
         for window in windows
-    ]  # fmt: skip
+    ]
     mass = average_cone_mass(network, windows, regions)
     np.testing.assert_allclose(mass.value, np.mean(masses, axis=0), rtol=1e-9)
     # The channels' regional energies are of each context's own regions.
-    means = np.mean([
-        lim.regional_averages(one, lim.boundary_regions(lim.token_grid(len(one)), 0.3))
-        for one in map(jax.device_put, own)
-    ], axis=0)  # fmt: skip
+    means = np.mean(
+        [
+            lim.regional_averages(one, lim.boundary_regions(lim.token_grid(len(one)), 0.3))
+            for one in map(jax.device_put, own)
+        ],
+        axis=0,
+    )
     np.testing.assert_allclose(found.regional.totals, means, rtol=1e-10)
     assert found.without_queries is None  # the last token of three asks, a whole region
     assert [one.name for one in found.certificates] == [

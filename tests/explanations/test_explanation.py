@@ -66,6 +66,7 @@ def test_text_is_the_librarys_own_and_windows_are_cut_from_it():
         small_models.sample_windows(jnp.arange(8), 8, 1, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_the_models_loss_is_the_next_bytes_surprise():
     @eqx.filter_jit
     def measured(model, windows):
@@ -83,9 +84,14 @@ def test_the_models_loss_is_the_next_bytes_surprise():
 @cache
 def explained(ask, depth=0, certificates: Judged = "deciding"):
     return lim.explanations.explain(
-        model(), windows(), ask(LENGTH), REGIONS, key=jax.random.key(3), depth=depth,
+        model(),
+        windows(),
+        ask(LENGTH),
+        REGIONS,
+        key=jax.random.key(3),
+        depth=depth,
         certificates=certificates,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -94,9 +100,11 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
 
     Dear by the explanation, which computes all that certificates may ask, of two losses' kinds.
     """
-    found, network = explained(last_token, 1, "all"), model()
+    found = explained(last_token, 1, "all")
+    network = model()
     layers = jax.tree.map(lambda leaf: jax.device_put(leaf[1:]), on_host(network.flow.layers))
-    rest, grid = lim.ResidualFlow(layers, 1.0, step=lim.split), REGIONS.grid
+    rest = lim.ResidualFlow(layers, 1.0, step=lim.split)
+    grid = REGIONS.grid
 
     def one(example):
         x, y = example
@@ -157,11 +165,14 @@ def test_explanations_are_of_depths_before_the_last_state():
             explained(last_token, depth)
 
 
+@pytest.mark.slow
 def test_an_explanation_is_made_of_its_parts():
     # `eq:residual-influence-component`.
-    regions, weights = REGIONS, teacher_forcing(LENGTH)
+    regions = REGIONS
+    weights = teacher_forcing(LENGTH)
     found = explained(teacher_forcing)
-    network, grid = model(), regions.grid
+    network = model()
+    grid = regions.grid
 
     @jax.jit
     @jax.vmap
@@ -224,6 +235,7 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
     assert f"Without: LIM {float(rest.indices().lim):+.3f}" in printed
 
 
+@pytest.mark.slow
 def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     """On fresh contexts, as many as a few foretell: two errors are a tenth, or half of one."""
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)
@@ -252,7 +264,8 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
 @pytest.mark.slow
 def test_records_and_tables_give_every_number_under_its_name():
     found = explained(last_token)
-    record, regional = found.record(), found.regional
+    record = found.record()
+    regional = found.regional
     rows = {line[:26].strip(): line[26:] for line in explanation_table(found).split("\n")}
     cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
     for index, channel in enumerate(("residual", "cone", "local")):
@@ -305,9 +318,11 @@ def windows_of_ids(count):
 
 @pytest.mark.slow
 def test_the_cone_mass_averages_layers_and_contexts():
-    network, ids = neox_like(), windows_of_ids(2)
+    network = neox_like()
+    ids = windows_of_ids(2)
     found = average_cone_mass(network, ids, REGIONS)
-    flow, grid = network.flow, REGIONS.grid
+    flow = network.flow
+    grid = REGIONS.grid
 
     @jax.jit
     @jax.vmap
@@ -366,6 +381,7 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     assert found.head_energies.shape[0] == 2 and len(found.certificates) == 4
 
 
+@pytest.mark.slow
 def test_figures_of_an_explanation_show_its_numbers():
     found = explained(last_token)
     figure = plots.channel_energies(found, "title")
@@ -374,7 +390,8 @@ def test_figures_of_an_explanation_show_its_numbers():
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, found.influence.density)
     energies = np.asarray(found.channel_energies)
-    together, influence = energies.sum(axis=0), np.asarray(found.influence.energy)
+    together = energies.sum(axis=0)
+    influence = np.asarray(found.influence.energy)
     only = np.asarray(upper.lines[1].get_ydata())
     np.testing.assert_allclose(only, together / influence.mean())
     tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in middle.collections]
@@ -388,8 +405,11 @@ def test_figures_of_an_explanation_show_its_numbers():
     assert upper.get_title() == f"title ({LENGTH} positions, n = {int(found.influence.count)})"
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["influence density", "density without cross terms"] + [
-        "residual", "cone", "local", "cross terms"
-    ]  # fmt: skip
+        "residual",
+        "cone",
+        "local",
+        "cross terms",
+    ]
 
 
 def test_the_figure_of_certificates_names_each_row_and_its_verdict():
@@ -415,10 +435,9 @@ def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero(
     assert axes.get_yscale() == "log" and axes.get_title().startswith("title (")
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
-    for line, values in zip(
-        axes.lines, [found.influence.energy, *found.hop_energies], strict=True
-    ):  # fmt: skip
-        shown, values = np.asarray(line.get_ydata()), np.asarray(values)
+    for line, values in zip(axes.lines, [found.influence.energy, *found.hop_energies], strict=True):
+        shown = np.asarray(line.get_ydata())
+        values = np.asarray(values)
         np.testing.assert_array_equal(shown[values > 0], values[values > 0])
         assert np.isnan(shown[values == 0]).all()
     drawn = [np.isfinite(np.asarray(line.get_ydata())).sum() for line in axes.lines]

@@ -36,7 +36,8 @@ def exact_nodes(kind, size):
 
 @pytest.mark.parametrize("kind", GRIDS)
 def test_nodes_weights_and_cells(kind):
-    grid, size = GRIDS[kind](7), 7
+    grid = GRIDS[kind](7)
+    size = 7
     nodes = np.array(exact_nodes(kind, size), dtype=float)
     np.testing.assert_allclose(grid.nodes, nodes, rtol=1e-15)
     edges = (np.arange(size + 1) / size) ** (3 if kind == "graded" else 1)
@@ -50,7 +51,8 @@ def test_nodes_weights_and_cells(kind):
 @pytest.mark.parametrize("kind", GRIDS)
 def test_prefix_weights_by_their_definition(kind):
     grid = GRIDS[kind](6)
-    own, weights = 1.0 if kind == "tokens" else 0.5, np.asarray(grid.weights)
+    own = 1.0 if kind == "tokens" else 0.5
+    weights = np.asarray(grid.weights)
     expected = np.zeros((6, 6))
     for i in range(6):
         for j in range(i + 1):
@@ -95,7 +97,8 @@ def test_weights_integrate_polynomials(kind):
 def test_the_pairing_sums_over_features():
     grid = lim.graded_grid(5)
     left = np.arange(10.0).reshape(5, 2)
-    right, weights = left**2, np.asarray(grid.weights)
+    right = left**2
+    weights = np.asarray(grid.weights)
     expected = sum(weights[i] * left[i, a] * right[i, a] for i in range(5) for a in range(2))
     np.testing.assert_allclose(jax.jit(lim.inner)(left, right, grid), expected, rtol=1e-14)
 
@@ -153,7 +156,8 @@ def test_overlap_regions_partition_the_measure(kind, size, thousandths):
     delta = thousandths / 1000
     grid = GRIDS[kind](size)
     weights = np.asarray(lim.boundary_regions(grid, delta).weights)
-    edges, cells = np.asarray(grid.edges), np.asarray(grid.weights)
+    edges = np.asarray(grid.edges)
+    cells = np.asarray(grid.weights)
     for row, (start, stop) in zip(weights, [(0, delta), (delta, 1 - delta), (1 - delta, 1)]):  # noqa: B905
         overlap = np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start)
         expected = cells * np.maximum(overlap, 0) / np.diff(edges)
@@ -185,7 +189,8 @@ def test_the_embedding_is_constant_on_right_closed_cells():
 
 def test_the_embedding_keeps_integrals():
     grid = lim.token_grid(8)
-    values, fine = np.sin(np.arange(8.0)), (np.arange(8000.0) + 0.5) / 8000
+    values = np.sin(np.arange(8.0))
+    fine = (np.arange(8000.0) + 0.5) / 8000
 
     @jax.jit
     def embedded_and_integral(values, fine):
@@ -198,9 +203,11 @@ def test_the_embedding_keeps_integrals():
 @pytest.mark.parametrize("kind", GRIDS)
 def test_fields_on_cells_are_interpolated_by_lines(kind):
     """NumPy's interpolation between the nodes; beyond them the nearest line goes on."""
-    source, target = GRIDS[kind](6), lim.token_grid(11)
+    source = GRIDS[kind](6)
+    target = lim.token_grid(11)
     values = np.random.default_rng(0).standard_normal((6, 2))
-    nodes, p = np.asarray(source.nodes), np.asarray(target.nodes)
+    nodes = np.asarray(source.nodes)
+    p = np.asarray(target.nodes)
     found = np.asarray(jax.jit(lambda v: source.interpolate(v, target.nodes))(values))
     inside = (p >= nodes[0]) & (p <= nodes[-1])
     assert not inside.all()
@@ -242,10 +249,12 @@ def test_precision_follows_the_grid():
 @pytest.mark.parametrize("make", [lim.token_grid, lim.graded_grid])
 def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     """Against overlaps of cells by loops; the integral is kept exactly."""
-    source, target = lim.graded_grid(5), make(7)
+    source = lim.graded_grid(5)
+    target = make(7)
     density = np.exp(np.random.default_rng(0).standard_normal((5, 2)))
     found = np.asarray(carried(jnp.asarray(density), source, target))
-    ends, others = np.asarray(source.edges), np.asarray(target.edges)
+    ends = np.asarray(source.edges)
+    others = np.asarray(target.edges)
     mass = np.asarray(source.weights)[:, None] * density
     expected = np.zeros((7, 2))
     for t in range(7):

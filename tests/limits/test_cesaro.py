@@ -20,7 +20,8 @@ C = 2.0
 
 
 def averaging_flow():
-    zeros, one = jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1))
+    zeros = jnp.zeros((1, 1, 1))
+    one = jnp.ones((1, 1, 1))
     layer = lim.CausalAttention(eqx.nn.Identity(), zeros, zeros, one, one)
     return lim.ContinuousFlow(
         lambda time: layer,
@@ -38,7 +39,8 @@ def kernel(y):
 
 
 def input_adjoint(terminal_loss, grid):
-    example, times = (jnp.asarray(np.zeros((grid.size, 1))), None), jnp.array([0.0])
+    example = (jnp.asarray(np.zeros((grid.size, 1))), None)
+    times = jnp.array([0.0])
     adjoint = jitted_adjoint(averaging_flow(), terminal_loss, example, grid, times)
     return np.asarray(adjoint.covectors)[0, :, 0]
 
@@ -46,7 +48,8 @@ def input_adjoint(terminal_loss, grid):
 @pytest.mark.slow
 def test_tokens_reach_the_last_rows_kernel_at_first_order():
     """In the relative root mean square over q in (0.05, 0.98); packed, four contexts are one."""
-    sizes, errors = (6, 12, 24, 48), []
+    sizes = (6, 12, 24, 48)
+    errors = []
     ends = np.cumsum(sizes)
     starts = jax.device_put(np.repeat(ends - sizes, sizes))
     last = jax.device_put(np.isin(np.arange(ends[-1]) + 1, ends).astype(float))
@@ -61,6 +64,7 @@ def test_tokens_reach_the_last_rows_kernel_at_first_order():
     assert abs(fitted_order(sizes, errors) - 1) < 0.15
 
 
+@pytest.mark.slow
 def test_panels_multiply_powers_by_their_eigenvalues():
     grid = gauss_grid(32)
     powers = np.asarray(grid.nodes) ** np.arange(4)[:, None]

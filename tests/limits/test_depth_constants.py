@@ -73,9 +73,11 @@ def rising(time):
 
 def drifting(gain, height):
     """The studies of the drift with zeta = 1 + t, and the norm of one on the grid."""
-    grid, depths = lim.graded_grid(4), (2, 4, 8, 16)
+    grid = lim.graded_grid(4)
+    depths = (2, 4, 8, 16)
     control = Bump(jnp.asarray(np.array([3.0, -4.0])), jnp.asarray(gain), jnp.asarray(height))
-    x, euler = jnp.asarray(np.ones((4, 2))), {"euler": Scheme()}
+    x = jnp.asarray(np.ones((4, 2)))
+    euler = {"euler": Scheme()}
     profile = lim.limits.DepthProfile(rising, bound=3.0, lipschitz=1.0)
     studies = lim.limits.trajectory_studies(
         control, x, grid, depths, euler, horizon=2.0, profile=profile, lipschitz=True
@@ -89,7 +91,8 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     # `eq:convergent-control-grid-bound`.
     grid = lim.graded_grid(5)
     generator = np.random.default_rng(0)
-    matrices, states = generator.standard_normal((4, 3, 3)), generator.standard_normal((4, 5, 3))
+    matrices = generator.standard_normal((4, 3, 3))
+    states = generator.standard_normal((4, 5, 3))
     found = depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
     root = np.sqrt(np.asarray(grid.weights))[:, None]
 
@@ -118,7 +121,8 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
 def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
     """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
     # `prop:transformer-lipschitz`.
-    grid, layers = lim.graded_grid(5), small_fields(width=6, heads=2)
+    grid = lim.graded_grid(5)
+    layers = small_fields(width=6, heads=2)
     weights = np.asarray(grid.weights)
     states = (
         np.random.default_rng(0).standard_normal((5, 6)) * np.array([1e-2, 1, 1e3])[:, None, None]
@@ -133,7 +137,8 @@ def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope
         return fields, lim.limits.time_slopes(flow, x, grid, times)
 
     apart = np.abs(np.subtract.outer(times, times))
-    bounds, largest = lim.limits.time_slope_bounds(flow, grid), []
+    bounds = lim.limits.time_slope_bounds(flow, grid)
+    largest = []
     assert bounds is not None
     for x in states:
         fields, slopes = map(np.asarray, measured(*jax.device_put((x, times))))
@@ -160,11 +165,13 @@ def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
     """x' = (1 + t) a(t) x in closed form, a linear, with the constants of this equation."""
     # `eq:convergent-control-error-recursion-pre`, `eq:convergent-control-local-defect`.
     depth = 10
-    times, step = np.linspace(0, 1, depth + 1), 1 / depth
+    times = np.linspace(0, 1, depth + 1)
+    step = 1 / depth
     rate = 0.5 - 2 * times
     flow = np.exp(0.5 * times - 0.75 * times**2 - 2 * times**3 / 3)
     recursion = np.cumprod([1.0, *(1 + step * (1 + times[:-1]) * rate[:-1])])
-    errors, size = np.abs(recursion - flow), max(flow.max(), recursion.max())
+    errors = np.abs(recursion - flow)
+    size = max(flow.max(), recursion.max())
     fine = np.linspace(0, 1, 1001)
     speed = max(np.abs((0.5 - 2 * fine) * size))
     constants = lim.limits.DepthConstants(1.5, size, speed, profile=2.0, profile_slope=1.0)
@@ -210,11 +217,14 @@ def test_a_spike_that_the_samples_miss_refutes_no_theorem():
 
 def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
     # `prop:transformer-lipschitz`, `ass:depth-profile`.
-    fields, grid = small_fields(), lim.graded_grid(5)
+    fields = small_fields()
+    grid = lim.graded_grid(5)
     larger = jax.tree.map(lambda leaf: 1.5 * leaf, fields)
-    control, profile = linear_control(fields), lim.limits.DepthProfile(rising, 2.0, 1.0)
+    control = linear_control(fields)
+    profile = lim.limits.DepthProfile(rising, 2.0, 1.0)
     found = lim.limits.proved_constants([larger], control, profile, grid)
-    expected, root = field_regularity(larger), np.sqrt(np.asarray(grid.weights).sum())
+    expected = field_regularity(larger)
+    root = np.sqrt(np.asarray(grid.weights).sum())
     assert found is not None
     sizes = (expected.lipschitz, root * expected.control, root * expected.bound)
     np.testing.assert_allclose(found, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
@@ -269,7 +279,8 @@ def test_constants_are_proved_where_no_difference_quotient_refutes_them():
     verdicts = {}
     for grid in grids:
         found = lim.limits.proved_constants([fields], None, unit_profile, grid)
-        weights, prefix = np.asarray(grid.weights), np.asarray(grid.prefix_weights())
+        weights = np.asarray(grid.weights)
+        prefix = np.asarray(grid.prefix_weights())
         root = np.sqrt(weights)
         average = root[:, None] * prefix / prefix.sum(axis=1, keepdims=True) / root
         step = 1e-6 * np.linalg.svd(average)[2][0] / root
@@ -296,7 +307,8 @@ def ragged(time):
 @pytest.mark.slow
 def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
     """By the default references; a constant step follows it as far as it goes."""
-    control, grid = linear_control(Matrix(0.1 * jnp.ones((2, 3, 3)))), lim.token_grid(4)
+    control = linear_control(Matrix(0.1 * jnp.ones((2, 3, 3))))
+    grid = lim.token_grid(4)
     x = jax.device_put(np.random.default_rng(0).standard_normal((4, 3)))
     study = partial(
         lim.limits.trajectory_studies, control, x, grid, (4, 8, 16, 32), {"Euler": Scheme()}
@@ -307,9 +319,13 @@ def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
 
     def by_steps(count):
         return lim.ContinuousFlow(
-            control, profile=ragged, solver=diffrax.Heun(), first_step=1 / count,
-            max_steps=count + 2, stepsize_controller=diffrax.ConstantStepSize(),
-        )  # fmt: skip
+            control,
+            profile=ragged,
+            solver=diffrax.Heun(),
+            first_step=1 / count,
+            max_steps=count + 2,
+            stepsize_controller=diffrax.ConstantStepSize(),
+        )
 
     found = study(profile=ragged, references=(by_steps(256), by_steps(512)))
     assert {one.claimed for one in found.values()} == {None}
@@ -318,7 +334,8 @@ def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
 
 def test_a_profile_that_refutes_what_it_states_proves_nothing():
     # `ass:depth-profile`.
-    fields, grid = small_fields(), lim.token_grid(5)
+    fields = small_fields()
+    grid = lim.token_grid(5)
     control = linear_control(fields)
     for bound, slope, named in ((1.9, 1.0, "bound"), (2.0, 0.9, "lipschitz")):
         profile = lim.limits.DepthProfile(rising, bound, slope)

@@ -10,7 +10,8 @@ from lim_jax import probes
 from lim_jax.limits import fourth_moment_studies
 
 SIZES = (4, 8, 16, 32)
-WEIGHT, ETA = np.array([1.0, -2.0]), np.array([3.0, 4.0])
+WEIGHT = np.array([1.0, -2.0])
+ETA = np.array([3.0, 4.0])
 
 
 def labels(tail, count):
@@ -63,6 +64,7 @@ def test_the_fourth_moments_of_a_last_token_grow_like_the_cube_of_the_length():
     assert abs(found["sensitivity"].order.value + 3) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [24, 2])
 def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     """Labels with P(y > s) = s^-24 have an eighth moment, those with s^-2 no fourth."""
@@ -76,10 +78,12 @@ def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     assert abs(float(index.value) - tail / 4) < float(index.error) / 4
 
 
+@pytest.mark.slow
 def test_the_moment_of_recency_is_finite_of_any_sample_and_grows_where_the_law_has_none():
     """Terminal covectors of size s, P(s > r) = 1/r, whose squares have a tail like r^(-1/2)."""
     # `eq:recency-moment-condition`, `prop:regional-recency-persistence`.
-    sizes, regions = labels(1, 2048), lim.boundary_regions(lim.token_grid(5), 0.2)
+    sizes = labels(1, 2048)
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
     terminal = jnp.asarray(sizes[:, None, None] * np.arange(1.0, 6)[None, :, None])
     c = np.full(2048, 0.1)
     certificate = lim.adjoint.recency_survival(terminal, terminal, jnp.asarray(c), regions)

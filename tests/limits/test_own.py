@@ -25,7 +25,8 @@ from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
 from lim_jax.network.tokenwise import GatedFeedForward
 
-SIZES, DEPTHS = (12, 24, 48, 96), (10, 20, 40, 80)
+SIZES = (12, 24, 48, 96)
+DEPTHS = (10, 20, 40, 80)
 
 
 def squares(p):
@@ -57,6 +58,7 @@ def layered(grid, depth, total=1.5):
     return np.linalg.matrix_power(steps, depth) @ np.asarray(grid.nodes) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, order", [("tokens", 1), ("graded", 2)])
 def test_errors_are_those_against_the_closed_form(name, order):
     """Of a field, in three norms, and of a number: three layers multiply p^2 by (1 + c/9)^3."""
@@ -72,9 +74,11 @@ def test_errors_are_those_against_the_closed_form(name, order):
             "integral": Quantity(whole, order),
         },
     )
-    factor, expected = (1 + 1.5 / 9) ** 3, []
+    factor = (1 + 1.5 / 9) ** 3
+    expected = []
     for grid in known:
-        weights, p = np.asarray(grid.weights), np.asarray(grid.nodes)
+        weights = np.asarray(grid.weights)
+        p = np.asarray(grid.nodes)
         ours = layered(grid, 3)
         gap = ours - factor * p**2
         integral = abs(weights @ ours - factor / 3)
@@ -136,12 +140,14 @@ def test_positions_and_layers_are_refined_together():
     assert found[0].expected is None and found[0].study.refinements == SIZES
 
 
+@pytest.mark.slow
 def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """Whatever the tolerance that it came with: exp(c A) of the averaging matrix A.
 
     A study of the solutions on four grids and two references would be six times as dear.
     """
-    flow, grid = lim.ContinuousFlow(LayerwiseControl(averaging([1.5]))), lim.token_grid(12)
+    flow = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
+    grid = lim.token_grid(12)
     runs: Any = own._runs(flow, grids(lim.token_grid), None, None)
     references: Any = own._reference_runs(flow, runs, None, {})
     check, limit = references
@@ -161,7 +167,8 @@ def integrals(grid):
 
 def integral_study(references, order):
     quantity = Quantity(whole, order)
-    flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.token_grid)
+    flow = lim.ResidualFlow(averaging([1.5] * 3))
+    known = grids(lim.token_grid)
     (row,) = lim.limits.convergence_study(
         flow, squares, known, {"integral": quantity}, references=references
     )
@@ -191,9 +198,11 @@ def test_three_grids_are_extrapolated_and_say_by_how_much_they_may_err():
     assert abs(limit - exact) < found.reference_error and found.resolved
 
 
+@pytest.mark.slow
 def test_extrapolation_cancels_the_order_that_is_expected():
     """On midpoints, of order 2: (4 Q_2n - Q_n)/3 of a field, read off between its nodes."""
-    flow, known = lim.ResidualFlow(averaging([1.5] * 3)), grids(lim.midpoint_grid)
+    flow = lim.ResidualFlow(averaging([1.5] * 3))
+    known = grids(lim.midpoint_grid)
     references = grids(lim.midpoint_grid, (96, 192, 384))
     quantity = Quantity(state, 2, norm=mean_square)
     (row,) = lim.limits.convergence_study(
@@ -210,6 +219,7 @@ def test_extrapolation_cancels_the_order_that_is_expected():
         np.testing.assert_allclose(error, np.sqrt(np.mean(gap**2)), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_network_may_be_any_function_that_a_user_has():
     """The input adjoint of the integral of one average more: 1 + log(1/q), by harmonic sums."""
     flow = lim.ResidualFlow(averaging([1.0]))
@@ -298,8 +308,10 @@ def test_the_numbers_of_a_study_are_written_as_csv(found, tmp_path):
         np.testing.assert_allclose(numbers, [n, 0.5 / n, 0.51 / n, 1], rtol=1e-9)
         assert float(row["expected_order"]) == 1 and float(row["reference_error"]) < 1e-12
     assert [rows[-1][name] for name in ("quantity", "source", "expected_order")] == [
-        "beyond", "", "",
-    ]  # fmt: skip
+        "beyond",
+        "",
+        "",
+    ]
     assert rows[4]["bound"] == ""
 
 
@@ -325,6 +337,7 @@ def four_of_each(p):
     return jnp.ones((p.size, 4)) * p[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message, changed",
     [
@@ -347,7 +360,29 @@ def four_of_each(p):
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),
         ("references: got grids of [4] positions", {"references": TOKENS[:1]}),
+        ("references: got CellGrid twice", {"references": TOKENS[-1:] * 2}),
+        (
+            "references: got ContinuousFlow, ContinuousFlow, expected two depth flows",
+            {
+                "network": DEPTH_FLOW,
+                "grids": TOKENS[0],
+                "depths": (1, 2, 3, 4),
+                "references": [DEPTH_FLOW, DEPTH_FLOW],
+            },
+        ),
         ("quantities: got no order of state", {"references": DOUBLED}),
+        (
+            "quantities['a'].order: got -1, expected a positive one",
+            {"references": DOUBLED, "quantities": {"a": Quantity(state, -1)}},
+        ),
+        (
+            "quantities['a'].order: got nan, expected a f",
+            {"quantities": {"a": Quantity(state, jnp.nan)}},
+        ),
+        (
+            "quantities['a'].bound: got nan at 4, nan at 6, nan at 8, nan at 12, expected nothing",
+            {"quantities": {"a": Quantity(state, bound=lambda n: jnp.nan)}},
+        ),
         ("quantities: got 3, expected quantities by name", {"quantities": 3}),
         ("quantities: got none", {"quantities": {}}),
         ("quantities['a']: got 1, expected a function", {"quantities": {"a": 1}}),

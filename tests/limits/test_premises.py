@@ -13,11 +13,13 @@ from lim_jax.limits.premises import require_lipschitz, require_resnet_premises, 
 from lim_jax.network.flow import unit_profile
 
 # Sizes that leave 1 when divided by 3: a jump at 1/3 divides a cell by thirds.
-SIZES, DEPTHS = (4, 64), (16, 32, 64, 128)
+SIZES = (4, 64)
+DEPTHS = (16, 32, 64, 128)
 THIRDS = tuple(PanelGrid(breaks=(0.0, 1 / 3, 1.0), order=order) for order in (4, 5))
 LINEAR = lim.LinearReadout(jax.device_put(np.eye(2)))
 GRID = lim.graded_grid(3)
-ROOT, X = np.sqrt(np.asarray(GRID.weights).sum()), jax.device_put(np.ones((3, 1)))
+ROOT = np.sqrt(np.asarray(GRID.weights).sum())
+X = jax.device_put(np.ones((3, 1)))
 
 
 class Made(eqx.Module):
@@ -253,6 +255,7 @@ def test_a_control_that_is_rough_in_time_is_refused_as_lipschitz():
         )
 
 
+@pytest.mark.slow
 def test_the_split_defect_of_a_root_gets_no_claim_and_is_refused_as_lipschitz():
     """Of speed 2 it is the root of 2 / M, over M: of order 1.5."""
     # `eq:discrete-residual-with-defect`.

@@ -35,9 +35,10 @@ GRID = lim.token_grid(12)
 SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose matrices are dense
 TWO = SIZES[::2]  # enough where every error is known: its order then is that of the formula
 DEPTHS = (16, 32, 64, 128)
-COARSE = (lim.gauss_grid(5), lim.gauss_grid(5))
+COARSE = (lim.gauss_grid(4), lim.gauss_grid(5))
 MANY = (lim.gauss_grid(8, panels=30), lim.gauss_grid(12, panels=40))
-smooth, labels = smooth_states, smooth_labels
+smooth = smooth_states
+labels = smooth_labels
 
 
 def layer(seed=0):
@@ -49,6 +50,7 @@ def assert_order(study, order):
     assert abs(study.order.value - order) < 0.15, study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_grid, inside, every_cell",
     [(lim.token_grid, 1, 1), (lim.graded_grid, 2, 2)],  # midpoints are in `test_volterra`
@@ -151,12 +153,14 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
     for place, size in enumerate(SIZES):
         i = np.arange(1, size + 1)
         errors = np.abs(np.cumsum(i**0.6) / i - i**0.6 / 1.6) / size**0.6
-        inside, left = errors[5 * i >= size], errors[5 * i <= size]
+        inside = errors[5 * i >= size]
+        left = errors[5 * i <= size]
         found = [studies[name].errors[place] for name in ("inside", "mean square", "left region")]
         expected = inside.max(), np.sqrt((inside**2).sum() / size), left.mean()
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them():
     """Averaging of p errs by 1/2L at every cell, and max |v'| / 2 is what the proof makes of it."""
     # `thm:attention-continuum-error`, `eq:attention-continuum-pointwise-error`,
@@ -183,13 +187,13 @@ def test_the_attention_bounds_are_those_of_the_proof_and_averaging_attains_them(
 def test_the_attention_constant_is_the_proofs_by_differences():
     """`eq:riemann-attention-error` with `eq:attention-two-denominator-lower-bounds`, in NumPy."""
     # `thm:attention-continuum-error`, `eq:score-bounded-lipschitz-from-bounded-assumption`.
-    attention, p, step = layer().attention, np.linspace(0, 1, 801), 1e-6
-    norm, (query, key, value, output) = (
-        attention.norm,
-        (
-            np.asarray(matrix)[0]
-            for matrix in (attention.query, attention.key, attention.value, attention.output)
-        ),
+    attention = layer().attention
+    p = np.linspace(0, 1, 801)
+    step = 1e-6
+    norm = attention.norm
+    query, key, value, output = (
+        np.asarray(matrix)[0]
+        for matrix in (attention.query, attention.key, attention.value, attention.output)
     )
 
     def normalised(p):
@@ -207,7 +211,8 @@ def test_the_attention_constant_is_the_proofs_by_differences():
         projected = affine(value, attention.value_bias, q) @ output.T
         return mass, projected, mass[:, :, None] * projected[None]
 
-    (before, _, low), (after, _, high) = integrands(p - step), integrands(p + step)
+    before, _, low = integrands(p - step)
+    after, _, high = integrands(p + step)
     mass, projected, _ = integrands(p)
     past = p[None, :] <= p[:, None]
     moved = np.linalg.norm(high - low, axis=2) / (2 * step)
@@ -229,7 +234,8 @@ def test_a_spike_between_the_samples_refutes_no_theorem_in_position(name):
     """The constants miss it and the tokens do not: measured, and neither holds."""
     # `thm:attention-continuum-error`, `thm:loss-adjoint-continuum-error`,
     # `eq:cross-entropy-discrete-continuum-error`, `eq:terminal-adjoint-discrete-continuum-error`.
-    sizes, readout = SIZES[:1], lim.LinearReadout(jnp.asarray(np.eye(3)))
+    sizes = SIZES[:1]
+    readout = lim.LinearReadout(jnp.asarray(np.eye(3)))
     study = {
         "attention": lambda: averaging_studies(1.0, 300.0, smooth=True)["every cell"],
         "loss": lambda: lim.limits.loss_study(spiked, labels, sizes, lipschitz=True),
@@ -263,7 +269,9 @@ def trajectories():
     }
     for name, of_depth in sizes.items():
         schemes[name] = Scheme(perturbation=perturbation(direction, of_depth))
-    control, grid, depths = linear_control(small_fields()), lim.token_grid(6), (32, 64, 128, 256)
+    control = linear_control(small_fields())
+    grid = lim.token_grid(6)
+    depths = (32, 64, 128, 256)
     return lim.limits.trajectory_studies(control, smooth(grid.nodes), grid, depths, schemes)
 
 
@@ -322,7 +330,8 @@ class Waves(eqx.Module):
 
 def test_strang_is_of_second_order_between_nonlinear_sublayers():
     """Against `rk4`, which does not split them, in as many steps as make it exact here."""
-    grid, depths = lim.token_grid(2), (8, 16, 32, 64)
+    grid = lim.token_grid(2)
+    depths = (8, 16, 32, 64)
 
     @jax.jit
     def ends(x):
@@ -339,7 +348,8 @@ def test_strang_is_of_second_order_between_nonlinear_sublayers():
 
 def test_rk4_is_of_fourth_order_on_a_field_that_stays():
     """exp(-t) in closed form."""
-    grid, depths = lim.token_grid(2), (4, 8, 16, 32)
+    grid = lim.token_grid(2)
+    depths = (4, 8, 16, 32)
 
     class Decay(eqx.Module):
         rate: jax.Array
@@ -380,9 +390,11 @@ def test_layers_without_a_limit_shadow_their_own_flow():
     assert_order(study, 1)
 
 
+@pytest.mark.slow
 def test_the_split_defect_is_of_second_order_and_its_sum_of_first():
     # `eq:discrete-residual-with-defect`.
-    grid, one = lim.token_grid(6), layer_of(light_flow(depth=1, width=3))
+    grid = lim.token_grid(6)
+    one = layer_of(light_flow(depth=1, width=3))
     x = smooth(grid.nodes)
     assert_order(lim.limits.split_defect_study(one, x, grid, DEPTHS), 2)
     control = linear_control(light_layers(3, width=3))
@@ -466,7 +478,8 @@ def test_cone_mass_converges_to_that_of_the_references():
 @pytest.mark.slow
 def test_the_printed_cone_mass_vanishes_and_the_left_average_of_the_true_one_diverges():
     """Of averaging: C(q_j) = L sum over i >= j of 1/i^2, and the printed one 1/L^2 of it."""
-    sizes, delta = (40, 80), 0.2
+    sizes = (40, 80)
+    delta = 0.2
 
     def zeros(p):
         return jnp.zeros((p.size, 1))
@@ -651,6 +664,7 @@ def test_terminal_adjoints_converge_within_their_bound():
         assert study.bounds[0] < 10 * study.errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edges, order",
     [
@@ -678,7 +692,8 @@ def test_a_linear_readout_is_consistent_at_any_residual():
     """Of Delta = p a: a cell's sample errs by |W a| / sqrt(3) L, and the bound is |W| |a| / L."""
     # `eq:readout-adjoint-consistency`, `rem:linear-readout-consistency`,
     # `eq:linear-readout-cellwise-consistency`, `eq:linear-readout-first-order-bound`.
-    weight, slope = np.random.default_rng(1).standard_normal((3, 3)), np.array([1.0, -2, 0.5])
+    weight = np.random.default_rng(1).standard_normal((3, 3))
+    slope = np.array([1.0, -2, 0.5])
     linear = lim.LinearReadout(jnp.asarray(weight))
     study = lim.limits.readout_consistency_study(
         lambda size: linear,

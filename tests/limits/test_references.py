@@ -40,6 +40,7 @@ def line(p):
     return 1 + p[:, None]
 
 
+@pytest.mark.slow
 def test_a_quantity_that_picks_rows_is_told_from_one_of_the_field():
     """The average of 1 + p is 1 + p/2, whose last row is 3/2 on tokens and on no Gauss grid."""
     with pytest.warns(UserWarning) as warned:
@@ -83,6 +84,7 @@ def distances(x, context, grid):
     return kernel @ context / kernel.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_a_kink_is_no_smooth_one():
     """Gauss grids of smooth fields know it to four digits; at the end it is 1/(e - 1) in truth."""
     quantities = {"state": Quantity(KEEPS["the whole"], 1), "integral": KEEPS["an integral"]}

@@ -42,20 +42,24 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
     output = random_states(3, 2, 4, 3)
     attention = lim.CausalAttention(eqx.nn.Identity(), query, key, value, output)
     heads = list(zip(*map(np.asarray, (query, key, value, output)), strict=True))
-    rates, points = np.array([1.0, 2.0, 0.5, 3.0]), 13
+    rates = np.array([1.0, 2.0, 0.5, 3.0])
+    points = 13
 
     def states(p):
         return jnp.sin(jnp.asarray(rates)[None, :] * p[:, None])
 
     p = np.linspace(0, 1, points)[:, None]
-    x, slope = np.sin(rates * p), rates * np.cos(rates * p)
+    x = np.sin(rates * p)
+    slope = rates * np.cos(rates * p)
     largest = 0
     for i in range(points):
         total = 0
         for w_query, w_key, w_value, w_out in heads:
-            q, sizes = w_query @ x[i] / np.sqrt(3), []
+            q = w_query @ x[i] / np.sqrt(3)
+            sizes = []
             for j in range(i + 1):
-                v, dv = w_out @ w_value @ x[j], w_out @ w_value @ slope[j]
+                v = w_out @ w_value @ x[j]
+                dv = w_out @ w_value @ slope[j]
                 mass = np.exp(q @ w_key @ x[j])
                 dmass = mass * (q @ w_key @ slope[j])
                 ends = np.linalg.norm(dmass * v + mass * dv), np.linalg.norm(v), abs(dmass), mass
@@ -69,7 +73,8 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
 
 def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
     """The flow is at 0, 6, 0, 0, 0 at its five times, the layers at 1, 3 and 2 at three of them."""
-    grid, direction = lim.graded_grid(2), np.array([[1.0], [2.0]])
+    grid = lim.graded_grid(2)
+    direction = np.array([[1.0], [2.0]])
     size = np.sqrt(np.asarray(grid.weights) @ [1, 4])
     flow, layers = (np.array(at)[:, None, None] * direction for at in ([0, 6, 0, 0, 0], [1, 3, 2]))
     limit = depth._Limit(lambda time: None, unit_profile, grid, np.linspace(0, 2, 5), flow, 0.0)
@@ -78,8 +83,10 @@ def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
 
 
 def test_the_table_of_rates_marks_bounds_that_break_and_references_that_are_coarse():
-    sizes, errors = (4.0, 8.0, 16.0, 32.0), (1.0, 0.5, 0.25, 0.125)
-    kept, broken = (2.0, 1.0, 0.5, 0.25), (2.0, 0.25, 0.5, 0.25)
+    sizes = (4.0, 8.0, 16.0, 32.0)
+    errors = (1.0, 0.5, 0.25, 0.125)
+    kept = (2.0, 1.0, 0.5, 0.25)
+    broken = (2.0, 0.25, 0.5, 0.25)
 
     def words(bounds, reference, expected):
         study = Study("eq:mine", 1.0, sizes, errors, bounds, reference)

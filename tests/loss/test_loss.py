@@ -46,7 +46,8 @@ def eye(size):
 
 def test_the_linear_readout_is_a_product():
     # `eq:linear-readout-example`.
-    x, bias = random_states(), jax.device_put(np.arange(5.0))
+    x = random_states()
+    bias = jax.device_put(np.arange(5.0))
     expected = np.asarray(x) @ np.asarray(WEIGHT)
     np.testing.assert_allclose(read(lim.LinearReadout(WEIGHT), x), expected, rtol=1e-14)
     np.testing.assert_allclose(
@@ -83,8 +84,11 @@ def test_only_the_reflecting_band_sums_right_both_ways():
 @pytest.mark.parametrize("make", [lim.midpoint_grid, lim.graded_grid])
 def test_bands_average_smooth_fields_on_every_grid(make):
     """Away from the ends the hat's average of cos(wp) is cos(wp) sinc^2(wb/2)."""
-    grid, frequency, bandwidth = make(400), 3.0, 0.2
-    band, nodes = lim.BandReadout(eye(1), bandwidth), np.asarray(grid.nodes)
+    grid = make(400)
+    frequency = 3.0
+    bandwidth = 0.2
+    band = lim.BandReadout(eye(1), bandwidth)
+    nodes = np.asarray(grid.nodes)
     found = np.asarray(read(band, np.cos(frequency * nodes)[:, None], grid))[:, 0]
     factor = np.sinc(frequency * bandwidth / 2 / np.pi) ** 2
     error = np.abs(found - factor * np.cos(frequency * nodes))
@@ -107,9 +111,12 @@ def test_a_tokenwise_readout_may_have_parameters():
 def test_cross_entropies_are_their_sums():
     # `eq:discrete-cross-entropy`, `eq:discrete-weighted-cross-entropy`,
     # `eq:weighted-cross-entropy`, `eq:autoregressive-terminal-loss`, `eq:continuum-cross-entropy`.
-    logits, labels = random_states(1, 12, 5), random_labels()
+    logits = random_states(1, 12, 5)
+    labels = random_labels()
     surprise = -(np.asarray(labels) * log_softmax(np.asarray(logits), axis=1)).sum(axis=1)
-    weights, graded, panels = np.arange(12.0), lim.graded_grid(12), lim.gauss_grid(8)
+    weights = np.arange(12.0)
+    graded = lim.graded_grid(12)
+    panels = lim.gauss_grid(8)
     mixed = np.asarray(panels.nodes)[:, None] * np.array([1, -1]) + np.array([0, 1])
     for found, expected in (
         (cross_entropy(logits, labels, GRID), surprise.mean()),
@@ -151,8 +158,10 @@ def test_teacher_forcing_has_both_conventions():
 
 def test_class_numbers_are_rows_of_one():
     """Losses, gradients and residuals, in NumPy, on unequal cells and under unequal weights."""
-    grid, logits = lim.graded_grid(7), random_states(1, 7, 5)
-    classes, weights = np.array([3, 0, 4, 4, 1, 0, 2]), jnp.arange(7.0)
+    grid = lim.graded_grid(7)
+    logits = random_states(1, 7, 5)
+    classes = np.array([3, 0, 4, 4, 1, 0, 2])
+    weights = jnp.arange(7.0)
 
     @jax.jit
     @jax.value_and_grad
@@ -169,7 +178,8 @@ def test_class_numbers_are_rows_of_one():
 
 
 def test_class_numbers_outside_the_vocabulary_are_refused_where_they_count():
-    logits, weights = random_states(1, 4, 5), jnp.array([0.0, 0.5, 0.5, 0.0])
+    logits = random_states(1, 4, 5)
+    weights = jnp.array([0.0, 0.5, 0.5, 0.0])
     loss = eqx.filter_jit(jax.value_and_grad(lim.autoregressive_cross_entropy))
     padded, others = (
         loss(logits, jnp.array([c, 1, 4, d]), weights) for c, d in ((-100, 5), (0, 0))
@@ -188,7 +198,8 @@ def margins(logits, answers, weights):
 
 def test_the_margin_loss_is_minus_the_log_odds_of_the_answers():
     """By probabilities, in NumPy; its derivative is the others' softmax, and -1 at the answer."""
-    logits, answers = random_states(1, 7, 5), np.array([3, 0, 4, 4, 1, -100, 2])
+    logits = random_states(1, 7, 5)
+    answers = np.array([3, 0, 4, 4, 1, -100, 2])
     weights = np.array([0.1, 0.2, 0.05, 0.3, 0.25, 0.0, 0.1])
     value, gradient = jax.tree.map(np.asarray, margins(logits, answers, jax.device_put(weights)))
     likely = np.exp(log_softmax(np.asarray(logits), axis=1))
@@ -203,7 +214,8 @@ def test_the_margin_loss_is_minus_the_log_odds_of_the_answers():
 def test_a_dominating_answer_and_masked_classes_leave_the_margin_finite(dtype):
     """Where the cross-entropy is zero to the last digit and has no gradient left."""
     logits = np.array([[300.0, 1.0, -np.inf, 0.5], [-200.0, 4.0, 4.0, -np.inf]], dtype)
-    answers, weights = np.array([0, 0]), np.array([0.25, 0.75], dtype)
+    answers = np.array([0, 0])
+    weights = np.array([0.25, 0.75], dtype)
     value, gradient = jax.tree.map(
         np.asarray, margins(*map(jax.device_put, (logits, answers, weights)))
     )
@@ -216,7 +228,8 @@ def test_a_dominating_answer_and_masked_classes_leave_the_margin_finite(dtype):
 
 
 def test_a_margin_is_one_answers_over_at_least_one_other_class(as_users_run):
-    weights, logits = jnp.array([0.5, 0.5]), random_states(1, 2, 3)
+    weights = jnp.array([0.5, 0.5])
+    logits = random_states(1, 2, 3)
     with pytest.raises(ValueError, match="targets: got an array of float64.*class numbers"):
         margin_loss(logits, jax.nn.one_hot(jnp.array([0, 1]), 3), weights)
     with pytest.raises(ValueError, match="logits: got 1, expected at least two classes"):
@@ -237,7 +250,8 @@ def test_no_row_of_classes_is_made_of_class_numbers():
 @pytest.mark.parametrize("total", [1.0, 2.5, 0.0])
 def test_the_residual_is_the_gradient_for_labels_of_any_sum(total):
     # `eq:continuum-logit-variation`, `eq:autoregressive-logit-residual`.
-    logits, labels = random_states(1, 12, 5), total * np.asarray(random_labels())
+    logits = random_states(1, 12, 5)
+    labels = total * np.asarray(random_labels())
     gradient, residual = map(np.asarray, gradient_and_residual(logits, labels))
     chex.assert_trees_all_close(12 * gradient, residual, atol=1e-14)
 
@@ -248,7 +262,8 @@ def gradient_and_residual(logits, labels):
 
 
 def test_a_masked_class_costs_nothing():
-    logits, labels = np.array(random_states(1, 12, 5)), np.array(random_labels())
+    logits = np.array(random_states(1, 12, 5))
+    labels = np.array(random_labels())
     logits[:, 2], labels[:, 2] = -np.inf, 0.0
     value, gradient = jax.jit(jax.value_and_grad(lim.cross_entropy))(logits, labels, GRID)
     kept = np.array([0, 1, 3, 4])
@@ -263,9 +278,12 @@ def test_terminal_adjoints_by_the_papers_formula(make):
     # `eq:terminal-adjoint-softmax`, `eq:continuum-terminal-adjoint`,
     # `eq:linear-readout-discrete-adjoint`, `eq:linear-readout-continuum-adjoint`,
     # `eq:local-readout-adjoint`.
-    grid, x, labels = make(12), random_states(), random_labels()
+    grid = make(12)
+    x = random_states()
+    labels = random_labels()
     weights = np.asarray(grid.weights)[:, None]
-    linear, band = lim.LinearReadout(WEIGHT), lim.BandReadout(WEIGHT, 0.4)
+    linear = lim.LinearReadout(WEIGHT)
+    band = lim.BandReadout(WEIGHT, 0.4)
 
     @jax.jit
     def adjoint_and_probabilities(readout, x, labels):
@@ -306,14 +324,19 @@ def test_local_readouts_of_any_blocks_are_dense_maps(radius):
     """Logits, both losses' terminal covectors and the blocks' gradient, by a dense C in NumPy."""
     # `eq:local-readout-finite`, `eq:local-readout-adjoint`, `eq:tokenwise-terminal-adjoint`,
     # `eq:local-readout-support`.
-    size, width, words, grid = 7, 3, 5, lim.graded_grid(7)
+    size = 7
+    width = 3
+    words = 5
+    grid = lim.graded_grid(7)
     blocks = np.asarray(random_states(2, size, 2 * radius + 1, words, width))
     dense = np.zeros((size, size, words, width))
     for i in range(size):
         for j in range(max(0, i - radius), min(size, i + radius + 1)):
             dense[i, j] = blocks[i, radius + j - i]
-    x, labels = np.asarray(random_states(1, size, width)), 1.7 * np.asarray(random_labels(3, 7, 5))
-    alpha, cells = np.array([0, 0.1, 0.3, 0, 0.05, 0.55, 0]), np.asarray(grid.weights)
+    x = np.asarray(random_states(1, size, width))
+    labels = 1.7 * np.asarray(random_labels(3, 7, 5))
+    alpha = np.array([0, 0.1, 0.3, 0, 0.05, 0.55, 0])
+    cells = np.asarray(grid.weights)
     readout = LocalReadout(jax.device_put(blocks))
     arguments = (jax.device_put(leaf) for leaf in (x, labels))
     found = of_local_readout(readout, *arguments, grid, jax.device_put(alpha))
@@ -356,7 +379,8 @@ def test_autoregressive_terminal_adjoint():
 def test_a_masked_class_where_nothing_is_asked_is_no_loss(loss):
     """Its number may stand there, as that of padding does; and no derivative is lost."""
     logits = np.array([[-np.inf, 0.3, 0.8], [1.0, 0.2, -0.4]])
-    numbers, weights = jnp.array([0, 1]), jnp.array([0.0, 1.0])
+    numbers = jnp.array([0, 1])
+    weights = jnp.array([0.0, 1.0])
     value, slope = jax.value_and_grad(loss)(jax.device_put(logits), numbers, weights)
     alone = loss(jax.device_put(logits[1:]), numbers[1:], weights[1:])
     np.testing.assert_allclose(value, alone, rtol=1e-14)

@@ -10,7 +10,8 @@ from lim_jax import loss
 from lim_jax.loss import losses
 from lim_jax.loss.losses import Slices, sliced_answers, sliced_cross_entropy, sliced_margin_loss
 
-QUERIES, CLASSES = 4, 7
+QUERIES = 4
+CLASSES = 7
 DRAW = np.random.default_rng(0)
 LOGITS = 30 * DRAW.standard_normal((QUERIES, CLASSES))
 WEIGHTS = np.array([0.5, 0.0, 0.2, 0.3])
@@ -144,7 +145,7 @@ def test_a_sure_answer_keeps_its_digits(function):
     np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
-def test_what_does_not_fit_is_refused(as_users_run):
+def test_labels_that_do_not_fit_the_slices_are_refused(as_users_run):
     of = slices(put(LOGITS), 3)
     with pytest.raises(Exception, match="sum to one"):
         jax.block_until_ready(sliced_cross_entropy(of, put(NUMBERS), put(2 * WEIGHTS)))
@@ -157,7 +158,8 @@ def test_what_does_not_fit_is_refused(as_users_run):
 
 
 def test_few_logits_are_made_once_and_many_once_more_on_the_way_back(monkeypatch):
-    head, state = put(DRAW.standard_normal((CLASSES, 2))), put(np.ones((QUERIES, 2)))
+    head = put(DRAW.standard_normal((CLASSES, 2)))
+    state = put(np.ones((QUERIES, 2)))
 
     def products() -> int:
         def risk(state):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy, publishers
+from reference import publishers
 from reference.as_users import temporary_bytes
 from reference.networks import byte_network
 from reference.publishers import CONFIGS, PLACES, WORDS, write
@@ -49,6 +49,7 @@ def test_networks_give_their_publishers_logits(tmp_path, name):
     np.testing.assert_allclose(found, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
 def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
     """Channels and hops sum to the gradient, which central differences know.
@@ -69,13 +70,14 @@ def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
         return found.vectors.sum(axis=0), hops.sum(axis=0), losses, energy
 
     moved = np.random.default_rng(1).standard_normal((7, publishers.WIDTH))
-    found = by_numpy.run(measured, model, jax.device_put(moved))
+    found = eqx.filter_jit(measured)(model, jax.device_put(moved))
     adjoint, hops, (up, down), energy = found
     np.testing.assert_allclose(hops, adjoint, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose((up - down) / 2e-5, (adjoint * moved).sum() / 7, rtol=1e-6)
     np.testing.assert_allclose(energy, (adjoint**2).sum(axis=1), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3"])
 def test_rotary_networks_take_contexts_of_any_length(tmp_path, name):
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
@@ -93,6 +95,7 @@ def test_losses_are_the_publishers(model):
     np.testing.assert_allclose(loss, surprise.mean(), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     y = Targets(IDS, last_token(7))
 
@@ -107,16 +110,16 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     np.testing.assert_array_equal(moved, np.arange(PLACES) < 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name):
     """Values, and gradients in states and parameters; two examples, each with its own places."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     rng = np.random.default_rng(3)
-    places, weights = np.array([[5, 2], [6, 0]]), np.array([[0.3, 0.7], [0.9, 0.1]])
-    targets, states = (
-        rng.integers(WORDS, size=(2, 7)),
-        rng.standard_normal((2, 7, publishers.WIDTH)),
-    )
+    places = np.array([[5, 2], [6, 0]])
+    weights = np.array([[0.3, 0.7], [0.9, 0.1]])
+    targets = rng.integers(WORDS, size=(2, 7))
+    states = rng.standard_normal((2, 7, publishers.WIDTH))
     everywhere = np.zeros((2, 7))
     np.put_along_axis(everywhere, places, weights, axis=1)
     dense = Targets(*map(jax.device_put, (targets, everywhere)))
@@ -132,7 +135,7 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
         return [risk(loss.terminal) for loss in losses]
 
     states = jax.device_put(states)
-    found, expected = (by_numpy.run(measured, model, states, y) for y in (few, dense))
+    found, expected = (eqx.filter_jit(measured)(model, states, y) for y in (few, dense))
     for (values, (in_model, in_state, _)), (all_values, (in_all, in_states, _)) in zip(
         found, expected, strict=True
     ):
@@ -140,8 +143,9 @@ def test_the_places_that_are_asked_give_the_numbers_of_all_places(tmp_path, name
         np.testing.assert_allclose(in_state, in_states, rtol=1e-11, atol=1e-15)
         for left, right in zip(jax.tree.leaves(in_model), jax.tree.leaves(in_all), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-14)
-    # In NumPy, of the logits at those places.
-    logits = by_numpy.run(jax.vmap(lambda s: model.readout(s, lim.token_grid(7))), states)
+    # Of the logits at those places.
+    read_out = eqx.filter_jit(jax.vmap(lambda s: model.readout(s, lim.token_grid(7))))
+    logits = np.asarray(read_out(states))
     rows = log_softmax(np.take_along_axis(logits, places[:, :, None], axis=1), axis=2)
     answers = np.take_along_axis(targets, places, axis=1)[:, :, None]
     likely = np.take_along_axis(rows, answers, axis=2)[:, :, 0]
@@ -387,10 +391,11 @@ def test_ids_outside_vocabulary_and_places_are_refused(model):
     assert padded_size(indexed, 7) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, of_loss", [("gpt2", lambda of: of), ("mistral", eqx.filter_value_and_grad)]
 )
-def test_packed_contexts_are_contexts_alone(tmp_path, name, of_loss):
+def test_packed_contexts_have_the_logits_and_losses_of_contexts_alone(tmp_path, name, of_loss):
     """Learned places and turns: logits, losses, and of turns the gradient of all parameters."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
     ids = np.concatenate([TOKENS, TOKENS[2:6]])
@@ -411,7 +416,7 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name, of_loss):
         return one, apart, model.logits(ids, packed)
 
     given = jax.device_put((ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4])))
-    *found, logits = by_numpy.run(measured, model, *given)
+    *found, logits = eqx.filter_jit(measured)(model, *given)
     for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
     expected = [publishers.logits(CONFIGS[name], row) for row in (ids[:7], ids[7:])]
@@ -422,7 +427,8 @@ def test_packed_contexts_are_contexts_alone(tmp_path, name, of_loss):
 def test_a_packed_context_longer_than_the_limit_is_refused(model, learned):
     if not learned:
         model = replace(model, positions=None, longest=(8, "its own limit"))
-    ids, starts = jnp.zeros(12, int), jnp.asarray([0, 0, 0, 0, *[4] * 8])
+    ids = jnp.zeros(12, int)
+    starts = jnp.asarray([0, 0, 0, 0, *[4] * 8])
     y = models.Targets(ids, teacher_forcing(12), starts=starts)
     embed = eqx.filter_jit(lambda model, y: model.embed(ids, y))
     jax.block_until_ready(embed(model, y))

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from jax._src import compiler
 from jax.sharding import AxisType
-from reference import by_numpy, publishers
+from reference import publishers
 
 from lim_jax import models
 from lim_jax.grid import token_grid
 from lim_jax.models.generation import decode_logits, prefill_logits
 
 WINDOW = jnp.array([3, 1, 4, 1, 5, 9, 2, 6])
-LENGTH, KNOWN = 7, 5
+LENGTH = 7
+KNOWN = 5
 GRID = token_grid(LENGTH, "float32")
 
 
@@ -37,15 +38,15 @@ def logits_and_gradient(model):
     return model.readout(state, GRID), gradient
 
 
-def logits_and_energies(model, run=lambda job, model: job(model)):
-    logits, gradient = map(np.asarray, run(logits_and_gradient, model))
+def logits_and_energies(model):
+    logits, gradient = map(np.asarray, logits_and_gradient(model))
     return logits, LENGTH**2 * (gradient**2).sum(axis=1)
 
 
 @pytest.fixture(scope="module")
 def exact(folder):
     """In float32."""
-    return logits_and_energies(models.load(folder), by_numpy.run)
+    return logits_and_energies(models.load(folder))
 
 
 def in_a_ring(folder, compute):
@@ -72,9 +73,11 @@ def decoded(folder, compute):
     return next_logits(models.load(folder, compute=compute)), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [in_a_ring, walked, decoded])
 def test_products_are_of_bfloat16(job, exact, folder, monkeypatch):
-    programs, compiled = [], compiler.compile_or_get_cached
+    programs = []
+    compiled = compiler.compile_or_get_cached
 
     def listed(backend, module, *others, **named):
         programs.append(str(module))

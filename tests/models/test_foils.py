@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import byte_network, random_states
 from reference.publishers import CONFIGS, WORDS, logits, write
 from scipy.special import log_softmax
@@ -41,7 +40,7 @@ def loss_of(model, prompt, y):
     def loss(model, prompt, y):
         return contrast_loss(model, model.embed(prompt), y)
 
-    return by_numpy.run(loss, model, prompt, y)
+    return eqx.filter_jit(loss)(model, prompt, y)
 
 
 def log_probability(family, prompt, ids):
@@ -94,7 +93,7 @@ def squares_by_two_passes(model, prompt, answer, foil):
         window = np.concatenate([prompt, ids])
         weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
         row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
-        found = by_numpy.run(gradient, model, row, Targets(targets, weights))
+        found = eqx.filter_jit(gradient)(model, row, Targets(targets, weights))
         return len(ids) * found[: len(prompt)]
 
     return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
@@ -103,7 +102,8 @@ def squares_by_two_passes(model, prompt, answer, foil):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)  # whose places are learned
 def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
-    model, case = longer(model), CASES[1]
+    model = longer(model)
+    case = CASES[1]
     window = jax.device_put(np.append(case[0], 0))
     (energy,) = models.energies_of_ids(model, [window], ask=[asked(case)], loss=contrast_loss)
     expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2

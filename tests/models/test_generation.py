@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.as_users import ROOT
 from reference.compilations import compilations
 from reference.networks import randomised
@@ -25,7 +24,8 @@ from lim_jax.network.kv_cache import has_kv_cache
 
 RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
-IDS, KNOWN = np.array(RECORD["ids"]), 7  # logits are recorded after the seventh and the last
+IDS = np.array(RECORD["ids"])
+KNOWN = 7  # logits are recorded after the seventh and the last
 # Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;
 # chunks and tempered queries; norms after turns.
 NETWORKS = (
@@ -59,7 +59,8 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
     model = model_of(name, tmp_path, dtype="float64")
     assert has_kv_cache(model.flow)
     found = np.asarray(logits_by_kept(model, IDS))
-    network, (_, first, last) = RECORD["networks"][name], RECORD["places"]
+    network = RECORD["networks"][name]
+    _, first, last = RECORD["places"]
     assert (first, last) == (KNOWN - 1, len(IDS) - 1)
     asked = found[[0, -1]][:, RECORD["words"]]
     expected = np.array(network["logits"])[1:]
@@ -70,7 +71,7 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
 def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
     model = model_of("gemma2", tmp_path, kept="bfloat16")
     model = models.open(tmp_path) if held == "opened" else model
-    expected = by_numpy.run(models.CausalLM.logits, model, jnp.asarray(IDS))[KNOWN - 1 :]
+    expected = eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(IDS))[KNOWN - 1 :]
     found = logits_by_kept(model, IDS)
     assert found.dtype == "float32"
     bound = 1e-5 * np.abs(expected).max()
@@ -81,7 +82,7 @@ def assert_likeliest(model, ids, answered):
     """Of the context and what was answered, each id by the logits after those before it."""
     row = np.concatenate([ids, answered])
     logits = cache(
-        lambda length: by_numpy.run(models.CausalLM.logits, model, jnp.asarray(row[:length]))
+        lambda length: eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(row[:length]))
     )
     for length in range(len(ids), len(row)):
         alike = [most for most in range(length, len(row)) if model.same_rope(length, most)]
@@ -151,7 +152,7 @@ def test_one_program_serves_a_padded_length(model):
     assert models.answer(model, full, tokens=5).shape == (5,)
 
 
-def test_what_is_no_context_is_refused(model):
+def test_ids_that_are_no_context_are_refused(model):
     for ids, message in (
         (np.array([], int), "ids: got none"),
         (np.array([3, 37]), r"ids: got \[37\], expected numbers from 0 to 36"),

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reference import by_numpy
 from reference.compilations import compilations
 from reference.networks import random_states
 from reference.publishers import CONFIGS, write
@@ -21,7 +20,8 @@ from lim_jax.loss import teacher_forcing
 from lim_jax.models.ids import padded_length
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
-LENGTHS, PLACES = (5, 7, 20), 22  # padded to 16, 16, 24 or all places
+LENGTHS = (5, 7, 20)
+PLACES = 22  # padded to 16, 16, 24 or all places
 
 
 def window_of(length, seed=0):
@@ -50,10 +50,12 @@ def model(tmp_path_factory):
 
 def carried_by_loops(mass, edges):
     """Each token's mass shared out over cells, by how much of its own cell they cover."""
-    length, found = len(mass), np.zeros(len(edges) - 1)
+    length = len(mass)
+    found = np.zeros(len(edges) - 1)
     for cell in range(len(found)):
         for place in range(length):
-            end, start = (place + 1) / length, place / length
+            end = (place + 1) / length
+            start = place / length
             shared = min(edges[cell + 1], end) - max(edges[cell], start)
             found[cell] += length * max(shared, 0) * mass[place]
     return found
@@ -90,7 +92,7 @@ def alone(model):
         return [of(*context) for context in zip(windows, weights, strict=True)]
 
     weights = [jnp.stack([rising(len(sparse)), sparse]) for sparse in SPARSE]
-    found = by_numpy.run(gradients, model, WINDOWS, weights)
+    found = eqx.filter_jit(gradients)(model, WINDOWS, weights)
     return {name: list(zip(*(one[name] for one in found), strict=True)) for name in LOSSES}
 
 
@@ -113,6 +115,7 @@ def test_every_context_lives_on_its_own_grid(model, alone):
     assert int(found.count) == len(WINDOWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [LOSSES[0], pytest.param(LOSSES[1], marks=pytest.mark.slow)])
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
@@ -129,9 +132,12 @@ def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss
         models.energies_of_ids(model, WINDOWS, ask=SPARSE[:2])
 
 
+@pytest.mark.slow
 def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, monkeypatch):
     """Anywhere in a context; with other arguments what is kept is refused."""
-    checkpoint, measure, measured = tmp_path / "new" / "energies", models.ids._energy, []
+    checkpoint = tmp_path / "new" / "energies"
+    measure = models.ids._energy
+    measured = []
     windows = [*WINDOWS, window_of(9)]
     whole = models.energies_of_ids(model, windows, ask=rising)
     go_on = partial(models.energies_of_ids, ask=rising, checkpoint=checkpoint)
@@ -199,7 +205,8 @@ def mixed():
 @pytest.fixture
 def calls(monkeypatch):
     """The ids of every call, of 48 at once: three contexts of 16, or two of 24."""
-    measure, found = models.ids._energy, []
+    measure = models.ids._energy
+    found = []
 
     def seen(*arguments):
         found.append(np.asarray(arguments[2]))
@@ -234,11 +241,14 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     model, mixed, calls, tmp_path, monkeypatch
 ):
     """In its midst: of a batch the contexts that are kept are not written again."""
-    whole, store, written = models.energies_of_ids(model, **mixed), models.ids.once, []
+    whole = models.energies_of_ids(model, **mixed)
+    store = models.ids.once
+    written = []
 
     def stopping(path, run, measure):
         if len(written) == 2 and not path.exists():
@@ -275,7 +285,8 @@ def test_queries_are_filled_up_but_where_each_context_has_one(model, monkeypatch
 
     monkeypatch.setattr(models.ids, "_energy", energy)
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
-    at_the_end, everywhere = (np.arange(5) == 4) / 1.0, np.full(5, 0.2)
+    at_the_end = (np.arange(5) == 4) / 1.0
+    everywhere = np.full(5, 0.2)
     for last in (at_the_end, everywhere):
         asked = [at_the_end, at_the_end, last]
         models.energies_of_ids(model, 3 * [np.arange(6)], ask=asked)
@@ -348,7 +359,8 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
     config = CONFIGS["llama"] | {"max_position_embeddings": 6, "rope_scaling": scaling}
     model = models.load(write(tmp_path, config), dtype="float64")
     assert model.trained == 12 and not model.same_rope(7, 12) and model.same_rope(4, 6)
-    (window,), weights = (window_of(7),), rising(7)
+    (window,) = (window_of(7),)
+    weights = rising(7)
 
     def gradient(model, window):
         x, y = model.example(window, weights)
@@ -356,7 +368,7 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
 
     others = [window_of(7, seed=1), window_of(8)]
     found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
-    slope = by_numpy.run(gradient, model, window)
+    slope = eqx.filter_jit(gradient)(model, window)
     np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
@@ -378,7 +390,7 @@ def test_contexts_longer_than_those_of_training_are_warned_of(tmp_path):
     def gradient(model):
         return jax.grad(model.loss)(*model.example(window, teacher_forcing(9)))
 
-    expected = 81 * (by_numpy.run(gradient, model) ** 2).sum(axis=1)
+    expected = 81 * (eqx.filter_jit(gradient)(model) ** 2).sum(axis=1)
     np.testing.assert_allclose(inside, expected, rtol=1e-9)
     with pytest.warns(UserWarning, match="a context of 11, expected at most 10, for which"):
         (beyond,) = models.energies_of_ids(model, [window_of(11)])
@@ -406,8 +418,10 @@ def test_padding_is_cut_off_left_and_right(kind):
 
 def test_packed_rows_are_cut_into_their_contexts():
     """Three in one row with padding between and after them, one in the other."""
-    rows, segments = np.zeros((2, 40), int), np.zeros((2, 40), np.uint8)
-    places, windows = ((0, 0, 4), (0, 8, 2), (0, 16, 7), (1, 3, 1)), [*WINDOWS, window_of(33)]
+    rows = np.zeros((2, 40), int)
+    segments = np.zeros((2, 40), np.uint8)
+    places = ((0, 0, 4), (0, 8, 2), (0, 16, 7), (1, 3, 1))
+    windows = [*WINDOWS, window_of(33)]
     for (row, start, number), window in zip(places, windows, strict=True):
         rows[row, start : start + len(window)] = window
         segments[row, start : start + len(window)] = number
@@ -416,7 +430,8 @@ def test_packed_rows_are_cut_into_their_contexts():
     whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
     assert [len(row) for row in whole] == [6, 2, 4]
     # A mask leaves out what segments count: the first id of one context, the last of another.
-    ids, numbers = np.arange(12).reshape(2, 6), np.array([[1] * 6, [1] * 2 + [2] * 4])
+    ids = np.arange(12).reshape(2, 6)
+    numbers = np.array([[1] * 6, [1] * 2 + [2] * 4])
     mask = np.array([[0] + [1] * 5, [1] * 5 + [0]])
     masked = models.contexts(ids, mask=mask, segments=numbers)
     assert [row.tolist() for row in masked] == [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
@@ -425,7 +440,8 @@ def test_packed_rows_are_cut_into_their_contexts():
 def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
     """End to end, with padding of another id on either side."""
     alone = [models.influence_of_ids(model, [window], REGIONS) for window in WINDOWS[:2]]
-    ids, mask = np.full((2, 9), 10), np.zeros((2, 9), int)
+    ids = np.full((2, 9), 10)
+    mask = np.zeros((2, 9), int)
     ids[0, 3:], mask[0, 3:] = WINDOWS[0], 1
     ids[1, :8], mask[1, :8] = WINDOWS[1], 1
     padded = models.influence_of_ids(model, models.contexts(ids, mask=mask), REGIONS)
@@ -441,7 +457,7 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
         of = lim.influence(models.CausalLM.loss, model, batch, regions.grid, regions)
         return of.density, of.density_error
 
-    density, error = by_numpy.run(influence, model, jnp.stack(THREE))
+    density, error = eqx.filter_jit(influence)(model, jnp.stack(THREE))
     np.testing.assert_allclose(found.density, density, rtol=1e-12)
     np.testing.assert_allclose(found.density_error, error, rtol=1e-10)
 
@@ -469,10 +485,14 @@ def test_training_on_ids_moves_the_embedding(model):
 
 @pytest.mark.parametrize(
     "windows, message",
-    [([], "at least one"), ("3 1 4", "a list of arrays"), ([np.array([1])], "one id"),
-     ([np.array([1.0, 2.0])], "whole number"),
-     (np.ones((2, 4), int), r"shape \(2, 4\).*contexts\(ids, mask=mask\)")],
-)  # fmt: skip
+    [
+        ([], "at least one"),
+        ("3 1 4", "a list of arrays"),
+        ([np.array([1])], "one id"),
+        ([np.array([1.0, 2.0])], "whole number"),
+        (np.ones((2, 4), int), r"shape \(2, 4\).*contexts\(ids, mask=mask\)"),
+    ],
+)
 def test_what_is_no_window_is_refused(model, windows, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         models.influence_of_ids(model, windows, REGIONS)
@@ -483,19 +503,21 @@ IDS = np.ones((2, 4), int)
 
 @pytest.mark.parametrize(
     "mask, segments, message",
-    [(None, None, "mask: got neither"),
-     ([[1, 1], [0, 1]], None, "mask: got list"),
-     (np.ones((2, 3), int), None, r"mask: .*\(2, 3\).*of shape \(2, 4\)"),
-     (np.ones(4, int), None, "mask: .*that of ids"),
-     (np.ones((2, 4)), None, "mask: got an array of float64"),
-     (2 * IDS, None, "mask: .*ones and zeros"),
-     (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
-     (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
-     (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
-     (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*padding by mask"),
-     (IDS, -IDS, "segments: .*positive"),
-     (None, IDS[:1], "segments: .*that of ids")],
-)  # fmt: skip
+    [
+        (None, None, "mask: got neither"),
+        ([[1, 1], [0, 1]], None, "mask: got list"),
+        (np.ones((2, 3), int), None, r"mask: .*\(2, 3\).*of shape \(2, 4\)"),
+        (np.ones(4, int), None, "mask: .*that of ids"),
+        (np.ones((2, 4)), None, "mask: got an array of float64"),
+        (2 * IDS, None, "mask: .*ones and zeros"),
+        (np.array([[1, 1, 0, 1], [1] * 4]), None, "rows: .*one piece.*not inside"),
+        (np.array([[1] * 4, [0] * 4]), None, "rows: .*at least one.*Leave rows of padding out"),
+        (None, np.array([[1, 1, 2, 1], [1] * 4]), r"rows: got contexts \[1, 2, 1\]"),
+        (None, np.array([[1, 1, 0, 0], [1] * 4]), "segments: .*positive.*padding by mask"),
+        (IDS, -IDS, "segments: .*positive"),
+        (None, IDS[:1], "segments: .*that of ids"),
+    ],
+)
 def test_rows_that_cannot_be_cut_are_refused(mask, segments, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         models.contexts(IDS, mask, segments)

@@ -21,7 +21,8 @@ from lim_jax.models import LanguageModel, language_model
 from lim_jax.weights import FetchedLayers, HalfLayers
 
 IDS = np.array([3, 1, 4, 1, 5])
-ENDS, MARKS = {"eos_token_id": [4, 9]}, {"eos_token": "e"}
+ENDS = {"eos_token_id": [4, 9]}
+MARKS = {"eos_token": "e"}
 
 
 @pytest.fixture
@@ -48,9 +49,12 @@ def cached(folder, monkeypatch):
 def in_one_file(folder):
     """A file of llama.cpp with all of it but the tokenizer, which is beside."""
     return llama_cpp.write(
-        folder / "small-1.5B.gguf", token_list=list(LETTERS), chat_template=CHATML,
-        eos_token_id=4, eot_token_id=9,
-    )  # fmt: skip
+        folder / "small-1.5B.gguf",
+        token_list=list(LETTERS),
+        chat_template=CHATML,
+        eos_token_id=4,
+        eot_token_id=9,
+    )
 
 
 @eqx.filter_jit
@@ -60,10 +64,14 @@ def logits(network):
 
 @pytest.mark.parametrize("kind", ["folder", "name", "file"])
 def test_each_part_is_that_of_the_files(kind, folder, monkeypatch):
-    files = {"folder": lambda: folder, "name": lambda: cached(folder, monkeypatch),
-             "file": lambda: in_one_file(folder)}  # fmt: skip
+    files = {
+        "folder": lambda: folder,
+        "name": lambda: cached(folder, monkeypatch),
+        "file": lambda: in_one_file(folder),
+    }
     path = files[kind]()
-    opened, expected = LanguageModel.open(path), models.load(path)
+    opened = LanguageModel.open(path)
+    expected = models.load(path)
     assert isinstance(opened.network.flow.layers, FetchedLayers)
     for model in (opened.loaded(), LanguageModel.from_pretrained(path)):
         assert eqx.tree_equal(model.network, expected)
@@ -104,6 +112,7 @@ def test_a_network_of_ones_own_has_no_files():
     assert model.loaded() is model
 
 
+@pytest.mark.slow
 def test_a_question_reads_header_and_tokenizer_once(folder, tmp_path, monkeypatch):
     counted = []
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import falling_profile
 from reference.publishers import CONFIGS, write
 
@@ -19,7 +18,8 @@ from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.models import CausalLM, layerwise
 from lim_jax.models.causal import LossOfLogits
 
-LENGTH, CONTEXTS = 5, 2
+LENGTH = 5
+CONTEXTS = 2
 LOSS = CausalLM.margin_loss
 RUN = {"function": "a test"}
 
@@ -52,15 +52,18 @@ def model(request, tmp_path_factory):
 def batch_of(model):
     """Two contexts, asked at some places with unequal weights."""
     ids = np.random.default_rng(0).integers(0, model.vocabulary, (CONTEXTS, LENGTH))
-    weights, places = jnp.array([[0.25, 0.75], [0.5, 0.5]]), jnp.array([[1, 4], [0, 3]])
+    weights = jnp.array([[0.25, 0.75], [0.5, 0.5]])
+    places = jnp.array([[1, 4], [0, 3]])
     y = models.Targets(jax.device_put(ids[:, :2]), weights, places)
     return jax.device_put(ids), y
 
 
+@pytest.mark.slow
 def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp_path):
-    batch, last = batch_of(model), 2 * model.flow.depth + 1
+    batch = batch_of(model)
+    last = 2 * model.flow.depth + 1
     together = partial(adjoint_energies, LossOfIds(CausalLM.embed, LOSS))
-    expected = by_numpy.run(together, model, batch, lim.token_grid(LENGTH))
+    expected = eqx.filter_jit(together)(model, batch, lim.token_grid(LENGTH))
     walked = partial(layerwise.energies_by_layers, LOSS, model, *batch, run=RUN)
     for stop in range(last + 1):
         folder = tmp_path / str(stop)
@@ -76,7 +79,8 @@ def test_a_walk_goes_on_from_any_step_with_the_numbers_of_one_program(model, tmp
 
 def test_a_walk_that_goes_on_reads_no_layer_again_that_it_is_done_with(tmp_path):
     opened = models.open(write(tmp_path, CONFIGS["llama"]), dtype="float64")
-    depth, fetched = opened.flow.depth, []
+    depth = opened.flow.depth
+    fetched = []
     source = opened.flow.layers.source
     fetch = source.fetch
     source.fetch = lambda index: fetched.append(int(index)) or fetch(index)
@@ -100,6 +104,7 @@ def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path
         layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 
 
+@pytest.mark.slow
 def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     model = models.load(write(tmp_path, CONFIGS["llama"]), dtype="float64")
     windows = [np.arange(6), np.arange(1, 7)]
@@ -112,9 +117,11 @@ def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
         monkeypatch.setattr(models.ids, "STATES_IN_MEMORY", limit)
         seen = []
         found = models.energies_of_ids(
-            model, windows, checkpoint=tmp_path / str(limit),
+            model,
+            windows,
+            checkpoint=tmp_path / str(limit),
             progress_of_layers=lambda items, seen=seen: seen.extend(items) or items,
-        )  # fmt: skip
+        )
         assert seen == steps
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)

@@ -2,23 +2,25 @@
 
 from typing import Any, get_args
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.networks import byte_network
 from scipy.special import logsumexp
 
 import lim_jax as lim
 from lim_jax import explanations, models
-from lim_jax.attribution.measuring import measure, shown_accounts
+from lim_jax.attribution.measuring import accounts_of_contexts, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.loss_kinds import LOSSES, LossKind, LossName, loss_kind
 from lim_jax.prompts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 
-PROMPT, ANSWER, FOIL = "one of", " two", " a"
+PROMPT = "one of"
+ANSWER = " two"
+FOIL = " a"
 PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the answer's bytes next
 
 
@@ -33,9 +35,11 @@ def margin(row, answer):
 def by_formula(logits_of):
     """What each loss is of, written out; the logits are those of every place of a text."""
     text = PROMPT + ANSWER
-    rows, ids = logits_of(text[:-1]), list(text.encode())[1:]
+    rows = logits_of(text[:-1])
+    ids = list(text.encode())[1:]
     surprise = [logsumexp(row) - row[one] for row, one in zip(rows, ids, strict=True)]
-    others, foil = logits_of((PROMPT + FOIL)[:-1]), list(FOIL.encode())
+    others = logits_of((PROMPT + FOIL)[:-1])
+    foil = list(FOIL.encode())
     of_foil = [
         logsumexp(row) - row[one] for row, one in zip(others[len(PROMPT) - 1 :], foil, strict=True)
     ]
@@ -61,7 +65,8 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
         examples[name] = jax.device_put((context.window[:-1].astype(int), wide))
 
     def measured(model, examples, texts):
-        found, whole = {}, texts[0]
+        found = {}
+        whole = texts[0]
         state = model.flow(model.embed(whole), lim.token_grid(len(whole)))
         for name, (ids, y) in examples.items():
             loss = LOSSES[name].loss
@@ -72,7 +77,7 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
 
     texts = [(PROMPT + ANSWER)[:-1], (PROMPT + FOIL)[:-1]]
     ids = [jax.device_put(np.frombuffer(text.encode(), np.uint8).astype(int)) for text in texts]
-    found, logits = by_numpy.run(measured, model, examples, ids)
+    found, logits = eqx.filter_jit(measured)(model, examples, ids)
     expected = by_formula(dict(zip(texts, logits, strict=True)).get)
     assert set(expected) == set(LOSSES) == set(get_args(LossName))
     assert len({round(float(value), 6) for value in expected.values()}) == len(expected)
@@ -90,7 +95,8 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
         return np.eye(answered.size)[answered.argmax()]
 
     monkeypatch.setitem(LOSSES, "triple", LossKind("thrice", triple, first, needs_answer=True))
-    model, context = byte_network(16), asked("triple")
+    model = byte_network(16)
+    context = asked("triple")
     assert context.weights.nonzero()[0].tolist() == [PLACES[0]]
     measured = measure(model, [context], "triple")  # pyright: ignore
     (plain,) = models.energies_of_ids(
@@ -102,13 +108,14 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
         explanations, "account_of_context", lambda *of, progress: accounts.append(of[-1])
     )
     loss = LOSSES["triple"].loss  # pyright: ignore
-    shown_accounts(model, [context.window], [context.weights], loss=loss)
+    accounts_of_contexts(model, [context.window], [context.weights], loss=loss)
     assert accounts == [triple]
 
 
 @pytest.mark.usefixtures("as_users_run")
 def test_a_loss_of_no_name_or_of_two_passes_is_refused():
-    model, context = byte_network(16), asked("margin")
+    model = byte_network(16)
+    context = asked("margin")
     with pytest.raises(ValueError, match=r'asked: got .margins., expected "next-token" or'):
         loss_kind("margins")
     for shown in (0, 1):

@@ -17,7 +17,8 @@ from lim_jax.network.layer_kinds import LayersByKind
 def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     # Every leaf of the network is among its weights, in memory or in files.
     folder = write(tmp_path, CONFIGS["llama"])
-    opened, whole = models.open(folder), models.load(folder)
+    opened = models.open(folder)
+    whole = models.load(folder)
     leaves = jax.tree.leaves(whole.flow.layers)
     layers = sum(leaf.nbytes for leaf in leaves)
     layer = layers / whole.flow.depth
@@ -27,7 +28,8 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     np.testing.assert_allclose(found.whole - found.offloaded, layers + tables + beside, rtol=1e-12)
 
     # A token more: its states, the widest numbers of one layer, and its logits of a slice.
-    width, words = whole.embedding.shape[1], whole.vocabulary
+    width = whole.embedding.shape[1]
+    words = whole.vocabulary
     widest = max(max(leaf.shape[1:]) for leaf in leaves)
     a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
     longer = models.profile_memory(opened, 8)
@@ -52,15 +54,19 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     alone = replace(opened.flow, layers=LayersByKind((layers,), (0,) * layers.depth))
     assert models.profile_memory(replace(opened, flow=alone), 7) == models.profile_memory(opened, 7)
     both = LayersByKind((layers, layers), (0, 1) * layers.depth)
-    found, before = (models.profile_memory(replace(opened, flow=flow), 7)
-                     for flow in (replace(alone, layers=both), alone))  # fmt: skip
-    layer, states = memory._bytes(layers.source.like), 4 * layers.depth * 7 * 16
+    found, before = (
+        models.profile_memory(replace(opened, flow=flow), 7)
+        for flow in (replace(alone, layers=both), alone)
+    )
+    layer = memory._bytes(layers.source.like)
+    states = 4 * layers.depth * 7 * 16
     # Twice as many layers, and the next one of each kind is read ahead.
     assert round(found.offloaded - before.offloaded) == layer + states
     assert round(found.whole - before.whole) == layers.depth * layer + states
     assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 
+@pytest.mark.slow
 def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
     folder = write(tmp_path, CONFIGS["llama"])
     targets, weights = (jax.ShapeDtypeStruct((7,), kind) for kind in ("int32", "float32"))
@@ -70,7 +76,8 @@ def test_what_a_job_costs_is_known_of_weights_in_their_files(tmp_path):
     def job(model, x, y):
         return jax.grad(model.loss)(x, y)
 
-    opened, whole = models.open(folder), models.load(folder)
+    opened = models.open(folder)
+    whole = models.load(folder)
     here, there = (cost.job_cost(job, model, x, y) for model in (whole, opened))
     assert there.operations == here.operations > 0
     layers = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.flow))

@@ -32,10 +32,12 @@ def test_embeddings_are_normal_and_drawn_apart():
 
 
 def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
-    model, windows = byte_network(LENGTH), np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+    model = byte_network(LENGTH)
+    windows = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
     example = jax.jit(jax.vmap(model.example, in_axes=(0, None)))
     states, queries = jax.tree.map(np.asarray, example(windows, last_token(LENGTH)))
-    embedding, positions = np.asarray(model.embedding), np.asarray(model.positions)
+    embedding = np.asarray(model.embedding)
+    positions = np.asarray(model.positions)
     for n in range(2):
         for place in range(LENGTH):
             expected = embedding[windows[n, place]] + positions[place]

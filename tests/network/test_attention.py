@@ -15,7 +15,8 @@ import lim_jax as lim
 from lim_jax.grid.cells import CellGrid
 from lim_jax.network.attention import attention_weights
 
-QUERY, KEY = random_states(0, 9, 3), random_states(1, 9, 3)
+QUERY = random_states(0, 9, 3)
+KEY = random_states(1, 9, 3)
 weights_of = jax.jit(attention_weights)
 
 
@@ -36,7 +37,8 @@ def twin(query, key, prefix):
 def test_attention_is_its_formula_in_value_and_derivatives(kind):
     # `eq:normalized-kernel-variation`.
     grid = SignedGrid(cells=9, offset=Fraction(0)) if kind == "signed" else GRIDS[kind](9)
-    seed, direction = random_states(2, 9, 9), (random_states(4, 9, 3), random_states(5, 9, 3))
+    seed = random_states(2, 9, 9)
+    direction = (random_states(4, 9, 3), random_states(5, 9, 3))
 
     @jax.jit
     def both_ways(point, direction):
@@ -106,7 +108,8 @@ def test_large_scores_do_not_overflow(dtype, largest):
     assert np.isfinite(value) and np.all(np.isfinite(gradient)) and gradient.dtype == dtype
 
 
-def test_single_precision_is_near_double():
-    query, key = np.asarray(QUERY, np.float32), np.asarray(KEY, np.float32)
+def test_attention_weights_in_single_precision_are_near_double():
+    query = np.asarray(QUERY, np.float32)
+    key = np.asarray(KEY, np.float32)
     single = weights_of(query, key, lim.token_grid(9, dtype=jnp.float32))
     np.testing.assert_allclose(single, weights_of(QUERY, KEY, lim.token_grid(9)), rtol=2e-6)

@@ -1,10 +1,10 @@
 """Blocked attention gives the dense formula's numbers, in every mode, in linear memory."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.as_users import temporary_bytes
 from reference.networks import random_states
 
@@ -26,9 +26,12 @@ def in_modes(function, at, u, v):
     jvp, jvp_of_jvp = jax.jvp(slope, (at,), (v,))
     first, jvp_of_grad = jax.jvp(grad(function), (at,), (u,))
     return {
-        "value": function(*at), "grad": first, "jvp": jvp, "jvp of grad": jvp_of_grad,
+        "value": function(*at),
+        "grad": first,
+        "jvp": jvp,
+        "jvp of grad": jvp_of_grad,
         "jvp of jvp": jvp_of_jvp,
-    }  # fmt: skip
+    }
 
 
 def in_every_mode(function, at, u, v):
@@ -76,13 +79,15 @@ def derivatives():
     def of(formula):
         return jax.vmap(lambda *at: in_every_mode(formula(grid), *at))
 
-    points = jax.device_put([
-        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 10), arrays(seed + 50, 10))
-        for seed in (0, 10, 20)
-    ])  # fmt: skip
+    points = jax.device_put(
+        [
+            jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 10), arrays(seed + 50, 10))
+            for seed in (0, 10, 20)
+        ]
+    )
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch)
-        return jax.jit(of(tiled))(*points), by_numpy.run(of(dense), *points)
+        return jax.jit(of(tiled))(*points), eqx.filter_jit(of(dense))(*points)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,6 +98,7 @@ def test_every_derivative_is_the_dense_ones(derivatives, mode):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(monkeypatch):
     """The sink and the log weights are among the queries' and keys' numbers: so they move too.
 
@@ -101,7 +107,8 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
     The graded grid's own cells are halves, as the midpoints' are.
     """
     small_tiles(monkeypatch)
-    graded, parts = lim.graded_grid(10), np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
+    graded = lim.graded_grid(10)
+    parts = np.array([0, 0, 1, 1, 1, -1, -1, 0, 0, 2])
     others = ((parts[:, None] != parts) | (parts < 0)).astype(float)
 
     def shaped(attend):
@@ -118,8 +125,9 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
         return mass / total @ value
 
     at = [arrays(seed, 10) for seed in (0, 10, 20)]
-    found = jax.jit(lambda *at: in_modes(shaped(causal_attention), *at))(*at)
-    expected = by_numpy.run(lambda *at: in_modes(shaped(dense), *at), *at)
+    query, key, value = at
+    found = jax.jit(lambda q, k, v: in_modes(shaped(causal_attention), q, k, v))(query, key, value)
+    expected = jax.jit(lambda q, k, v: in_modes(shaped(dense), q, k, v))(query, key, value)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12, err_msg=mode)
@@ -129,7 +137,8 @@ def test_long_grids_are_blocked_by_themselves():
     grid = lim.token_grid(2 * tiles.TILE + 5)
     at = arrays(0, grid.size)
     traced = jax.jit(tiled(grid)).trace(*at)
-    found, expected = traced.lower().compile()(*at), jax.jit(dense(grid))(*at)
+    found = traced.lower().compile()(*at)
+    expected = jax.jit(dense(grid))(*at)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
     assert f"{grid.size},{grid.size}" not in str(traced.jaxpr)
 
@@ -161,6 +170,7 @@ def test_large_scores_neither_overflow_nor_vanish(scale, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_not_a_number_is_met_by_the_rows_that_see_it_and_no_others(dtype, monkeypatch):
     """Though the highest score of a row may pass it over. It is the second of a tile of four."""
@@ -201,10 +211,13 @@ PRICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PRICES)
 def test_tiles_are_remade_and_not_kept(mode):
     """Eight rows of tiles: operations of those on and below the diagonal, and temporary memory."""
-    grid, size, features = lim.token_grid(8 * tiles.TILE), 8, 16
+    grid = lim.token_grid(8 * tiles.TILE)
+    size = 8
+    features = 16
 
     def job(at, direction):
         def slope(at):
@@ -224,7 +237,8 @@ def test_tiles_are_remade_and_not_kept(mode):
     shapes = jax.eval_shape(lambda: arrays(0, grid.size, size, features))
     traced = jax.jit(job).trace(shapes, shapes)
     products, most = PRICES[mode]
-    pairs, found = 36 * tiles.TILE**2, operations(traced.jaxpr)
+    pairs = 36 * tiles.TILE**2
+    found = operations(traced.jaxpr)
     if mode.endswith("of grad"):
         assert found < 2 * pairs * products(size, features)
     else:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.light import light_layers
 from reference.networks import random_flow, random_labels, random_states
 from scipy.linalg import expm
@@ -122,7 +121,8 @@ def test_layerwise_controls_jump_at_the_layers_ends():
 
 
 def test_interpolated_controls_by_their_knots_and_between():
-    knots, times = Constant(random_states(0, 5, 2)), jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75])
+    knots = Constant(random_states(0, 5, 2))
+    times = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 0.75])
 
     @jax.jit
     def weights(knots):
@@ -174,6 +174,7 @@ def test_the_distance_of_a_control_to_itself_has_a_derivative():
         control_distance(fields, lambda time: fields, 0.0)
 
 
+@pytest.mark.slow
 def test_the_depth_flow_is_resolved_on_two_grids():
     """The continuum itself: 64 and 96 Gauss-Legendre nodes give the same flow, at equal steps."""
     # `eq:induced-transformer-field`.
@@ -193,7 +194,8 @@ def test_the_depth_flow_is_resolved_on_two_grids():
 
 @pytest.mark.slow
 def test_a_solver_that_fails_says_so():
-    x, flow = random_states(2, 12, 3), euler_flow(lambda time: halving, 0.25, max_steps=2)
+    x = random_states(2, 12, 3)
+    flow = euler_flow(lambda time: halving, 0.25, max_steps=2)
     solution = flow.solve(x, GRID)
     assert not bool(diffrax.is_successful(solution.result))
     for call in (
@@ -211,6 +213,7 @@ def test_a_solver_that_fails_says_so():
             jax.block_until_ready(call())
 
 
+@pytest.mark.slow
 def test_the_status_survives_jit_of_grad_as_auxiliary_output():
     flow = euler_flow(lambda time: halving, 0.25, max_steps=2)
 
@@ -262,9 +265,10 @@ def derivatives_of_the_recursion():
         nestings = {name: transform(loss)(x) for name, transform in (FIRST | SECOND).items()}
         return nestings, {"grad": jax.grad(second)(x)}
 
-    return by_numpy.run(found, random_states(0, 3, 2))
+    return eqx.filter_jit(found)(random_states(0, 3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
     """The table in the docstring of ContinuousFlow, with the cases that raise.
@@ -284,7 +288,8 @@ def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
             first_step=0.125,
         )
     )
-    x, tolerance = random_states(0, 3, 2), 1e-3 if backwards else 1e-10
+    x = random_states(0, 3, 2)
+    tolerance = 1e-3 if backwards else 1e-10
     transformed = {nesting: transform(loss) for nesting, transform in (FIRST | SECOND).items()}
     works = jax.jit(lambda x: {nesting: transformed[nesting](x) for nesting in WORKS[name]})(x)
     for nesting, found in works.items():
@@ -304,8 +309,9 @@ def test_the_wrong_adjoint_is_refused(as_users_run):
         linear_control(Constant(jnp.ones((2, 1))), horizon=-1.0)
 
 
-def test_precision_is_kept():
-    layer, x = averaging(), random_states(2, 12, 3)
+def test_a_continuous_flow_keeps_its_precision():
+    layer = averaging()
+    x = random_states(2, 12, 3)
 
     @jax.jit
     def end(layer, start):
@@ -324,7 +330,8 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve():
     Along one direction forward through the solve: its reverse compiles in three times the time.
     """
     # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
-    grid, layers = gauss_grid(12), random_flow(depth=3).layers
+    grid = gauss_grid(12)
+    layers = random_flow(depth=3).layers
     flow = ContinuousFlow(
         linear_control(layers, horizon=1.5),
         horizon=1.5,
@@ -341,7 +348,8 @@ def test_the_adjoint_equation_agrees_with_differentiating_the_solve():
 
     @jax.jit
     def both(x, move):
-        y, times = random_labels(), jnp.array([0.0, 0.7, 1.5])
+        y = random_labels()
+        times = jnp.array([0.0, 0.7, 1.5])
         adjoint = continuous_adjoint(flow, terminal_loss, (x, y), grid, times)
         return adjoint, jax.jvp(lambda x: terminal_loss(forward(x, grid), y), (x,), (move,))
 
@@ -361,7 +369,9 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     # `eq:adjoint`, `eq:continuous-adjoint-duhamel`.
     field = lambda x, context, grid: x**2 / 2  # noqa: E731
     flow = euler_flow(lambda time: field, 0.05, profile=rising_profile)
-    x, times, grid = jnp.asarray(np.ones((12, 1))), jnp.array([0.0, 1.0]), lim.graded_grid(12)
+    x = jnp.asarray(np.ones((12, 1)))
+    times = jnp.array([0.0, 1.0])
+    grid = lim.graded_grid(12)
     found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
     states = [1.0]
     for k in range(20):
@@ -382,7 +392,8 @@ def test_an_adjoint_that_is_not_solved_says_so():
         solver=diffrax.Heun(),
         max_steps=16,
     )
-    x, times = jnp.asarray(np.zeros((12, 1))), jnp.array([0.0])
+    x = jnp.asarray(np.zeros((12, 1)))
+    times = jnp.array([0.0])
     assert not np.any(jax.jit(flow)(x, GRID))
     with pytest.raises(
         RuntimeError,

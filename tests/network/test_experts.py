@@ -35,7 +35,8 @@ def test_a_clamped_gate_has_no_least_value():
     """At most the limit, as far below as it is; what comes up is within it on both sides."""
     gates, ups = np.meshgrid([-7.0, -2.5, -1.0, 1.0, 2.5], [-9.0, -1.0, 1.0, 9.0])
     found = ClampedGate(0.5, 2.0)(jnp.asarray(gates), jnp.asarray(ups))
-    gates, ups = np.where(gates > 2, 2, gates), np.where(abs(ups) > 2, 2 * np.sign(ups), ups)
+    gates = np.where(gates > 2, 2, gates)
+    ups = np.where(abs(ups) > 2, 2 * np.sign(ups), ups)
     np.testing.assert_allclose(found, gates / (1 + np.exp(-gates / 2)) * (ups + 1), rtol=1e-12)
 
 
@@ -51,7 +52,8 @@ def test_more_pairs_than_a_tile_holds_go_to_one_expert():
     width = network.router.shape[1]
     router = jnp.zeros_like(network.router)
     bias = jnp.array([0.0, 3.0, 0.0, 0.0, 4.0, 0.0])
-    x, grid = random_states(3, 90, width), lim.token_grid(90)
+    x = random_states(3, 90, width)
+    grid = lim.token_grid(90)
     parts = network.norm, router, network.experts, network.routing, bias
     found = eqx.filter_jit(MixtureOfExperts(*parts))(x, x, grid)
     share = 1 / (1 + np.exp(-1.0))

@@ -64,7 +64,8 @@ def test_attention_and_feed_forward_are_those_of_the_reference():
     # `eq:masked-mha`, `eq:mlp-block`, `eq:complete-vector-field-finite`,
     # `eq:induced-transformer-field`,
     # `eq:discrete-attention-numerator-scaled`, `eq:discrete-attention-denominator-scaled`.
-    field, x = layer(), random_states()
+    field = layer()
+    x = random_states()
     whole, attention, feed_forward = (
         np.asarray(evaluated(part, x)) for part in (field, *field.sublayers)
     )
@@ -97,7 +98,8 @@ def test_the_slots_split_the_derivative():
 
 def test_the_first_token_sees_only_itself():
     """The first-token rule, which is the operator's trace at position 0."""
-    attention, x = layer().attention, np.asarray(random_states())
+    attention = layer().attention
+    x = np.asarray(random_states())
     value, bias, output, output_bias = map(
         np.asarray,
         (attention.value, attention.value_bias, attention.output, attention.output_bias),
@@ -157,7 +159,8 @@ def test_heads_may_have_values_of_another_size():
 
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
 def test_sublayers_have_norms_of_their_own(part):
-    field, x = layer(), random_states()
+    field = layer()
+    x = random_states()
     moved = eqx.tree_at(
         lambda f: getattr(f, part).norm.scale, field, replace_fn=lambda s: np.asarray(s) + 1
     )
@@ -189,7 +192,8 @@ def test_keywords_reach_the_parts_they_are_for():
 
 
 def test_the_activation_is_applied_between_the_matrices():
-    tokenwise, x = layer().feed_forward, np.asarray(random_states())
+    tokenwise = layer().feed_forward
+    x = np.asarray(random_states())
     bent = dataclasses.replace(tokenwise, activation=jnp.cos)
     hidden = numpy_network.layer_norm(tokenwise.norm, x) @ np.asarray(tokenwise.inner).T
     outer = np.asarray(tokenwise.outer)

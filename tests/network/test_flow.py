@@ -51,7 +51,8 @@ def test_a_profile_that_is_negative_or_not_finite_is_refused(got, as_users_run):
 
 
 def test_a_profile_may_vanish_and_a_traced_one_is_judged_when_its_values_arrive():
-    layers, x = light_flow(depth=4).layers, random_states()
+    layers = light_flow(depth=4).layers
+    x = random_states()
 
     @eqx.filter_jit
     def energy(rate):
@@ -120,7 +121,8 @@ def test_the_trajectory_follows_profile_and_times(scheme):
 
 def test_a_linear_flow_is_a_matrix_power():
     """Zero queries average causally, so M Euler steps are powers of I + eps C (x) V."""
-    value, x = np.asarray(random_states(1, 3, 3)) / 2, random_states(2, 12, 3)
+    value = np.asarray(random_states(1, 3, 3)) / 2
+    x = random_states(2, 12, 3)
 
     @jax.jit
     def power(value, x):
@@ -179,6 +181,7 @@ def test_every_step_of_a_linear_field_is_its_polynomial_of_matrices():
         np.testing.assert_allclose(ours, x @ matrix.T, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_layers_are_remade_in_reverse_but_for_their_attention():
     """What each further layer keeps: its state, and every head's outputs and log-sums.
 
@@ -194,14 +197,18 @@ def test_layers_are_remade_in_reverse_but_for_their_attention():
         x = random_states(1, 160, 6)
         return jax.jit(function).trace(flow, x)
 
-    few, many = traced(4), traced(16)
+    few = traced(4)
+    many = traced(16)
     forward = traced(4, lambda flow, x: flow(x, grid))
     assert operations(few.jaxpr) < 3.6 * operations(forward.jaxpr)
-    heads, features, width = 2, 3, 6
+    heads = 2
+    features = 3
+    width = 6
     kept = 160 * (width + heads * (features + 1)) * 8
     assert (temporary_bytes(many) - temporary_bytes(few)) / 12 < 1.05 * kept
 
 
+@pytest.mark.slow
 def test_kept_products_are_not_made_again_and_give_the_same_gradient():
     """Of each layer queries, keys, values, attention's output, and hidden features: no others.
 
@@ -241,13 +248,15 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_products_of_all_layers_and_orders_take_bfloat16(name, monkeypatch):
     """But the sums of decays, and what solves for the writes of the delta rule."""
     monkeypatch.setattr(attention, "DENSE", 4 if name == "tiles" else 96)
     layer, job = LAYERS[name]
     layers = jax.tree.map(lambda leaf: leaf.astype(jnp.float32)[None], layer())
-    flow, grid = lim.ResidualFlow(layers, compute="bfloat16"), lim.token_grid(5, jnp.float32)
+    flow = lim.ResidualFlow(layers, compute="bfloat16")
+    grid = lim.token_grid(5, jnp.float32)
     x = jnp.zeros((5, jax.tree.leaves(layers)[0].shape[-1]), jnp.float32)
     written = jax.jit(job).trace(flow, x, grid).lower(lowering_platforms=("cuda",)).as_text()
     products = re.findall(r"dot_general (.*) : \(.*x(\w+)>, .*x(\w+)>\) -> .*x(\w+)>", written)
@@ -256,9 +265,11 @@ def test_products_of_all_layers_and_orders_take_bfloat16(name, monkeypatch):
     assert len(single) == {"mamba": 1, "delta": 8}.get(name, 0)
 
 
+@pytest.mark.slow
 def test_a_flow_in_bfloat16_is_near_and_asks_for_nothing_elsewhere():
     flow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_flow(depth=2))
-    grid, x = lim.token_grid(5, jnp.float32), random_states(1, 5, 6).astype(jnp.float32)
+    grid = lim.token_grid(5, jnp.float32)
+    x = random_states(1, 5, 6).astype(jnp.float32)
 
     @jax.jit
     def ends(flow, x):
@@ -277,7 +288,8 @@ def test_a_flow_in_bfloat16_is_near_and_asks_for_nothing_elsewhere():
 
 
 def test_split_differs_from_euler_at_first_order():
-    depths, errors = (8, 16, 32, 64), []
+    depths = (8, 16, 32, 64)
+    errors = []
     layer = light_flow(depth=1).layers
 
     @jax.jit
@@ -312,8 +324,9 @@ def test_any_function_of_two_slots_is_a_field():
     np.testing.assert_allclose(terminal(flow, x), mean + (x - mean) * 0.6**5, rtol=1e-12)
 
 
-def test_precision_is_kept():
-    flow, x = random_flow(depth=3), random_states()
+def test_a_residual_flow_keeps_its_precision():
+    flow = random_flow(depth=3)
+    x = random_states()
     in_single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (flow, x))
     single = terminal(*in_single, lim.token_grid(12, dtype=jnp.float32))
     assert single.dtype == jnp.float32
@@ -321,6 +334,7 @@ def test_precision_is_kept():
 
 
 def test_batches_are_vmapped():
-    flow, batch = random_flow(), np.asarray(random_states(2, 3, 12, 6))
+    flow = random_flow()
+    batch = np.asarray(random_states(2, 3, 12, 6))
     found = jax.jit(jax.vmap(terminal, in_axes=(None, 0)))(flow, batch)
     np.testing.assert_allclose(np.asarray(found)[1], terminal(flow, batch[1]), rtol=1e-12)

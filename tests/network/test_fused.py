@@ -15,8 +15,10 @@ from lim_jax.network import attention, blocked, fused, tiles
 from lim_jax.network.attention import attention_weights, causal_attention
 from lim_jax.network.shaping import PLAIN, Shaping
 
-LENGTH, SIZE = 12, 8  # features of a head, the kernel's granularity
-FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+LENGTH = 12
+SIZE = 8  # features of a head, the kernel's granularity
+FORWARD = "@__cudnn$fmhaSoftmax("
+BACKWARD = "@__cudnn$fmhaSoftmaxBackward("
 TOKENS = lim.token_grid(LENGTH)
 
 
@@ -39,7 +41,8 @@ def gradient(*at, grid=TOKENS, shaping=PLAIN):
 
 def calls(job, *dtypes, platform="cuda", features=SIZE):
     """Of the kernel in what is lowered, forward and backward."""
-    sizes, dtypes = (SIZE, SIZE, features), dtypes or (jnp.bfloat16,)
+    sizes = (SIZE, SIZE, features)
+    dtypes = dtypes or (jnp.bfloat16,)
     shapes = [
         jax.ShapeDtypeStruct((2, LENGTH, size), dtype)
         for size, dtype in zip(sizes, dtypes * 3, strict=False)

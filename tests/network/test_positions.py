@@ -56,7 +56,8 @@ def test_llama3_scales_slow_pairs_and_keeps_quick_ones(low, high):
 
 def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
     """A float32 angle of 10,000 radians is wrong by 5e-4, and so would be its cosine."""
-    rotary, length = Rotary(frequencies=(1.0, 0.83), tokens=10_000), 10_000
+    rotary = Rotary(frequencies=(1.0, 0.83), tokens=10_000)
+    length = 10_000
     grid = lim.token_grid(length, jnp.float32)
     vectors = jax.device_put(
         np.tile(np.array([3.0, 0.0, 0.0, 4.0, 5.0], np.float32), (1, length, 1))
@@ -64,7 +65,8 @@ def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
     found = np.asarray(jax.jit(lambda v: rotary.rotated(v, rotary.rope(grid)))(vectors))
     assert found.dtype == np.float32
     angles = np.outer(np.arange(1, length + 1), np.array([1, 0.83], np.longdouble))
-    cosine, sine = np.cos(angles), np.sin(angles)
+    cosine = np.cos(angles)
+    sine = np.sin(angles)
     pairs = 3 * cosine[:, 0], -4 * sine[:, 1], 3 * sine[:, 0], 4 * cosine[:, 1]
     expected = np.stack([*pairs, np.full(length, 5.0)], axis=1)
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
@@ -72,12 +74,14 @@ def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
 
 def test_scores_know_differences_of_positions_alone():
     """Tokens counted from 0, 1 or 100: the same attention."""
-    attention, x = layer_of(architecture_flow("rotary")).attention, random_states()
+    attention = layer_of(architecture_flow("rotary")).attention
+    x = random_states()
     grid = lim.token_grid(LENGTH)
 
     @jax.jit
     def attended(x, rope):
-        query, (key, value) = attention.queries(x, rope), attention.sources(x, rope)
+        query = attention.queries(x, rope)
+        key, value = attention.sources(x, rope)
         heads = jax.vmap(lim.causal_attention, in_axes=(0, 0, 0, None))(query, key, value, grid)
         return jnp.einsum("hdv,hlv->ld", attention.output, heads)
 
@@ -116,6 +120,7 @@ def gaps(attention, tokens_of):
     return found
 
 
+@pytest.mark.slow
 def test_rotary_attention_has_a_continuum_limit():
     """Order one as the tokens are refined, where [0, 1] stands for twelve of them."""
     attention = layer_of(architecture_flow("rotary")).attention
@@ -141,11 +146,15 @@ def test_malformed_positions_are_refused():
 
 def test_yarn_is_the_papers_ramp():
     """By pairs: kept up to that of 32 turns, divided from that of one on, linear between."""
-    base, factor, trained = 500.0, 8.0, 300
+    base = 500.0
+    factor = 8.0
+    trained = 300
     frequencies = rotary_frequencies(16, base)
     ends = [8 * math.log(trained / (turns * 2 * math.pi)) / math.log(base) for turns in (32, 1)]
-    for whole, (low, high) in ((True, (max(math.floor(ends[0]), 0), math.ceil(ends[1]))),
-                               (False, (max(ends[0], 0), ends[1]))):  # fmt: skip
+    for whole, (low, high) in (
+        (True, (max(math.floor(ends[0]), 0), math.ceil(ends[1]))),
+        (False, (max(ends[0], 0), ends[1])),
+    ):
         expected = []
         for pair, frequency in enumerate(frequencies):
             share = min(max((pair - low) / (high - low), 0), 1)
@@ -163,7 +172,8 @@ def test_yarn_is_the_papers_ramp():
 
 def test_frequencies_of_a_length_are_those_of_contexts_that_long():
     """A context of seven tokens has the long ones, of six the short; packed, neither."""
-    short, long = (0.9, 0.2), (0.4, 0.1)
+    short = (0.9, 0.2)
+    long = (0.4, 0.1)
     rotary = Rotary(LongFrequencies(short, long, trained=6), amplitude=1.5)
     for length, frequencies in ((6, short), (7, long)):
         angles = np.outer(np.arange(1, length + 1), frequencies)
@@ -200,7 +210,8 @@ def test_of_layers_that_turn_differently_the_most_counts(order):
 def test_angles_from_zero_and_tempers_begin_with_each_context():
     """In a packed row the second context's tokens are as in a row of its own."""
     starts = jnp.array([0, 0, 0, 3, 3, 3, 3])
-    packed, alone = lim.token_grid(7).starting(starts), lim.token_grid(4)
+    packed = lim.token_grid(7).starting(starts)
+    alone = lim.token_grid(4)
     rotary = Rotary((0.7, 0.1), from_zero=True)
     np.testing.assert_allclose(rotary.rope(packed)[3:], rotary.rope(alone), rtol=1e-13)
     np.testing.assert_allclose(rotary.rope(alone)[0], [[1.0, 1.0], [0.0, 0.0]])
@@ -223,7 +234,8 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
 
 
 def test_unit_rotary_divides_by_the_root_mean_square():
-    rotary, query = UnitRotary((0.7,), eta=0.3), random_states(3, 2, 4, 4)
+    rotary = UnitRotary((0.7,), eta=0.3)
+    query = random_states(3, 2, 4, 4)
     grid = lim.token_grid(4)
     turned = np.asarray(Rotary((0.7,)).rotated(query, rotary.rope(grid)))
     expected = turned / np.sqrt((turned**2).mean(axis=2, keepdims=True) + 0.3)

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.architectures import architecture_flow
 from reference.networks import GRIDS, WIDTH, layer_of, random_states
 from scipy.special import softmax
@@ -33,7 +32,8 @@ def small_tiles(patch, tile=4):
 
 def by_rows(query, key, grid, starts):
     """`eq:causal-attention-weights` over each row's own prefix, one softmax after another."""
-    weights, share = np.asarray(grid.weights), float(1 - grid.offset)
+    weights = np.asarray(grid.weights)
+    share = float(1 - grid.offset)
     result = np.zeros((len(query), len(query)))
     for i, first in enumerate(starts):
         mass = weights[first : i + 1].copy()
@@ -45,7 +45,9 @@ def by_rows(query, key, grid, starts):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_rows_attend_from_where_they_start(name):
-    grid, (query, key, _), starts = GRIDS[name](11), arrays(0, 11), PACKED[0]
+    grid = GRIDS[name](11)
+    query, key, _ = arrays(0, 11)
+    starts = PACKED[0]
 
     @jax.jit
     def measured(query, key, starts):
@@ -68,11 +70,15 @@ def in_every_mode(formula, at, u, v):
     first, jvp_of_grad = jax.jvp(gradient, (at,), (u,))
     jvp, jvp_of_jvp = jax.jvp(slope, (at,), (v,))
     return {
-        "value": value(at), "grad": first, "jvp": jvp, "jvp of grad": jvp_of_grad,
+        "value": value(at),
+        "grad": first,
+        "jvp": jvp,
+        "jvp of grad": jvp_of_grad,
         "jvp of jvp": jvp_of_jvp,
-    }  # fmt: skip
+    }
 
 
+@pytest.mark.slow
 def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
     """With traced starts, of other examples others; without, in `test_blocked`."""
     small_tiles(monkeypatch)
@@ -88,11 +94,15 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
 
         return jax.vmap(modes)
 
-    points = jax.device_put([
-        jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
-        for seed in (0, 10, 20)
-    ] + [PACKED])  # fmt: skip
-    found, expected = jax.jit(of(causal_attention))(*points), by_numpy.run(of(dense), *points)
+    points = jax.device_put(
+        [
+            jax.tree.map(lambda a, b: np.stack([a, b]), arrays(seed, 11), arrays(seed + 50, 11))
+            for seed in (0, 10, 20)
+        ]
+        + [PACKED]
+    )
+    found = jax.jit(of(causal_attention))(*points)
+    expected = eqx.filter_jit(of(dense))(*points)
     for mode in found:
         for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
@@ -131,7 +141,8 @@ def test_tiles_that_no_row_sees_are_not_read(monkeypatch):
 
 def test_windows_and_starts_go_together():
     """The later of two starts counts, whichever came first."""
-    grid, starts = lim.token_grid(11), jnp.asarray(PACKED[0])
+    grid = lim.token_grid(11)
+    starts = jnp.asarray(PACKED[0])
     expected = np.maximum(np.arange(11) - 2, PACKED[0])
     np.testing.assert_array_equal(grid.windowed(3).starting(starts).starts, expected)
     np.testing.assert_array_equal(grid.starting(starts).windowed(3).starts, expected)
@@ -158,10 +169,11 @@ def ledger():
         mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
         return found.vectors / x.shape[0], mass * x.shape[0]
 
-    return lambda *of: by_numpy.run(measured, *jax.device_put(of))
+    return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 
 
-def test_packed_contexts_are_contexts_alone(ledger):
+@pytest.mark.slow
+def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
     """Channels (Euclidean) and cone masses, with turning keys and a window."""
     packed = 5, 1, 5  # lengths that recur, here and below: each is a program
     length = sum(packed)
@@ -176,7 +188,8 @@ def test_packed_contexts_are_contexts_alone(ledger):
 
 def test_padding_on_the_left_is_not_seen(ledger):
     """Whatever stands there, and where its queries have no weight, it has no influence."""
-    x, asked = np.array(random_states(1, 11, WIDTH)), np.asarray(random_states(4, 11))
+    x = np.array(random_states(1, 11, WIDTH))
+    asked = np.asarray(random_states(4, 11))
     mask = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
     x[:6] *= 100
     vectors, _ = map(np.asarray, ledger(x, asked * mask, segment_starts(jnp.asarray(mask))))
@@ -185,9 +198,11 @@ def test_padding_on_the_left_is_not_seen(ledger):
     assert (vectors[:, :6] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
     """Its integrand is zero there, and no positive bound holds of all pairs."""
-    flow, grid = architecture_flow("everything", depth=1), lim.token_grid(9)
+    flow = architecture_flow("everything", depth=1)
+    grid = lim.token_grid(9)
     x = random_states(1, 9, WIDTH)
 
     def measured(x):
@@ -195,7 +210,7 @@ def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
         sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
         return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
 
-    found, cone = by_numpy.run(measured, x)
+    found, cone = eqx.filter_jit(measured)(x)
     np.testing.assert_allclose(found.energy, (cone**2).sum(axis=1), rtol=1e-10)
     assert (found.lowest[:5] <= 0).all()
 
@@ -211,7 +226,8 @@ def test_segments_are_runs():
 
 
 def test_what_is_no_prefix_is_refused():
-    grid, numbers = lim.token_grid(3), jnp.arange(3)
+    grid = lim.token_grid(3)
+    numbers = jnp.arange(3)
     with pytest.raises(ValueError, match="starts: got 4 of them, expected 3, one for each"):
         grid.starting(jnp.zeros(4, int))
     for wrong in (numbers + 1, numbers - 1):

@@ -13,7 +13,11 @@ from lim_jax.network import blocked, tiles
 from lim_jax.network.attention import attention_weights
 
 # Eleven rows in tiles of four, the last not full; prefixes that begin in tiles and at their ends.
-LENGTH, SIZE, FEATURES, EXAMPLES, HEADS = 11, 3, 2, 3, 2
+LENGTH = 11
+SIZE = 3
+FEATURES = 2
+EXAMPLES = 3
+HEADS = 2
 STARTS = np.array([[0, 0, 2, 2, 2, 5, 5, 5, 5, 5, 10], [0, 1, 1, 1, 1, 1, 1, 7, 8, 8, 8], [0] * 11])
 GRIDS = {"graded": lim.graded_grid(LENGTH), "midpoints": lim.midpoint_grid(LENGTH)}
 WIDTHS = SIZE, SIZE, FEATURES
@@ -77,10 +81,13 @@ def dense(query, key, value, starts, grid, log_weights=None):
     return weights, outputs, jnp.log(mass.sum(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_derivative_is_that_of_the_dense_formula_and_of_differences(grid):
     """Forward and in reverse, of examples and heads that share keys, outputs and log-sum-exps."""
-    point, direction, starts = arrays(0), arrays(10), jnp.asarray(STARTS)
+    point = arrays(0)
+    direction = arrays(10)
+    starts = jnp.asarray(STARTS)
     covectors = (
         random_states(20, EXAMPLES, HEADS, LENGTH, FEATURES),
         random_states(21, EXAMPLES, HEADS, LENGTH),
@@ -116,7 +123,8 @@ def at_a_point(grid, starts):
     query, key, value = (array[0, 0] for array in heads_of_examples())
     on = begun(grid, starts, random_states(5, LENGTH))
     weights, *found = dense(query, key, value, starts, grid, on.log_weights)
-    point, tiling = [query, key, value, *found, *tiles.per_position(on)], tiles.tiling(on)
+    point = [query, key, value, *found, *tiles.per_position(on)]
+    tiling = tiles.tiling(on)
 
     def apply(primitive):
         return lambda vectors: at(primitive, point, vectors, tiling)
@@ -141,7 +149,8 @@ def test_an_accelerator_takes_all_heads_and_examples_at_once():
 
     traced = jax.jit(pulled).trace(*jax.eval_shape(heads_of_examples))
     # Keys: groups, heads and examples in each, blocks, positions in each, features.
-    small, large = f"tensor<3x2x3x4x{SIZE}xf64>", f"tensor<1x6x1x{LENGTH}x{SIZE}xf64>"
+    small = f"tensor<3x2x3x4x{SIZE}xf64>"
+    large = f"tensor<1x6x1x{LENGTH}x{SIZE}xf64>"
     for platform, there, absent in (
         ("cpu", small, large),
         ("cuda", large, small),
@@ -168,9 +177,11 @@ def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
         return point, pushed, back, jax.vmap(lambda *g: pull([*g]))(g, h), turned
 
     point, pushed, back, pulled, turned = jax.tree.map(np.asarray, measured(STARTS[0]))
-    (q, k, v, a), (dq, dk, dv, du) = point, t
+    q, k, v, a = point
+    dq, dk, dv, du = t
     moved = a * (dq @ k.T + q @ np.swapaxes(dk, 1, 2) + OTHERS * du[:, None, :])
-    outputs, slopes = a @ v, moved.sum(axis=2)
+    outputs = a @ v
+    slopes = moved.sum(axis=2)
     expected = moved @ v + a @ dv - slopes[:, :, None] * outputs, slopes
     e = a * (g @ v.T + (h - (g * outputs).sum(axis=2))[:, :, None])
     covectors = e @ k, np.swapaxes(e, 1, 2) @ q, a.T @ g, (e * OTHERS).sum(axis=1)

@@ -1,13 +1,13 @@
 """Recurrent layers as fields in two slots: beside loops over tokens, heads and rows by NumPy."""
 
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import by_numpy
 from reference.hybrids import RECURRENT, gated_delta
 from reference.networks import WIDTH, random_states
 
@@ -19,7 +19,8 @@ from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.short_convolution import ShortConvolution
 
 # Chunks of 16: contexts that begin within chunks, at their ends, and one that is longer.
-LENGTH, CUTS = 37, (0, 3, 16, 17, 37)
+LENGTH = 37
+CUTS = (0, 3, 16, 17, 37)
 STARTS = np.repeat(CUTS[:-1], np.diff(CUTS))
 # The others compute in no other way than these.
 DIFFERENT = "mamba", "convolution", "kimi"
@@ -45,7 +46,8 @@ def shown(part):
 
 def convolved(rows, own, taps, starts, left):
     """Each row of the sum over taps, the own row from `own`, those before as much as they left."""
-    total, taps = np.zeros_like(rows), np.asarray(taps)
+    total = np.zeros_like(rows)
+    taps = np.asarray(taps)
     for i in range(len(rows)):
         total[i] = taps[:, -1] * own[i]
         for back in range(1, taps.shape[1]):
@@ -73,21 +75,29 @@ def by_tokens(field, x, context, starts, left):
         return (read * (rows + shown(field.tap_bias))) @ np.asarray(field.output).T + shown(
             field.output_bias
         )
-    heads, read = len(field.value), []
-    delta, kimi = isinstance(field, GatedDelta), isinstance(field, KimiDelta)
+    heads = len(field.value)
+    read = []
+    delta = isinstance(field, GatedDelta)
+    kimi = isinstance(field, KimiDelta)
     for h in range(heads):
         g = h * len(field.key) // heads
 
         def row(name, own, at, h=h):
-            matrix, bias = np.asarray(getattr(field, name))[at], getattr(field, f"{name}_bias")
+            matrix = np.asarray(getattr(field, name))[at]
+            bias = getattr(field, f"{name}_bias")
             bias = 0 if bias is None else np.asarray(bias)[at]
-            taps, tap_bias = getattr(field, f"{name}_taps"), getattr(field, f"{name}_tap_bias")
+            taps = getattr(field, f"{name}_taps")
+            tap_bias = getattr(field, f"{name}_tap_bias")
             taps = np.ones((len(matrix), 1)) if taps is None else taps[at]
             mixed = convolved(c @ matrix.T + bias, own @ matrix.T + bias, taps, starts, left[h])
             return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
 
-        query, key, value = row("query", z, g), row("key", c, g), row("value", c, h)
-        most, rates, rate = np.exp(float(field.log_decay[h])), c, np.ones(len(c))
+        query = row("query", z, g)
+        key = row("key", c, g)
+        value = row("value", c, h)
+        most = np.exp(float(field.log_decay[h]))
+        rates = c
+        rate = np.ones(len(c))
         if field.rate is not None:
             rates = c @ np.asarray(field.rate_down).T if kimi else c
             rates = rates @ np.asarray(field.rate)[h].T + np.asarray(field.rate_bias)[h]
@@ -102,7 +112,8 @@ def by_tokens(field, x, context, starts, left):
             if field.least_decay is not None:
                 decay = np.exp(field.least_decay / (1 + np.exp(-most * rates)))
             decay = decay[:, :, None]  # of the rows of the state
-        state, given = np.zeros((key.shape[1], value.shape[1])), np.zeros_like(value)
+        state = np.zeros((key.shape[1], value.shape[1]))
+        given = np.zeros_like(value)
         for i in range(len(x)):
             state = 0 * state if starts[i] == i else state
             if delta:
@@ -115,7 +126,8 @@ def by_tokens(field, x, context, starts, left):
     read = np.stack(read)
     z = z @ np.asarray(field.gate_down).T if kimi else z
     gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
-    norm, scale = field.head_norm, np.asarray(field.head_norm.scale)[:, None]
+    norm: Any = field.head_norm
+    scale = np.asarray(norm.scale)[:, None]
     passed = read if field.norm_before_gate else read * gates
     means = np.mean((passed**2).reshape(norm.groups, -1, *passed.shape[1:]), (1, 3), keepdims=True)
     means = np.broadcast_to(means, (norm.groups, heads // norm.groups, *means.shape[2:]))
@@ -126,7 +138,8 @@ def by_tokens(field, x, context, starts, left):
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwise(name):
-    field, (x, context) = RECURRENT[name](), random_states(4, 2, LENGTH, WIDTH)
+    field = RECURRENT[name]()
+    x, context = random_states(4, 2, LENGTH, WIDTH)
     log_weights = 0.5 * np.random.default_rng(5).standard_normal((4, LENGTH))
     log_weights[:, 20], log_weights[1, 5] = -1e4, -1e4  # removed, in all heads and in one
     grid = lim.token_grid(LENGTH)
@@ -147,7 +160,9 @@ def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwi
 def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypatch):
     for kind in (RecurrentMixer, KimiDelta):
         monkeypatch.setattr(kind, "chunk", 2)
-    field, grid, (x, rows) = RECURRENT[name](), lim.token_grid(4), random_states(6, 2, 4, WIDTH)
+    field = RECURRENT[name]()
+    grid = lim.token_grid(4)
+    x, rows = random_states(6, 2, 4, WIDTH)
     sparse = stages.SparseRows(jnp.array([1, 3, 1]), rows[:3])
     covector = sparse.dense(4)
 
@@ -157,9 +172,10 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         slots = jnp.split(jax.vmap(push)(basis[:, 0], basis[:, 1]), 2)
         parts = tangent.pull_back(field, x, covector, grid)
         _, pull = stages._linearised(field, x, grid)
-        return slots, parts, pull(jnp.zeros_like(x)[None], sparse), cone_mass(field, x, grid)
+        pulled: Any = pull(jnp.zeros_like(x)[None], sparse)
+        return slots, parts, pulled, cone_mass(field, x, grid)
 
-    slots, parts, (_, (own, of_rows), heads), mass = by_numpy.run(of, field, x, covector)
+    slots, parts, (_, (own, of_rows), heads), mass = eqx.filter_jit(of)(field, x, covector)
     local, kernel = (each.reshape(4, WIDTH, 4, WIDTH).transpose(2, 0, 3, 1) for each in slots)
     rows, columns = np.indices((4, 4))
     assert np.all(local[rows != columns] == 0) and np.all(kernel[columns > rows] == 0)
@@ -173,19 +189,22 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
     np.testing.assert_allclose(sparse._replace(rows=own).dense(4), parts.local, atol=1e-12)
     if name == "kimi":  # whose heads are normed one by one
         silent = eqx.tree_at(lambda field: field.output, field, field.output.at[1].set(0))
-        _, (_, kernel), _, _ = by_numpy.run(of, silent, x, covector)
+        _, (_, kernel), _, _ = eqx.filter_jit(of)(silent, x, covector)
         np.testing.assert_allclose(heads[0], kernel, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples(name):
     """Forward over reverse, in states and parameters at once, inside of vmap."""
-    length, small = 19, 1e-5
+    length = 19
+    small = 1e-5
     grid = lim.token_grid(length).weighted(0.3 * random_states(5, length, 1)[:, 0])
     arrays, static = eqx.partition(RECURRENT[name](), eqx.is_inexact_array)
     leaves, tree = jax.tree.flatten((arrays, jnp.zeros((length, WIDTH))))
     moves = [0.1 * random_states(7, leaf.size, 1).reshape(leaf.shape) for leaf in leaves]
-    move, weights = jax.tree.unflatten(tree, moves), random_states(6, length, WIDTH)
+    move = jax.tree.unflatten(tree, moves)
+    weights = random_states(6, length, WIDTH)
 
     def loss(at, x):
         layer, shift = at
@@ -206,7 +225,7 @@ def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples
         return jax.lax.map(of, small * jnp.arange(-1.0, 2.0))
 
     examples = jnp.stack([random_states(seed, length, WIDTH) for seed in (3, 4)])
-    (values, slopes), (moved, curved) = by_numpy.run(derivatives, examples)
+    (values, slopes), (moved, curved) = eqx.filter_jit(derivatives)(examples)
     for found in (slopes, moved):
         expected = (values[:, 2] - values[:, 0]) / (2 * small)
         np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)
@@ -217,7 +236,8 @@ def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples
 @pytest.mark.parametrize("name", ["lightning", "kimi"])
 def test_rows_that_follow_go_on_from_the_memory_of_those_that_count(name):
     """The others' memory is that of `tests/adjoint/test_hybrids.py`."""
-    field, x = RECURRENT[name](), random_states(4, 21, WIDTH)
+    field = RECURRENT[name]()
+    x = random_states(4, 21, WIDTH)
 
     @jax.jit
     def found(field, x):
@@ -243,7 +263,8 @@ def test_devices_share_arrays_along_their_heads_or_groups(name):
 
 
 def test_what_is_no_row_of_tokens_is_refused():
-    field, x = gated_delta(), random_states(4, 5, WIDTH)
+    field = gated_delta()
+    x = random_states(4, 5, WIDTH)
     with pytest.raises(ValueError, match="got CellGrid, expected token_grid"):
         field(x, x, lim.graded_grid(5))
     sliding = lim.token_grid(5).starting(jnp.array([0, 0, 1, 2, 3]))

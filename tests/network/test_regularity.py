@@ -85,7 +85,8 @@ def numpy_head(attention, head, x, prefix):
 def test_every_step_of_the_proof_holds_by_itself(name):
     """No constant is too small; how large they are is for the next test."""
     grid = GRIDS[name](17)
-    prefix, weights = prefix_weights(grid), np.asarray(grid.weights)
+    prefix = prefix_weights(grid)
+    weights = np.asarray(grid.weights)
     past = prefix > 0
     attention = small_layer().attention
     found = jax.tree.map(np.asarray, attention_regularity(attention))
@@ -115,7 +116,8 @@ def test_every_step_of_the_proof_holds_by_itself(name):
             holds("score", np.abs(score), np.full_like(score, bound["score"]))
             density = mass / np.where(past, prefix, 1) * prefix.sum(axis=1, keepdims=True)
             holds("density", density, np.full_like(density, np.exp(2 * bound["score"])))
-            local, passed = bound["score_local"] * h[:, None], bound["score_past"] * h[None, :]
+            local = bound["score_local"] * h[:, None]
+            passed = bound["score_past"] * h[None, :]
             holds("score slope", np.abs(score - other_score), local + passed)
             kernel = bound["kernel_local"] * h + bound["kernel_hardy"] * hardy
             holds("kernel", np.abs(mass - other_mass).sum(axis=1), kernel)
@@ -151,14 +153,17 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     def steepness(norm):
         return np.abs(norm.scale).max() / ETA**0.5
 
-    c, slope, heads = token(attention.norm), steepness(attention.norm), []
+    c = token(attention.norm)
+    slope = steepness(attention.norm)
+    heads = []
     for h in range(2):
         q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
         bq, bk, bv = (
             size(b[h]) for b in (attention.query_bias, attention.key_bias, attention.value_bias)
         )
         score = (q * c + bq) * (k * c + bk) / 3**0.5
-        local, past = slope * q * (k * c + bk) / 3**0.5, slope * k * (q * c + bq) / 3**0.5
+        local = slope * q * (k * c + bk) / 3**0.5
+        past = slope * k * (q * c + bq) / 3**0.5
         kernel = (2 * local, 2 * past * np.exp(2 * score))
         head = ((v * c + bv) * kernel[0], (v * c + bv) * kernel[1] + slope * v * np.exp(2 * score))
         heads.append((score, local, past, *kernel, *head, head[0] + 2 * head[1], v * c + bv))
@@ -169,7 +174,8 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     np.testing.assert_allclose(found.attention.lipschitz, output * size(steps[-1]), rtol=1e-12)
     expected = output * size(values) + size(attention.output_bias)
     np.testing.assert_allclose(found.attention.bound, expected, rtol=1e-12)
-    inner, outer = size(network.inner), size(network.outer)
+    inner = size(network.inner)
+    outer = size(network.outer)
     radius = inner * token(network.norm) + size(network.inner_bias)
     np.testing.assert_allclose(found.feed_forward.radius, radius, rtol=1e-12)
     steepest = outer * found.feed_forward.slope * inner * steepness(network.norm)
@@ -188,14 +194,17 @@ def test_the_constants_are_those_of_the_steps_by_singular_values():
     )
     rows = []
     for h in range(2):
-        by_query, by_key = values[h] * keys[h] / 3**0.5, values[h] * queries[h] / 3**0.5
+        by_query = values[h] * keys[h] / 3**0.5
+        by_key = values[h] * queries[h] / 3**0.5
         q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
         own = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
         rows.append((size(np.array(own)), by_query * q + by_key * k + v))
-    own, shared = size(np.array(rows)[:, 0]), size(np.array(rows)[:, 1])
+    own = size(np.array(rows)[:, 0])
+    shared = size(np.array(rows)[:, 1])
     blocks = [1.0, size(values), output * own, output * shared * 6**0.5, output * shared]
     np.testing.assert_allclose(found.attention.control, size(np.array(blocks)), rtol=1e-12)
-    through, c = outer * found.feed_forward.slope, token(network.norm)
+    through = outer * found.feed_forward.slope
+    c = token(network.norm)
     activated = found.feed_forward.slope * radius
     blocks = [1.0, activated, through * c, through, through * inner * 6**0.5, through * inner]
     np.testing.assert_allclose(found.feed_forward.control, size(np.array(blocks)), rtol=1e-12)
@@ -265,10 +274,12 @@ def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
 def test_a_field_moves_with_its_parameters_by_no_more_than_its_constant():
     """Along one direction in each block, and in all of them together."""
     # `prop:transformer-lipschitz`, `thm:resnet-ode`.
-    grid, layer = GRIDS["tokens"](17), small_layer()
+    grid = GRIDS["tokens"](17)
+    layer = small_layer()
     states = jax.device_put(np.random.default_rng(4).standard_normal((17, 6)))
     leaves, tree = jax.tree.flatten(layer)
-    generator, blocks = np.random.default_rng(5), range(len(leaves))
+    generator = np.random.default_rng(5)
+    blocks = range(len(leaves))
     noise = [generator.standard_normal(leaf.shape) for leaf in leaves]
     kept = np.array([*np.eye(len(leaves)), np.ones(len(leaves))])
     kept *= 1e-3 / np.sqrt(kept @ [(step**2).sum() for step in noise])[:, None]
@@ -297,11 +308,13 @@ def test_a_field_moves_with_its_parameters_by_no_more_than_its_constant():
 def test_averaging_is_as_steep_as_its_constant_but_for_hardys_on_the_grid(name):
     """No scores, tokens without variance: LN is steepest, and what is left is prefix averaging."""
     grid = GRIDS[name](40)
-    weights, prefix = np.asarray(grid.weights), prefix_weights(grid)
+    weights = np.asarray(grid.weights)
+    prefix = prefix_weights(grid)
     average = prefix / prefix.sum(axis=1, keepdims=True)
     root = np.sqrt(weights)
     _, singular, directions = np.linalg.svd(root[:, None] * average / root[None, :])
-    zeros, value = jnp.zeros((1, 2, 6)), 3 * jnp.eye(6)[None]
+    zeros = jnp.zeros((1, 2, 6))
+    value = 3 * jnp.eye(6)[None]
     norm = LayerNorm(jnp.full(6, 0.7), jnp.ones(6), ETA)
     attention = lim.CausalAttention(norm, zeros, zeros, value, 0.5 * jnp.eye(6)[None])
     step = 1e-5 * (directions[0] / root)[:, None] * np.array([1.0, -1, 0, 0, 0, 0])
@@ -325,7 +338,8 @@ CELLS = [
 
 def hardys_norm(grid):
     """The largest singular value of averaging, and where it is attained, in the grid's norm."""
-    prefix, root = prefix_weights(grid), np.sqrt(np.asarray(grid.weights))
+    prefix = prefix_weights(grid)
+    root = np.sqrt(np.asarray(grid.weights))
     average = prefix / prefix.sum(axis=1, keepdims=True)
     _, singular, directions = np.linalg.svd(root[:, None] * average / root[None, :])
     return singular[0], directions[0] / root
@@ -350,7 +364,8 @@ def test_a_radius_counts_the_mass_of_the_grid():
     grid = CellGrid(cells=4, offset=Fraction(0), power=3)
     zero = jax.tree.map(lambda leaf: jax.device_put(0 * np.asarray(leaf)), small_layer())
     layer = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.eye(6)[0])
-    still, times = jnp.zeros((4, 6)), jnp.array([0.0, 2.0])
+    still = jnp.zeros((4, 6))
+    times = jnp.array([0.0, 2.0])
     radius = trajectory_radius(layer, still, grid, times, profile_bound=3.0)
     np.testing.assert_allclose(radius, [0, 6 * np.sqrt(45 / 32)], rtol=1e-12)
     with pytest.raises(RuntimeError, match="times: expected nothing below zero"):
@@ -415,7 +430,9 @@ def narrow(z):
 
 def unproved(layer):
     """A layer with something that is not proved, by what is said of it."""
-    change, attention, network = dataclasses.replace, layer.attention, layer.feed_forward
+    change = dataclasses.replace
+    attention = layer.attention
+    network = layer.feed_forward
     normed = LayerNorm(jnp.full(6, 40.0), jnp.zeros(6), 1e-6)
     networks = {
         "network: got a norm of its output": change(network, output_norm=normed),
@@ -435,9 +452,11 @@ def unproved(layer):
 def test_what_the_proof_does_not_treat_is_refused():
     """Each is steeper or larger than the constants of the layer that it may be taken for."""
     # `prop:transformer-lipschitz`.
-    grid, layer = lim.token_grid(17), small_layer()
+    grid = lim.token_grid(17)
+    layer = small_layer()
     x, y = points = np.array(pairs(np.asarray(grid.nodes), 0)[4])
-    claimed, fields = field_regularity(layer), dict(unproved(layer))
+    claimed = field_regularity(layer)
+    fields = dict(unproved(layer))
 
     @eqx.filter_jit
     def images(fields, points):
@@ -460,7 +479,8 @@ def test_places_that_divide_queries_and_keys_are_refused():
 
     layer = eqx.tree_at(lambda f: small(f.attention), small_layer(), replace_fn=lambda w: 1e-4 * w)
     mask = lim.network.AttentionMask(positions=UnitRotary((1.0,), eta=1e-9))
-    divided, x = dataclasses.replace(layer.attention, mask=mask), random_states()
+    divided = dataclasses.replace(layer.attention, mask=mask)
+    x = random_states()
     rope = divided.rope(lim.token_grid(len(x)))
     scores = np.einsum("hik,hjk->hij", divided.queries(x, rope), divided.sources(x, rope)[0])
     assert np.abs(scores).max() > 1e6 * field_regularity(layer).attention.score.max()
@@ -493,7 +513,8 @@ def test_stacked_layers_bound_what_lies_between_them():
 @pytest.mark.parametrize("step", [lim.euler, lim.split, lim.network.rk4])
 def test_trajectories_stay_within_their_radius(step):
     # `rem:bounded-state-preln`.
-    grid, x = lim.graded_grid(12), random_states()
+    grid = lim.graded_grid(12)
+    x = random_states()
     flow = random_flow(1, depth=4, step=step, horizon=1.5, profile=lambda t: 2 * t)
     found = jax.jit(lambda x: flow.trajectory(x, grid))(x)
     sizes = np.sqrt((np.asarray(found.states) ** 2).sum(axis=2) @ np.asarray(grid.weights))
@@ -509,7 +530,8 @@ def twice(time):
 def test_the_depth_flow_stays_within_its_radius_and_may_reach_it():
     """A constant output bias alone moves every token at the bound's speed."""
     # `rem:bounded-state-preln`.
-    grid, x = lim.token_grid(12), random_states()
+    grid = lim.token_grid(12)
+    x = random_states()
     plain = layer_of(random_flow(depth=1))
     zero = jax.tree.map(lambda leaf: jax.device_put(0 * np.asarray(leaf)), plain)
     bias = jnp.asarray(np.arange(6.0))
@@ -531,7 +553,8 @@ def test_a_field_without_layer_normalisation_is_refused():
 
 def test_a_radius_is_of_means_and_those_of_panels_have_signs():
     """Averages by panels' prefix weights may be twice as large as what they are of."""
-    grid, layer = lim.gauss_grid(8), small_layer()
+    grid = lim.gauss_grid(8)
+    layer = small_layer()
     prefix = np.asarray(grid.prefix_weights())
     assert (np.abs(prefix).sum(axis=1) / prefix.sum(axis=1)).max() > 2
     with pytest.raises(ValueError, match="grid: got PanelGrid, expected a grid of cells"):

@@ -35,8 +35,10 @@ def independent_attention(p, count=200):
         return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + ETA)
 
     u, w = np.polynomial.legendre.leggauss(count)
-    u, w = (u + 1) / 2, w / 2
-    past, now = normalised(smooth_field(np.outer(p, u))), normalised(smooth_field(p))
+    u = (u + 1) / 2
+    w = w / 2
+    past = normalised(smooth_field(np.outer(p, u)))
+    now = normalised(smooth_field(p))
     scores = np.einsum("pa,pua->pu", now @ QUERY.T, past @ KEY.T) / np.sqrt(3)
     mass = w * np.exp(scores)
     return np.einsum("pu,pua->pa", mass / mass.sum(axis=1, keepdims=True), past @ VALUE.T)
@@ -83,7 +85,8 @@ def test_the_independent_rule_against_itself():
 )
 def test_the_other_grids_converge_to_it(make, order):
     """Inside [1/10, 1]; on tokens at the first cells too."""
-    sizes, errors = (12, 24, 48, 96), []
+    sizes = (12, 24, 48, 96)
+    errors = []
     for size in sizes:
         grid = make(size)
         nodes = np.asarray(grid.nodes)
@@ -98,7 +101,8 @@ def test_the_kernel_is_the_measures_density():
     grid = gauss_grid(40)
     # The kernel at (p, q) for smooth scores: exp(s) over its prefix integral.
     p = np.asarray(grid.nodes)
-    query, key = np.stack([np.sin(p), p], 1), np.stack([p, p**2], 1)
+    query = np.stack([np.sin(p), p], 1)
+    key = np.stack([p, p**2], 1)
     kernel = np.asarray(jax.jit(attention_kernel)(query, key, grid))
     u, w = np.polynomial.legendre.leggauss(60)
     for i in (0, 7, 39):
@@ -108,7 +112,8 @@ def test_the_kernel_is_the_measures_density():
         expected = np.exp(query[i] @ key.T / np.sqrt(2)) / partition * (p <= p[i])
         np.testing.assert_allclose(kernel[i], expected, rtol=1e-11)
     tokens = lim.token_grid(9)
-    query, key = random_states(0, 9, 2), random_states(1, 9, 2)
+    query = random_states(0, 9, 2)
+    key = random_states(1, 9, 2)
     kernel = np.asarray(jax.jit(attention_kernel)(query, key, tokens))
     np.testing.assert_allclose(kernel / 9, weights_of(query, key, tokens), rtol=1e-13, atol=1e-16)
 
@@ -116,7 +121,8 @@ def test_the_kernel_is_the_measures_density():
 def test_prefix_measures_have_mass_one_and_integrate_moments():
     # `eq:attention-induced-measure`.
     grid = gauss_grid(40)
-    nodes, ones = np.asarray(grid.nodes), np.ones((40, 1))
+    nodes = np.asarray(grid.nodes)
+    ones = np.ones((40, 1))
     weights = np.asarray(weights_of(0 * ones, 0 * ones, grid))
     for degree in range(5):
         expected = nodes**degree / (degree + 1)  # the mean of q^degree on [0, p]
@@ -136,7 +142,8 @@ def test_attention_tends_to_its_trace_at_zero():
     grid = gauss_grid(96)  # extrapolation to 0 costs two digits
     at_zero = interpolated(evaluated(grid), np.zeros(1), grid)
     np.testing.assert_allclose(at_zero, trace[None], rtol=0, atol=1e-9)
-    biased, x = layer_of(random_flow(depth=1)).attention, np.asarray(random_states())
+    biased = layer_of(random_flow(depth=1)).attention
+    x = np.asarray(random_states())
     attended = np.asarray(attend(biased, x, lim.token_grid(12)))
     np.testing.assert_allclose(left_trace(biased, x[0]), attended[0], rtol=1e-13)
 
@@ -145,9 +152,11 @@ def test_prefix_sums_err_by_the_largest_slope_and_denominators_have_a_floor():
     """The theorem's steps on tokens: p_i/2L times the slope of e^S v and of e^S, and p_i e^-B."""
     size = 30
     grid = lim.token_grid(size)
-    p, prefix = np.asarray(grid.nodes), np.asarray(grid.prefix_weights())
+    p = np.asarray(grid.nodes)
+    prefix = np.asarray(grid.prefix_weights())
     u, w = np.polynomial.legendre.leggauss(60)
-    fine, gauss = np.linspace(0, 1, 4001), (u + 1) / 2
+    fine = np.linspace(0, 1, 4001)
+    gauss = (u + 1) / 2
 
     def scores(at, past):
         return (smooth_field(at) @ QUERY.T) @ (smooth_field(past) @ KEY.T).T / np.sqrt(3)
@@ -168,7 +177,8 @@ def test_prefix_sums_err_by_the_largest_slope_and_denominators_have_a_floor():
 
 @pytest.mark.parametrize("grid", [gauss_grid(9), gauss_grid(5, panels=4)], ids=["one", "graded"])
 def test_panels_integrate_polynomials_exactly(grid):
-    p, prefix = np.asarray(grid.nodes), np.asarray(grid.prefix_weights())
+    p = np.asarray(grid.nodes)
+    prefix = np.asarray(grid.prefix_weights())
     for degree in range(grid.order):
         expected = p ** (degree + 1) / (degree + 1)
         np.testing.assert_allclose(prefix @ p**degree, expected, rtol=0, atol=1e-15)
@@ -192,7 +202,9 @@ def test_regions_of_panels_are_spectral():
 
 
 def test_resampling_between_grids():
-    fine, panels, tokens = gauss_grid(20), gauss_grid(12, panels=3), lim.token_grid(500)
+    fine = gauss_grid(20)
+    panels = gauss_grid(12, panels=3)
+    tokens = lim.token_grid(500)
 
     def field(grid):
         p = np.asarray(grid.nodes)
@@ -210,7 +222,8 @@ def test_resampling_between_grids():
 
 
 def test_linear_resampling_is_of_second_order():
-    sizes, target = (20, 40, 80, 160), gauss_grid(30)
+    sizes = (20, 40, 80, 160)
+    target = gauss_grid(30)
 
     def wave(grid):
         return np.cos(6 * np.asarray(grid.nodes))
@@ -223,7 +236,8 @@ def test_linear_resampling_is_of_second_order():
 
 
 def test_interpolation_has_a_gradient_in_its_values():
-    grid, positions = gauss_grid(6), np.array([0.3, 0.9])
+    grid = gauss_grid(6)
+    positions = np.array([0.3, 0.9])
     matrix = np.asarray(jax.jit(jax.jacrev(interpolated))(np.zeros(6), positions, grid))
     np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=1e-14)
     for degree in range(6):

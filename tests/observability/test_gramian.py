@@ -126,7 +126,8 @@ def test_condition_numbers_do_not_see_a_factor_at_each_position():
 @pytest.mark.parametrize("probes", [1, 3])
 def test_exact_probe_moments_against_a_simulation(probes):
     # `eq:algorithm3-penalty-estimator-bias`.
-    grid, gramians = lim.graded_grid(5), random_gramians()
+    grid = lim.graded_grid(5)
+    gramians = random_gramians()
     draws = np.random.default_rng(0).standard_normal((400_000, probes, 3))
     traces = np.einsum("nra,iab,nrb->ni", draws, np.asarray(gramians), draws) / probes
     weights = np.asarray(grid.weights)
@@ -148,7 +149,8 @@ def test_exact_probe_moments_against_a_simulation(probes):
 
 def test_the_bias_is_that_of_the_matrix_penalty():
     """tr(Q Sigma) = (2/N) Omega_obs for common Gaussian probes."""
-    gramians, grid = random_gramians(), lim.graded_grid(5)
+    gramians = random_gramians()
+    grid = lim.graded_grid(5)
     weights = np.asarray(grid.weights)
     centred = np.asarray(gramians) - np.tensordot(weights, gramians, axes=1)
     expected = 2 / 7 * weights @ (centred**2).sum(axis=(1, 2))
@@ -158,7 +160,9 @@ def test_the_bias_is_that_of_the_matrix_penalty():
 
 def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     """As N grows the penalty is linear in the estimate: variance 4 g'Q Sigma Q g."""
-    gramians, probes, grid = random_gramians(), 10**8, lim.graded_grid(5)
+    gramians = random_gramians()
+    probes = 10**8
+    grid = lim.graded_grid(5)
     weights = np.asarray(grid.weights)
     centre = np.eye(5) - weights[None, :]
     centring = centre.T @ np.diag(weights) @ centre
@@ -171,7 +175,8 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
 
 def test_penalties_are_weighted_variances():
     # `eq:influence-discrepancy-functional`, `eq:true-trace-observability-penalty`.
-    grid, profile = lim.graded_grid(5), random_states(4, 5)
+    grid = lim.graded_grid(5)
+    profile = random_states(4, 5)
     weights = np.asarray(grid.weights)
     target = jnp.arange(5.0)
     expected = 0.5 * np.sum(weights * (np.asarray(profile) - np.arange(5)) ** 2)
@@ -204,7 +209,8 @@ def observed(flow, grid):
 
 
 def setting():
-    grid, flow = lim.graded_grid(6), light_flow(1, depth=3, width=4, step=lim.split)
+    grid = lim.graded_grid(6)
+    flow = light_flow(1, depth=3, width=4, step=lim.split)
     return observed(flow, grid), random_states(2, 6, 4), grid
 
 
@@ -215,7 +221,8 @@ SOME = np.array([4, 1])
 def settings_gramians():
     """Those of the setting at steps of 1/2 by every route, and at given ones: one program."""
     observations, x, _ = setting()
-    gramians, some = functools.partial(observability_gramians, observations, x), jnp.asarray(SOME)
+    gramians = functools.partial(observability_gramians, observations, x)
+    some = jnp.asarray(SOME)
 
     @jax.jit
     def found(steps):
@@ -263,6 +270,7 @@ def test_a_bare_functions_gramians_are_given_at_the_positions_asked_for(exact_gr
     np.testing.assert_allclose(gramians, exact_gramians[SOME], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     # `eq:observability-trace-unbiasedness`, `eq:discrete-observability-trace-estimator`.
     observations, x, _ = setting()
@@ -332,7 +340,8 @@ def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_grami
 
 def test_sampled_positions_stand_for_all_in_expectation():
     """Weighted sums over all subsets of three positions, with their probabilities."""
-    traces, grid = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0]), lim.token_grid(6)
+    traces = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 4.0])
+    grid = lim.token_grid(6)
     whole = sampled_trace_penalty(traces, grid.weights)
     np.testing.assert_allclose(whole, lim.training.trace_penalty(traces, grid), rtol=1e-12)
     grid = lim.graded_grid(6)
@@ -393,7 +402,8 @@ def test_the_cheaper_mode_is_taken():
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [lim.split, heun])
 def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
-    grid, x = lim.graded_grid(6), random_states(2, 6, 4)
+    grid = lim.graded_grid(6)
+    x = random_states(2, 6, 4)
     flow = light_flow(1, depth=4, width=4, step=step)
     flow = flow if step is lim.split else attentive(flow)
     readout = lim.BandReadout(random_states(3, 4, 3), 0.5)
@@ -437,7 +447,8 @@ def test_products_are_counted_as_the_cost_model_says():
 @pytest.mark.slow
 def test_gramians_by_reverse_are_differentiated():
     """A skipped layer of the sweep must not stop derivatives."""
-    flow, seen = attentive(light_flow(1, depth=3, width=4)), jnp.asarray(np.array([4]))
+    flow = attentive(light_flow(1, depth=3, width=4))
+    seen = jnp.asarray(np.array([4]))
     see = ObservedTokens(flow, lim.token_grid(5), seen)
 
     @jax.jit
@@ -445,6 +456,7 @@ def test_gramians_by_reverse_are_differentiated():
     def total(x):
         return gramian_traces(observability_gramians(see, x, 0.5, "reverse")).sum()
 
-    x, direction = random_states(2, 5, 4), random_states(3, 5, 4)
+    x = random_states(2, 5, 4)
+    direction = random_states(3, 5, 4)
     moved = difference_by_calls(lambda x: total(x)[0], x, direction)
     np.testing.assert_allclose(np.vdot(total(x)[1], direction), moved, rtol=1e-8)

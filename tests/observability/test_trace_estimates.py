@@ -50,7 +50,8 @@ def test_the_covariance_of_gaussian_probes_gives_their_bias():
 def test_the_penaltys_bias_for_any_covariance():
     """`eq:algorithm3-penalty-estimator-bias` over a two-point law along each axis of the noise."""
     # `rem:algorithm3-bias`.
-    root, traces = np.asarray(random_states(0, 5, 5)), np.asarray(random_states(1, 5))
+    root = np.asarray(random_states(0, 5, 5))
+    traces = np.asarray(random_states(1, 5))
     noisy = traces + np.sqrt(5) * np.concatenate([root.T, -root.T])  # covariance root root'
     penalties = jax.jit(jax.vmap(lambda g: trace_penalty(g, GRID)))
     excess = np.mean(penalties(noisy)) - penalties(traces[None])[0]
@@ -66,7 +67,8 @@ def test_the_penaltys_bias_for_any_covariance():
 
 def test_penalties_weigh_unequal_cells():
     """`eq:gd-observability-penalty` and `eq:algorithm3-crossfit-unbiased-penalty` by NumPy."""
-    weights, gramians = np.asarray(GRID.weights), np.asarray(random_gramians())
+    weights = np.asarray(GRID.weights)
+    gramians = np.asarray(random_gramians())
     deviations = gramians - np.einsum("i,iab->ab", weights, gramians)
     expected = weights @ (deviations**2).sum(axis=(1, 2))
     np.testing.assert_allclose(gramian_penalty(random_gramians(), GRID), expected, rtol=1e-12)
@@ -109,7 +111,9 @@ def test_the_route_with_fewest_products_is_taken(name):
     tokens, positions, draws, expected = ROUTES[name]
     monitored = None if positions is None else jnp.array(positions)
     products = trace_products(see(tokens), random_states(2, 6, 4), draws, monitored)
-    depth, observed, chosen = 3, 4 * len(tokens), 6 if positions is None else 1
+    depth = 3
+    observed = 4 * len(tokens)
+    chosen = 6 if positions is None else 1
     assert products == {
         "forward": chosen * 4 * depth,
         "reverse": observed * depth * (depth - 1) // 2,
@@ -128,7 +132,9 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
     S R M = 360, injected noise R M = 60; and S R K d = 240 numbers are squared and added up.
     """
     # `subsec:algorithm-complexity`.
-    matrix, x, step = np.eye(4), random_states(2, 6, 4), 0.5
+    matrix = np.eye(4)
+    x = random_states(2, 6, 4)
+    step = 0.5
 
     def observed(x):
         _, states = jax.lax.scan(lambda x, _: (x + jnp.sin(x) @ matrix, x), x, length=12)
@@ -146,7 +152,8 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
         """How many layers a program multiplies by, but for the M of the states themselves."""
         return operations(jax.make_jaxpr(job)(x)) / layer - 12
 
-    noise, probes = jnp.ones((5, 2, 4)), jnp.ones((5, 4))
+    noise = jnp.ones((5, 2, 4))
+    probes = jnp.ones((5, 4))
     # The Gramians' own sums are products, too: each number with each of the d of its row.
     gramians = numbers["forward"] * 4 * 2 / layer
     exact = {

@@ -9,6 +9,7 @@ from reference.section4 import section4_by_hand
 from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
+from lim_jax.paper.algorithms import minimiser
 from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
 from lim_jax.paper.printed import compare, printed_figures
 from lim_jax.paper.simulation import (
@@ -39,11 +40,13 @@ def test_influence_is_that_of_the_kronecker_matrices():
     energy = (adjoint.reshape(48, 4) ** 2).sum(axis=1)
     result = gate_influence(jnp.asarray(gates))
     np.testing.assert_allclose(result.density, 48 * energy / energy.sum(), rtol=1e-12)
-    row, density = table_row(result), 48 * energy / energy.sum()
+    row = table_row(result)
+    density = 48 * energy / energy.sum()
     np.testing.assert_allclose((row.Z, row.imbalance), (energy.sum(), density.var()), rtol=1e-12)
     # 9.6 tokens are a fifth: six tenths of the tenth from the left and from the right.
     share = np.clip(9.6 - np.arange(48), 0, 1) / 9.6
-    left, right = share @ density, share[::-1] @ density
+    left = share @ density
+    right = share[::-1] @ density
     middle = (48 - 9.6 * (left + right)) / 28.8
     gap = min(left, right) - middle
     expected = left, middle, right, gap, gap / (gap + middle), gap / (gap + 2 * middle)
@@ -58,7 +61,9 @@ def test_influence_is_that_of_the_kronecker_matrices():
 def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates():
     # `eq:simulation-observability-gramian`.
     gates = np.cos(np.arange(48.0))
-    step, power, expected = cesaro_matrices(), np.eye(192), np.zeros((48, 4, 4))
+    step = cesaro_matrices()
+    power = np.eye(192)
+    expected = np.zeros((48, 4, 4))
     for _ in range(12):
         last = power[-4:].reshape(4, 48, 4)
         expected += np.einsum("oia,oib->iab", last, last) / 12
@@ -92,6 +97,29 @@ def test_objectives_are_a_price_on_the_gates_and_the_scatter_that_they_lessen():
         np.testing.assert_allclose(objective(jnp.asarray(gates)), expected, rtol=1e-12)
 
 
+def test_a_minimiser_is_that_of_the_valley_where_it_starts():
+    """Of sums of (u^2 - 1)^2 / 4 it is one or minus one, and Newton's steps alone lead to zero."""
+    signs = np.where(np.arange(48) % 3, 1.0, -1.0)
+
+    def valleys(gates):
+        return jnp.sum((gates**2 - 1) ** 2) / 4 - 7, jnp.sum(gates)
+
+    found = minimiser(valleys, jnp.asarray(signs / 5))
+    np.testing.assert_allclose(found.gates, signs, rtol=1e-9)
+    np.testing.assert_allclose(found.objective, -7, rtol=1e-12)
+    np.testing.assert_allclose(found.history, [signs.sum()], rtol=1e-9)
+
+
+def test_where_no_minimum_is_none_is_returned():
+    """A slope of a millionth everywhere: small, and nowhere zero."""
+
+    def slope(gates):
+        return 1e-6 * gates[0], gates[0]
+
+    with pytest.raises(RuntimeError, match=r"minimiser: .* did not converge \(.*\); start elsewh"):
+        minimiser(slope, jnp.zeros(2))
+
+
 def test_the_regions_of_both_conventions():
     points = boundary_regions(paper.simulation.GRID, paper.simulation.DELTA, "points")
     assert (np.asarray(points.weights) > 0).sum(axis=1).tolist() == [9, 29, 10]
@@ -112,7 +140,8 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
     gramians = np.asarray(gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
-    found, stream = probe_study(), np.random.default_rng(20260717)
+    found = probe_study()
+    stream = np.random.default_rng(20260717)
     np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
     for index, count in enumerate((1, 3)):
         probes = stream.standard_normal((20, count, 4))
@@ -124,7 +153,8 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
 
 def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     """`sec:simulations`: the stages by hand, and how each optimiser was asked."""
-    by_hand, asked = section4_by_hand(), []
+    by_hand = section4_by_hand()
+    asked = []
 
     def optimised(objective, rate):
         name = objective.__name__.removesuffix("_objective")
@@ -142,7 +172,8 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
         monkeypatch.setattr(paper.outcomes, stage, result)
     found = paper.section4()
     assert asked == [("algorithm1", 0.04), ("algorithm3", 0.03)]
-    zeros, ones = np.zeros(48), np.ones(48)
+    zeros = np.zeros(48)
+    ones = np.ones(48)
     first, second, third = (np.asarray(run.gates) for run in by_hand.runs.values())
     rows = {
         "baseline": (zeros, ones),

@@ -33,7 +33,8 @@ def reproduced(tmp_path_factory):
 
     But compiled quickly; `.ci/run` has it in a process of its own, twice.
     """
-    out, said = tmp_path_factory.mktemp("out") / "new", io.StringIO()
+    out = tmp_path_factory.mktemp("out") / "new"
+    said = io.StringIO()
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with jax.enable_x64(False), promotion[0], promotion[1], contextlib.redirect_stdout(said):
         status = main(["reproduce", "--out", str(out)])
@@ -70,7 +71,8 @@ def test_the_json_holds_what_it_promises(reproduced):
 def test_the_minima_beyond_the_printed_steps(reproduced):
     # `eq:simulation-algorithm1-objective`, `eq:simulation-algorithm3-objective`.
     _, _, numbers = reproduced
-    first, third = numbers["minimiser"]["algorithm1"], numbers["minimiser"]["algorithm3"]
+    first = numbers["minimiser"]["algorithm1"]
+    third = numbers["minimiser"]["algorithm3"]
     np.testing.assert_allclose(first["objective"], 0.0364, atol=5e-5)
     np.testing.assert_allclose(first["Z"], 0.709, atol=5e-4)
     np.testing.assert_allclose(third["objective"], 0.1853, atol=5e-5)
@@ -108,8 +110,7 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
 
 def test_single_precision_agrees_to_three_digits(reproduced):
     _, _, double = reproduced
-    runs = {"algorithm1": (algorithm1_objective, 0.04),
-            "algorithm3": (algorithm3_objective, 0.03)}  # fmt: skip
+    runs = {"algorithm1": (algorithm1_objective, 0.04), "algorithm3": (algorithm3_objective, 0.03)}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         gates = {name: adam_run(*run).gates for name, run in runs.items()}
         gates["baseline"] = jnp.zeros(48)

@@ -38,7 +38,8 @@ def test_the_profile_shows_density_errors_averages_and_indices():
     np.testing.assert_allclose(shown, [result.grid.nodes, result.density])
     band, averages = axes.collections
     # Of two decades and more: a logarithmic scale, and the errors of the logarithm.
-    density, error = np.asarray(result.density), np.asarray(result.density_error)
+    density = np.asarray(result.density)
+    error = np.asarray(result.density_error)
     assert density.max() > 100 * density.min() and axes.get_yscale() == "log"
     ends = density * np.exp([[-2], [2]] * error / density)
     np.testing.assert_allclose(
@@ -46,7 +47,8 @@ def test_the_profile_shows_density_errors_averages_and_indices():
     )
     drawn = [np.asarray(path.vertices)[0, 1] for path in averages.get_paths()]
     np.testing.assert_allclose(drawn, result.regional_averages)
-    indices, errors = result.indices(), result.index_errors()
+    indices = result.indices()
+    errors = result.index_errors()
     heading, numbers = axes.get_title().splitlines()
     assert heading == "a network, cubes (30 positions, n = 5)"
     assert f"LIM {float(indices.lim):+.3f} ± {float(errors.lim):.3f}" in numbers
@@ -208,7 +210,8 @@ def test_section_4_is_drawn_as_it_was_computed():
         assert label.endswith(name)
     np.testing.assert_array_equal(traces["Before"], results.trace_densities["before"])
     np.testing.assert_array_equal(traces["After Algorithm 3"], results.trace_densities["after"])
-    study, figure = results.probes, plots.simulation_probe_errors(results)
+    study = results.probes
+    figure = plots.simulation_probe_errors(results)
     shown = drawn(figure)
     for label, expected in {
         "bias, exact": study.exact_bias,
@@ -232,7 +235,8 @@ def test_imbalances_are_drawn_over_their_first_values():
 
 def test_cone_masses_have_a_band_of_two_errors():
     regions = lim.boundary_regions(lim.token_grid(6), 0.3)
-    value, error = np.arange(2.0, 8.0), np.linspace(0.1, 0.5, 6)
+    value = np.arange(2.0, 8.0)
+    error = np.linspace(0.1, 0.5, 6)
     mass = Estimate(*map(jnp.asarray, (value, error)))
     (axes,) = plots.cone_masses({"network": mass}, regions).axes
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), value)
@@ -245,7 +249,8 @@ def test_cone_masses_have_a_band_of_two_errors():
 def test_large_errors_of_small_cone_masses_stay_on_the_logarithmic_axis():
     """Two errors are more than the mass itself: the band is a factor, to either side."""
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)
-    value, error = np.array([4.0, 1.0, 0.5, 0.1, 0.0]), np.array([0.1, 0.2, 0.5, 0.2, 0.0])
+    value = np.array([4.0, 1.0, 0.5, 0.1, 0.0])
+    error = np.array([0.1, 0.2, 0.5, 0.2, 0.0])
     mass = Estimate(*map(jnp.asarray, (value, error)))
     (axes,) = plots.cone_masses({"network": mass}, regions, "mean over layers").axes
     band = heights(axes.collections[0])

@@ -12,7 +12,8 @@ def test_headed():
 
 
 def test_error_band():
-    value, error = np.array([4.0]), np.array([2.0])
+    value = np.array([4.0])
+    error = np.array([2.0])
     assert ([end.tolist() for end in error_band(value, error, log=False)]) == [[0.0], [8.0]]
     assert ([round(float(end[0]), 6) for end in error_band(value, error, log=True)]) == [
         1.471518,

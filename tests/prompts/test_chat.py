@@ -237,11 +237,15 @@ def words_of_control(*words):
 @pytest.mark.parametrize(
     "source, end",
     [
-        (CHATML, "<|im_end|>"), (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"),
-        (GRANITE, "<|end|>"), (COMMAND, "<user>"), (TEXTS["Mistral"][0], "</s>"),
+        (CHATML, "<|im_end|>"),
+        (LLAMA, "<|eot_id|>"),
+        (GEMMA, "<end_of_turn>"),
+        (GRANITE, "<|end|>"),
+        (COMMAND, "<user>"),
+        (TEXTS["Mistral"][0], "</s>"),
         ("{% for m in messages %}{{ m.content }} </s><s>{% endfor %}", "</s>"),
     ],
-)  # fmt: skip
+)
 def test_the_token_that_ends_a_turn_is_that_behind_what_the_assistant_says(source, end):
     """The longest that stands there; that of another turn, or of the text's end, is none."""
     tokenizer = words_of_control("<|endoftext|>", "<s>", end[:-1], end, "<|im_start|>")
@@ -263,7 +267,8 @@ def test_a_template_that_ends_no_turn_or_knows_no_assistant_names_no_end():
 
 def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     """Which ``generation_config.json`` may not name; elsewhere it ends as this says."""
-    asked, tokenizer = [], words_of_control("<|endoftext|>", "<|im_end|>")
+    asked = []
+    tokenizer = words_of_control("<|endoftext|>", "<|im_end|>")
 
     def answer(network, ids, tokens, end):
         asked.append(end)
@@ -272,7 +277,8 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     monkeypatch.setattr(answering, "answer", answer)
     network = byte_model(64, width=4, depth=1, key=jax.random.key(0))
     ends: Any = map(tokenizer.token_to_id, ("<|endoftext|>", "<|im_end|>"))
-    (endoftext, im_end), template = ends, ChatTemplate(CHATML, {})
+    endoftext, im_end = ends
+    template = ChatTemplate(CHATML, {})
     model = LanguageModel(network, tokenizer, template, (endoftext,))
     chat = chat_prompt([USER], template)
     prompts = [unanswered(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]

@@ -72,7 +72,8 @@ def test_lines_of_a_wrapped_paragraph_go_on_and_others_do_not():
         "today. "
     )
     assert pieces(wrapped + "It is deep.") == [wrapped, "It is deep."]
-    long, short = "A line of more than sixty letters that has no stop at its end, and\n", "short\n"
+    long = "A line of more than sixty letters that has no stop at its end, and\n"
+    short = "short\n"
     word = "w" * (len(long) - len(short) - 1)  # which just fits after the short one
     for alone in ("- an entry of a list", word):
         assert pieces(long + short + alone) == [long + short, alone]

@@ -17,9 +17,11 @@ def test_every_document_is_a_part_under_its_name():
         "One\nText of it.\n\nOther\n\ntext.\n\n3\nT\n\nQuestion: what is it\nAnswer:"
     )
     assert parts(laid) == {
-        "One": "One\nText of it.", "document 2": "Other\n\ntext.", "3": "3\nT",
+        "One": "One\nText of it.",
+        "document 2": "Other\n\ntext.",
+        "3": "3\nT",
         "question": "what is it",
-    }  # fmt: skip
+    }
     assert not laid.marked
 
 

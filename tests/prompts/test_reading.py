@@ -85,8 +85,10 @@ def test_spans_are_read_in_characters(tmp_path, letters):
     found, bare = read_contexts(data, letters, "next-token", 10)
     # The last token is a target only.
     assert [(span.name, span.places.tolist()) for span in found.spans] == [
-        ("first", [0, 1]), ("second", [2, 3, 4]), ("first", [5])
-    ]  # fmt: skip
+        ("first", [0, 1]),
+        ("second", [2, 3, 4]),
+        ("first", [5]),
+    ]
     assert bare.spans == ()
 
 
@@ -260,8 +262,10 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     np.testing.assert_allclose(first.weights, [*[0] * 11, 0.5, 0.5])
     spans = {span.name: [shown[place] for place in span.places] for span in first.spans}
     assert spans == {
-        "A": ["A", "red", "is"], "document 2": ["blue", "sky"], "question": ["what", "is"]
-    }  # fmt: skip
+        "A": ["A", "red", "is"],
+        "document 2": ["blue", "sky"],
+        "question": ["what", "is"],
+    }
     # Without an answer the prompt alone comes back, to be answered.
     assert isinstance(second, PromptOnly) and second.length == 11
     found = second.answered(np.array([3, 5]), model.tokenizer, "margin")
@@ -309,10 +313,11 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
         found = read_documents(folder)
     assert found == (
-        Document("a", "Text of a.txt.", "a"), Document("b", "Text of b.md.", "b"),
+        Document("a", "Text of a.txt.", "a"),
+        Document("b", "Text of b.md.", "b"),
         Document("inside/a", "Inside a.rst.", "inside/a (document 3)"),
         Document("inside/a", "Inside a.txt.", "inside/a (document 4)"),
-    )  # fmt: skip
+    )
     assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
     listed = tmp_path / "listed.jsonl"
     listed.write_text('{"title": "A", "text": "One."}\n\n{"text": "Two."}')
@@ -374,7 +379,8 @@ PDF = [
 
 def write_pdf(path, page):
     """Of one page, in its own language."""
-    text, starts = "%PDF-1.4\n", []
+    text = "%PDF-1.4\n"
+    starts = []
     for number, body in enumerate(PDF, 1):
         starts.append(len(text))
         body = body.format(size=len(page), page=page) if "stream" in body else body
@@ -497,10 +503,13 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
     cases: Any = (("answer", {}), ("answer", {"answer": "a"}), ("next-token", {}))
     for asked, answer in cases:
         record = {"documents": documents, "question": "abc", **answer}
-        with pytest.raises(ValueError, match=(
-            r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
-            r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
-        )):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
+                r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
+            ),
+        ):
             read_prompts(lines(tmp_path, record), letters, asked, 5)
     record = {"documents": documents[:1], "question": "abc"}
     with pytest.raises(ValueError, match="tokens, of which the document has 7, expected"):

@@ -24,9 +24,11 @@ def template_of(path, header=None):
 def test_a_folders_template_and_its_marks(tmp_path):
     other = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     marks = {
-        "bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "pad_token": None,
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "eos_token": "</s>",
+        "pad_token": None,
         "model_max_length": 3,
-    }  # fmt: skip
+    }
     options(tmp_path, chat_template="own", **marks)
     found = template_of(tmp_path)
     assert found.source == "own" and found.marks == {"bos_token": "<s>", "eos_token": "</s>"}

@@ -15,7 +15,10 @@ from lim_jax.network.masks import SwitchedMask
 from lim_jax.network.norms import AcrossHeads, EachHead
 from lim_jax.network.positions import Alibi
 
-HEADS, GROUPS, SIZE, WINDOW = 4, 2, 4, 4
+HEADS = 4
+GROUPS = 2
+SIZE = 4
+WINDOW = 4
 # No two turns alike; of a head's four features two or all turn.
 TURNING = Rotary((0.9, 0.23), tokens=12)
 PARTLY_TURNING = Rotary((0.9,), tokens=12)
@@ -91,10 +94,8 @@ def _normed_outputs(key, width):
 
     And gates, which act before the norm of the output.
     """
-    near, far = (
-        AttentionMask(WINDOW, positions=TURNING),
-        AttentionMask(positions=Rotary((0.4, 0.1), tokens=12)),
-    )
+    near = AttentionMask(WINDOW, positions=TURNING)
+    far = AttentionMask(positions=Rotary((0.4, 0.1), tokens=12))
     attention = _with(
         _attention(key, width, heads=HEADS, groups=GROUPS, bias=True),
         mask=SwitchedMask((near, far), jnp.array(0)),
@@ -172,7 +173,8 @@ def _weighed_inputs(key, width):
 
 
 def _experts(width, routing, parts=None, **options):
-    up, down = jnp.zeros((6, 5, width)), jnp.zeros((6, width, 5))
+    up = jnp.zeros((6, 5, width))
+    down = jnp.zeros((6, width, 5))
     experts = Experts(up, up, down)
     experts = dataclasses.replace(experts, **(parts or {}))
     norm = RMSNorm.init(width, 0.2)

@@ -1,8 +1,7 @@
 """What users run: programs in processes of their own, and XLA's defaults inside ours.
 
 `DEFAULTS` undo the quick compilation of `conftest.py` for one program:
-``jax.jit(function, compiler_options=DEFAULTS)`` or ``lowered.compile(DEFAULTS)``. Memory is decided
-by passes over the whole program, which take a tenth of the time: `temporary_bytes`.
+``jax.jit(function, compiler_options=DEFAULTS)`` or ``lowered.compile(DEFAULTS)``.
 """
 
 import os
@@ -14,19 +13,21 @@ from reference.quickly import QUICK, given_flags
 
 ROOT = Path(__file__).parents[2]
 IS_QUICK = QUICK in os.environ.get("XLA_FLAGS", "")
-DEFAULTS = {
-    "xla_backend_optimization_level": 3,
-    "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
-    "xla_cpu_parallel_codegen_split_count": 32,
-    "xla_disable_hlo_passes": "",
-} if IS_QUICK else {}  # fmt: skip
-PASSES = {"xla_disable_hlo_passes": ""} if IS_QUICK else {}
+DEFAULTS = (
+    {
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+        "xla_cpu_use_fusion_emitters": True,
+        "xla_cpu_parallel_codegen_split_count": 32,
+    }
+    if IS_QUICK
+    else {}
+)
 
 
 def temporary_bytes(traced):
     """The temporary memory of a traced program as it is compiled for users."""
-    analysis = traced.lower().compile(PASSES).memory_analysis()
+    analysis = traced.lower().compile().memory_analysis()
     assert analysis is not None
     return analysis.temp_size_in_bytes
 

@@ -61,8 +61,11 @@ class Page:
     def open(self, path, width, height):
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._next()
@@ -81,8 +84,10 @@ class Page:
         found = f"document.querySelectorAll({json.dumps(selector)})[{at}]"
         self.value(f"{found}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         self.settled()
-        box = self.value(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
-                         f"({found}.getClientRects()[0])")  # fmt: skip
+        box = self.value(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
+            f"({found}.getClientRects()[0])"
+        )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
         self.settled()
 

@@ -14,15 +14,18 @@ from reference.as_users import ROOT
 from reference.llama_cpp import neighbours
 
 RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())["networks"]
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 ETA = 2.0**-10
 WINDOWS = {
-    "attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False, True],
-}  # fmt: skip
+    "attention.sliding_window": 4,
+    "attention.sliding_window_pattern": [True, False, True],
+}
 YARN = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 8,
-}  # fmt: skip
+}
 MINISTRAL = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.25,
@@ -32,7 +35,7 @@ IMAGES = {"rope.dimension_sections": [2, 2, 1, 0], "n_deepstack_layers": 3}
 PROPORTIONAL = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-}  # fmt: skip
+}
 OF_GEMMA4 = {
     "attention.key_length": 8, "attention.value_length": 8, "rope.dimension_count": 8,
     "attention.key_length_swa": 6, "attention.value_length_swa": 6, "rope.dimension_count_swa": 6,
@@ -42,9 +45,12 @@ OF_GEMMA4 = {
 MIXTURE = {"expert_feed_forward_length": 9, "expert_used_count": 3, "expert_count": 8}
 LATENT = {"leading_dense_block_count": 1, "attention.kv_lora_rank": 8, "rope.dimension_count": 4}
 ABSORBED = {
-    "attention.key_length": 12, "attention.value_length": 8, "attention.key_length_mla": 10,
-    "attention.value_length_mla": 5, "attention.head_count_kv": 1,
-}  # fmt: skip
+    "attention.key_length": 12,
+    "attention.value_length": 8,
+    "attention.key_length_mla": 10,
+    "attention.value_length_mla": 5,
+    "attention.head_count_kv": 1,
+}
 # By case: the network's name in the record, llama.cpp's name of its architecture, what else its
 # configuration says, and llama.cpp's options besides the sizes.
 CASES = {
@@ -198,7 +204,9 @@ def stated(case):
 def converted(architecture, config, arrays, absorbed):
     """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
     kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    table, found, stacks = gguf.get_tensor_name_map(kind, 8), {}, {}
+    table = gguf.get_tensor_name_map(kind, 8)
+    found = {}
+    stacks = {}
 
     def put(name, array):
         name = name.replace("correction_bias", "correction.bias")
@@ -219,12 +227,16 @@ def converted(architecture, config, arrays, absorbed):
             put(name, array + 1)
         elif "query_key_value" in name:
             size = len(array) // heads // 3
-            rows = [[array[3 * size * h + size * part :][:size] for h in range(heads)]
-                    for part in range(3)]  # fmt: skip
+            rows = [
+                [array[3 * size * h + size * part :][:size] for h in range(heads)]
+                for part in range(3)
+            ]
             put(name, np.concatenate([head for part in rows for head in part]))
         elif "kv_b_proj" in name and absorbed:
-            keys, values = [], []
-            still, size = config["qk_nope_head_dim"], config["v_head_dim"]
+            keys = []
+            values = []
+            still = config["qk_nope_head_dim"]
+            size = config["v_head_dim"]
             for h in range(heads):
                 own = array[h * (still + size) :][: still + size]
                 keys.append(own[:still].T)
@@ -252,7 +264,9 @@ def converted(architecture, config, arrays, absorbed):
 
 
 def write(file, case):
-    architecture, (config, arrays), options = CASES[case][1], published(case), stated(case)
+    architecture = CASES[case][1]
+    config, arrays = published(case)
+    options = stated(case)
     writer = gguf.GGUFWriter(file, architecture)
     for name, value in options.items():
         kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}

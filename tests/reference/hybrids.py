@@ -32,7 +32,8 @@ def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **o
         "key_bias": new(groups, size), "value_bias": new(heads, features),
         "gate_bias": new(heads, features), "output_bias": new(width),
     }  # fmt: skip
-    vectors, of_heads = (groups, size), (heads, features)
+    vectors = (groups, size)
+    of_heads = (heads, features)
     matrices = {
         "norm": RMSNorm(new(width, mean=1), 0.1), "query": new(*vectors, width),
         "key": new(*vectors, width), "value": new(*of_heads, width), "rate": new(heads, width),
@@ -55,7 +56,8 @@ def gated_delta(seed=0):
 def mamba2(seed=1):
     """Four heads in two groups, all biases, a norm of a group after the gates, limited rates."""
     new = arrays(seed)
-    norm, limits = GroupedNorm(new(4, 2, mean=1), 2, 0.1), (0.3, 0.9)
+    norm = GroupedNorm(new(4, 2, mean=1), 2, 0.1)
+    limits = (0.3, 0.9)
     return _mixer(
         Mamba2,
         new,
@@ -72,9 +74,15 @@ def short_convolution(seed=2):
     new = arrays(seed)
     biases = {name: new(4) for name in ("write_bias", "read_bias", "value_bias", "tap_bias")}
     return ShortConvolution(
-        RMSNorm(new(WIDTH, mean=1), 0.1), new(4, WIDTH), new(4, WIDTH), new(4, WIDTH), new(4, 3),
-        new(WIDTH, 4), output_bias=new(WIDTH), **biases,
-    )  # fmt: skip
+        RMSNorm(new(WIDTH, mean=1), 0.1),
+        new(4, WIDTH),
+        new(4, WIDTH),
+        new(4, WIDTH),
+        new(4, 3),
+        new(WIDTH, 4),
+        output_bias=new(WIDTH),
+        **biases,
+    )
 
 
 def lightning(seed=8):
@@ -89,16 +97,28 @@ def kimi_delta(seed=9):
     """Rates of every feature and gates, both of vectors of lower rank."""
     new = arrays(seed)
     return _mixer(
-        KimiDelta, new, groups=2, head_norm=GroupedNorm(new(2, 2, mean=1), 2, 0.1),
-        write=new(2, WIDTH), rate=new(2, 3, 4), rate_bias=new(2, 3), rate_down=new(4, WIDTH),
-        gate=new(2, 2, 5), gate_down=new(5, WIDTH), least_decay=-2.0, **NO_BIASES,
-    )  # fmt: skip
+        KimiDelta,
+        new,
+        groups=2,
+        head_norm=GroupedNorm(new(2, 2, mean=1), 2, 0.1),
+        write=new(2, WIDTH),
+        rate=new(2, 3, 4),
+        rate_bias=new(2, 3),
+        rate_down=new(4, WIDTH),
+        gate=new(2, 2, 5),
+        gate_down=new(5, WIDTH),
+        least_decay=-2.0,
+        **NO_BIASES,
+    )
 
 
 RECURRENT = {
-    "delta": gated_delta, "mamba": mamba2, "convolution": short_convolution,
-    "lightning": lightning, "kimi": kimi_delta,
-}  # fmt: skip
+    "delta": gated_delta,
+    "mamba": mamba2,
+    "convolution": short_convolution,
+    "lightning": lightning,
+    "kimi": kimi_delta,
+}
 
 
 def hybrid_flow(step=lim.split):

@@ -43,7 +43,8 @@ def write(file, architecture="llama", split_max_tensors=0, **options):
     for name, value in options.items():
         getattr(writer, f"add_{name}")(value)
     for name, array in publishers.tensors(CONFIG).items():
-        stem, layer = name.removesuffix(".weight"), ""
+        stem = name.removesuffix(".weight")
+        layer = ""
         if stem.startswith("model.layers."):
             _, _, index, stem = stem.split(".", 3)
             layer = f"blk.{index}."

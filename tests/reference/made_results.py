@@ -23,7 +23,10 @@ from lim_jax.results.measured import (
 )
 from lim_jax.training import TrainingPath
 
-LENGTH, LAYERS, WIDTH, EXAMPLES = 7, 4, 2, 5
+LENGTH = 7
+LAYERS = 4
+WIDTH = 2
+EXAMPLES = 5
 GRID = lim.graded_grid(LENGTH)
 REGIONS = lim.boundary_regions(GRID, "1/3").without([0, 2])
 
@@ -61,20 +64,30 @@ ROWS = [Row("mine, at the left", STUDY, 1.0), Row("yours", BOUNDED, 1.5, "smooth
 
 def channels():
     return Channels(
-        numbers(1), numbers(2, LAYERS + 1), numbers(3, LAYERS + 1, LENGTH, WIDTH),
-        numbers(4, LAYERS + 1, LENGTH, WIDTH), numbers(5, LAYERS, LENGTH, WIDTH),
+        numbers(1),
+        numbers(2, LAYERS + 1),
+        numbers(3, LAYERS + 1, LENGTH, WIDTH),
+        numbers(4, LAYERS + 1, LENGTH, WIDTH),
+        numbers(5, LAYERS, LENGTH, WIDTH),
         numbers(6, LAYERS, LENGTH, WIDTH),
-    )  # fmt: skip
+    )
 
 
 def explanation():
     whole = lim.boundary_regions(GRID, "1/3")
     return Explanation(
-        1, influence(whole), influence(), numbers(7, 3, LENGTH), numbers(8, 3, LENGTH),
-        numbers(9, 4, LENGTH), RegionalChannels(numbers(10, EXAMPLES, 3, 3, 3)),
-        numbers(11, LAYERS - 1, 2), Estimate(numbers(12), numbers(13)), CERTIFICATES,
+        1,
+        influence(whole),
+        influence(),
+        numbers(7, 3, LENGTH),
+        numbers(8, 3, LENGTH),
+        numbers(9, 4, LENGTH),
+        RegionalChannels(numbers(10, EXAMPLES, 3, 3, 3)),
+        numbers(11, LAYERS - 1, 2),
+        Estimate(numbers(12), numbers(13)),
+        CERTIFICATES,
         (numbers(14, LENGTH), numbers(15, LENGTH + 1)),
-    )  # fmt: skip
+    )
 
 
 def training_path():
@@ -88,13 +101,18 @@ def measured_contexts():
 
 
 def comparison():
-    indices, errors = (
-        Indices(*(numbers(seed + part) for part in range(6))) for seed in (30, 40)
-    )  # fmt: skip
+    indices, errors = (Indices(*(numbers(seed + part) for part in range(6))) for seed in (30, 40))
     return Comparison(
-        REGIONS, True, numbers(23, LENGTH), numbers(24, LENGTH), numbers(25), numbers(26), indices,
-        errors, EXAMPLES,
-    )  # fmt: skip
+        REGIONS,
+        True,
+        numbers(23, LENGTH),
+        numbers(24, LENGTH),
+        numbers(25),
+        numbers(26),
+        indices,
+        errors,
+        EXAMPLES,
+    )
 
 
 def compared_contexts():

@@ -9,7 +9,10 @@ from benchmarks.validation.remedies import ANSWERS, PLAIN, SELECTIVE
 from benchmarks.validation.retrieval import RecallTask
 from benchmarks.validation.study import BALANCED, BEFORE, LONG, LONGER, SHIFTED, Variant, presets
 
-SEEDS, RECORDS, STAGES, EVERY = 3, 8, 2, 25
+SEEDS = 3
+RECORDS = 8
+STAGES = 2
+EVERY = 25
 
 
 def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, explained=True):
@@ -20,11 +23,17 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, e
     course[-1, :, 2:6] += after
     channels = rng.uniform(1, 2, (SEEDS, 3, 3))
     verdicts = [
-        {"one of them": {"holds": index > 0, "margin": 1.5 + index, "vacuous": False,
-                         "concluded": True},
-         "another": {"holds": False, "margin": -2.0, "vacuous": True, "concluded": False}}
+        {
+            "one of them": {
+                "holds": index > 0,
+                "margin": 1.5 + index,
+                "vacuous": False,
+                "concluded": True,
+            },
+            "another": {"holds": False, "margin": -2.0, "vacuous": True, "concluded": False},
+        }
         for index in range(SEEDS)
-    ]  # fmt: skip
+    ]
     found = {
         "steps": [EVERY * stage for stage in range(stages + 1)],
         "seconds_per_step": seconds,
@@ -49,13 +58,18 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, e
 
 def made_predictions():
     return [
-        {"attribution": name, "of": of, "score": score, "correlations": [0.1, None, 0.5],
-         "interval": {"value": row / 10, "low": row / 10 - 0.3, "high": row / 10 + 0.2},
-         "left_out": 1}
+        {
+            "attribution": name,
+            "of": of,
+            "score": score,
+            "correlations": [0.1, None, 0.5],
+            "interval": {"value": row / 10, "low": row / 10 - 0.3, "high": row / 10 + 0.2},
+            "left_out": 1,
+        }
         for row, name in enumerate(ATTRIBUTIONS)
         for of in (PROFILE, "at the gold record")
         for score in SCORES
-    ]  # fmt: skip
+    ]
 
 
 def made_shift(seed):
@@ -74,8 +88,12 @@ def made_shift(seed):
 def made_recall(seed, seconds):
     """Accuracy by stage, seed and pair."""
     course = np.random.default_rng(seed).uniform(size=(STAGES + 1, SEEDS, RECORDS))
-    return {"steps": [EVERY * stage for stage in range(STAGES + 1)], "seconds_per_step": seconds,
-            "accuracy": course.tolist(), "risk": course[..., 0].tolist()}  # fmt: skip
+    return {
+        "steps": [EVERY * stage for stage in range(STAGES + 1)],
+        "seconds_per_step": seconds,
+        "accuracy": course.tolist(),
+        "risk": course[..., 0].tolist(),
+    }
 
 
 def made_results():
@@ -88,9 +106,10 @@ def made_results():
         ANSWERS: made_arm(3, seconds=0.02, after=0.5),
         LONG: made_arm(4, stages=LONGER * STAGES),
     }
-    scored = {"accuracy": arms[PLAIN]["accuracy"][0], **{
-        name: arms[PLAIN][name] for name in ("answer_records", "margin_records")
-    }}  # fmt: skip
+    scored = {
+        "accuracy": arms[PLAIN]["accuracy"][0],
+        **{name: arms[PLAIN][name] for name in ("answer_records", "margin_records")},
+    }
     return {
         "seed": 0,
         "preset": {
@@ -133,7 +152,8 @@ def made_faithfulness():
     found = {}
     for shift, kind in enumerate(("keys and values, 10 records", "sentences")):
         taken = [1, 3, 5][: 3 - shift]
-        measures, leads = {}, {}
+        measures = {}
+        leads = {}
         for row, name in enumerate(costs):
             drops = {f"top-{count} drop": 1 + shift + count + 0.1 * row for count in taken}
             values = drops | {"datamodeling score": 0.5 - 0.02 * row}

@@ -6,7 +6,8 @@ from benchmarks.validation.remedies import PLAIN
 from benchmarks.validation.texts import PromptSetting
 from benchmarks.validation.tuned import ALONE, SELECTIVE, Tuning
 
-SEEDS, EVERY = 3, 4
+SEEDS = 3
+EVERY = 4
 TUNING = Tuning(PromptSetting(8, 16), PromptSetting(9, 9), seeds=SEEDS, stages=2, every=EVERY)
 SECONDS = {PLAIN: 2.0, SELECTIVE: 3.0, ALONE: 5.0}  # of a step
 
@@ -22,8 +23,11 @@ def made_tuning():
         noise = rng.normal(0, 0.01, (2, *begun[length].shape))
         after = [begun[length] + (stage + 1) * rises[arm] + noise[stage] for stage in range(2)]
         accuracy = np.stack([begun[length], *after])
-        return {"accuracy": accuracy.tolist(), "margin": (3 * accuracy).tolist(),
-                "cross_entropy": (1 - accuracy).tolist()}  # fmt: skip
+        return {
+            "accuracy": accuracy.tolist(),
+            "margin": (3 * accuracy).tolist(),
+            "cross_entropy": (1 - accuracy).tolist(),
+        }
 
     arms = {
         arm: {

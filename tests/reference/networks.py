@@ -13,7 +13,9 @@ import numpy as np
 
 import lim_jax as lim
 
-LENGTH, WIDTH, VOCABULARY = 12, 6, 5
+LENGTH = 12
+WIDTH = 6
+VOCABULARY = 5
 GRIDS = {"tokens": lim.token_grid, "midpoints": lim.midpoint_grid, "graded": lim.graded_grid}
 SCHEMES = {"euler": lim.euler, "split": lim.split}
 

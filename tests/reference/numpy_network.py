@@ -40,10 +40,12 @@ def turned(rotary, vector, place):
     """Turn pair m, features m and m + r/2, by the angle of `place` tokens, and lengthen it."""
     if not hasattr(rotary, "frequencies"):
         return vector
-    result, pairs = vector.copy(), len(rotary.frequencies)
+    result = vector.copy()
+    pairs = len(rotary.frequencies)
     for m, frequency in enumerate(rotary.frequencies):
         turn = rotary.amplitude * np.exp(1j * frequency * place)
-        x, y = vector[..., m], vector[..., m + pairs]
+        x = vector[..., m]
+        y = vector[..., m + pairs]
         result[..., m] = turn.real * x - turn.imag * y
         result[..., m + pairs] = turn.imag * x + turn.real * y
     return result
@@ -105,26 +107,35 @@ def attention(layer, states, mask=unmasked, places=None):
 
     Tokens are those at `places` of a context, by default all.
     """
-    heads, length = len(layer.query), states.shape[-2]
+    heads = len(layer.query)
+    length = states.shape[-2]
     places = range(length) if places is None else places
     tokens = [layer_norm(layer.norm, states[..., i, :]) for i in range(length)]
-    queries, keys = ([projected(layer, kind, z, i) for i, z in zip(places, tokens, strict=True)]
-                     for kind in ("query", "key"))  # fmt: skip
+    queries, keys = (
+        [projected(layer, kind, z, i) for i, z in zip(places, tokens, strict=True)]
+        for kind in ("query", "key")
+    )
     result = np.zeros_like(states)
     if layer.output_bias is not None:
         result = result + np.asarray(layer.output_bias)
     for h in range(heads):
         g = h // (heads // len(layer.key))
         bias = None if layer.value_bias is None else layer.value_bias[g]
-        low = [layer_norm(layer.down_norm, affine(layer.down, None, z)) for z in tokens] \
-            if hasattr(layer, "down") else tokens  # fmt: skip
-        values, of_group = [affine(layer.value[g], bias, z) for z in low], [k[g] for k in keys]
+        low = (
+            [layer_norm(layer.down_norm, affine(layer.down, None, z)) for z in tokens]
+            if hasattr(layer, "down")
+            else tokens
+        )
+        values = [affine(layer.value[g], bias, z) for z in low]
+        of_group = [k[g] for k in keys]
         for i in range(length):
             first = first_seen(mask_of(layer), places[i])
             seen = [j for j in range(i + 1) if places[j] >= first]
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
-            numerator, denominator = 0, sink
-            distances, near = [places[i] - places[j] for j in seen], [of_group[j] for j in seen]
+            numerator = 0
+            denominator = sink
+            distances = [places[i] - places[j] for j in seen]
+            near = [of_group[j] for j in seen]
             row = scores(layer, h, queries[i][h], near, distances)
             for j, score in zip(seen, row, strict=True):
                 mass = np.exp(score + mask(h, i, j))
@@ -148,15 +159,17 @@ def attention_matrix(layer, states):
     """The heads' mean of the softmax's weights; real states of one context."""
     heads = len(layer.query)
     tokens = [layer_norm(layer.norm, z) for z in states]
-    queries, keys = ([projected(layer, kind, z, i) for i, z in enumerate(tokens)]
-                     for kind in ("query", "key"))  # fmt: skip
+    queries, keys = (
+        [projected(layer, kind, z, i) for i, z in enumerate(tokens)] for kind in ("query", "key")
+    )
     result = np.zeros((len(states), len(states)))
     for h in range(heads):
         of_group = [k[h // (heads // len(layer.key))] for k in keys]
         for i in range(len(states)):
             seen = range(first_seen(mask_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
-            distances, near = [i - j for j in seen], [of_group[j] for j in seen]
+            distances = [i - j for j in seen]
+            near = [of_group[j] for j in seen]
             mass = np.exp(np.ravel(scores(layer, h, queries[i][h], near, distances)))
             result[i, seen] += mass / (mass.sum() + sink) / heads
     return result
@@ -166,7 +179,8 @@ def rollout(layers, states, horizon, scheme, profile):
     """The product of the layers' (A + I)/2, the last layer's leftmost."""
     result = np.eye(len(states))
     for k, layer in enumerate(layers):
-        time, step = k * horizon / len(layers), horizon / len(layers)
+        time = k * horizon / len(layers)
+        step = horizon / len(layers)
         mixed = attention_matrix(layer.attention, states) + np.eye(len(states))
         result = mixed / 2 @ result
         states = flow([layer], states, step, scheme, lambda _, time=time: profile(time))
@@ -185,7 +199,8 @@ def mixture(layer, z):
     """Experts one after another, for every token that has leading axes by itself."""
     if z.ndim > 1:
         return np.stack([mixture(layer, one) for one in z])
-    logits, routing = affine(layer.router, layer.router_bias, z), layer.routing
+    logits = affine(layer.router, layer.router_bias, z)
+    routing = layer.routing
     scores = np.exp(logits) / np.exp(logits).sum()
     if routing.scores == "sigmoid":
         scores = 1 / (1 + np.exp(-logits))
@@ -276,12 +291,14 @@ def band_average(states, bandwidth, edges):
     length = states.shape[-2]
     result = np.zeros_like(states)
     for i in range(length):
-        total, mass = 0, 0
+        total = 0
+        mass = 0
         for j in range(length):
             images = [j, -1 - j, 2 * length - 1 - j] if edges == "reflecting" else [j]
             for image in images:
                 weight = hat((i - image) / length / bandwidth) / bandwidth / length
-                total, mass = total + weight * states[..., j, :], mass + weight
+                total = total + weight * states[..., j, :]
+                mass = mass + weight
         result[..., i, :] = total if edges == "zero" else total / mass
     return result
 

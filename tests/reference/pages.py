@@ -32,8 +32,11 @@ class Held(NamedTuple):
     most: str
 
 
-LAYERS, HEADS, DEPTH = 3, 2, 1
-GRID_SIZE, LENGTHS = 9, (9, 3)
+LAYERS = 3
+HEADS = 2
+DEPTH = 1
+GRID_SIZE = 9
+LENGTHS = (9, 3)
 TITLE = "a & b </title><script>document.title = 'owned'</script>"
 SCRIPT = "<script>document.title = 'owned'</script>"
 IMAGE = "<img src=x onerror='document.title = 1'>"
@@ -69,7 +72,8 @@ RECORDS = (
     Held("", "rest", 0.75, 0.0, 0.5, 3, 3, "“a” 7 %"),
 )
 # One question with markup, and how many contexts were measured in all.
-NAMES, MEASURED = ("“Who <b>sings</b>?”", "id 7, order 1"), 12
+NAMES = ("“Who <b>sings</b>?”", "id 7, order 1")
+MEASURED = 12
 BY_PLACE = (("share in %", "place 1"), ("“<b>Wren</b>”", "50.0 ± 1.0"))
 
 

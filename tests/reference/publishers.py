@@ -12,11 +12,19 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-WORDS, WIDTH, HEADS, DEPTH, HIDDEN, PLACES = 11, 16, 4, 2, 10, 8
+WORDS = 11
+WIDTH = 16
+HEADS = 4
+DEPTH = 2
+HIDDEN = 10
+PLACES = 8
 COMMON = {
-    "vocab_size": WORDS, "hidden_size": WIDTH, "num_attention_heads": HEADS,
-    "num_hidden_layers": DEPTH, "intermediate_size": HIDDEN,
-}  # fmt: skip
+    "vocab_size": WORDS,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": DEPTH,
+    "intermediate_size": HIDDEN,
+}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
@@ -54,7 +62,9 @@ CONFIGS = {
 
 def shapes(config):
     """The name and shape of every tensor."""
-    family, d, h = config["model_type"], WIDTH, HIDDEN
+    family = config["model_type"]
+    d = WIDTH
+    h = HIDDEN
     if family == "gpt2":
         layer = {
             "ln_1": (d,), "attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "ln_2": (d,),
@@ -85,8 +95,10 @@ def biased(name, shape, rows):
 
 
 def llama_shapes(config):
-    d, size = WIDTH, config.get("head_dim", WIDTH // HEADS)
-    q, kv = HEADS * size, config.get("num_key_value_heads", HEADS) * size
+    d = WIDTH
+    size = config.get("head_dim", WIDTH // HEADS)
+    q = HEADS * size
+    kv = config.get("num_key_value_heads", HEADS) * size
     found = {"model.embed_tokens.weight": (WORDS, d), "model.norm.weight": (d,)}
     if not config.get("tie_word_embeddings"):
         found["lm_head.weight"] = (WORDS, d)
@@ -203,8 +215,10 @@ def turned(x, config, turning, base):
                 ) / (rope["high_freq_factor"] - rope["low_freq_factor"])
                 rate = (1 - smooth) * rate / rope["factor"] + smooth * rate
         for place in range(len(x)):
-            c, s = np.cos(place * rate), np.sin(place * rate)
-            a, b = x[place, m], x[place, m + turning // 2]
+            c = np.cos(place * rate)
+            s = np.sin(place * rate)
+            a = x[place, m]
+            b = x[place, m + turning // 2]
             out[place, m], out[place, m + turning // 2] = a * c - b * s, b * c + a * s
     return out
 
@@ -225,7 +239,8 @@ def gpt2(config, t, ids):
 
 
 def neox(config, t, ids):
-    eta, size = config.get("layer_norm_eps", 1e-5), WIDTH // HEADS
+    eta = config.get("layer_norm_eps", 1e-5)
+    size = WIDTH // HEADS
     rope = config.get("rope_parameters", {})
     turning = int(size * rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25)))
     act = {"gelu_new": gelu_new, "gelu_fast": gelu_new}.get(config.get("hidden_act", "gelu"), gelu)
@@ -254,13 +269,15 @@ def neox(config, t, ids):
 
 
 def llama(config, t, ids):
-    eta, size = config.get("rms_norm_eps", 1e-6), config.get("head_dim", WIDTH // HEADS)
+    eta = config.get("rms_norm_eps", 1e-6)
+    size = config.get("head_dim", WIDTH // HEADS)
     share = HEADS // config.get("num_key_value_heads", HEADS)
     x = t["model.embed_tokens.weight"][ids]
     kinds = config.get("layer_types") or ["sliding"] * DEPTH
     kinds = ["full"] * config.get("max_window_layers", 0) + kinds
     for k in range(DEPTH):
-        at, own = f"model.layers.{k}", f"model.layers.{k}.self_attn"
+        at = f"model.layers.{k}"
+        own = f"model.layers.{k}.self_attn"
         normed = rms_norm(t, f"{at}.input_layernorm", x, eta)
         q, key, v = (dense(t, f"{own}.{name}_proj", normed) for name in "qkv")
         heads = []

@@ -32,7 +32,8 @@ SCRIPTS = {
 }
 DOCUMENTS = [Document(title, text) for title, text in SCRIPTS.values()]
 TEXTS = [f"{title}\n{text}".removeprefix("\n") for title, text in SCRIPTS.values()]
-QUESTION, ANSWER = "متى يفتح السوق؟", "يوم الجمعة. 市場です。👨‍👩‍👧 हाँ।"
+QUESTION = "متى يفتح السوق؟"
+ANSWER = "يوم الجمعة. 市場です。👨‍👩‍👧 हाँ।"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -60,10 +61,16 @@ def _of_gguf(cut: str) -> Any:
     state = _pairs(False)
     pairs = [*map(" ".join, _merges(state))]
     words = sorted(state.get_vocab(), key=state.get_vocab().get)
-    return tokenizer_of_header("made.gguf", {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": cut, "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [1] * len(words), "tokenizer.ggml.merges": pairs,
-    })  # fmt: skip
+    return tokenizer_of_header(
+        "made.gguf",
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": cut,
+            "tokenizer.ggml.tokens": words,
+            "tokenizer.ggml.token_type": [1] * len(words),
+            "tokenizer.ggml.merges": pairs,
+        },
+    )
 
 
 def _merges(tokenizer: Any) -> list[list[str]]:
@@ -75,12 +82,16 @@ def _sentencepiece() -> Any:
     letters = sorted({*"▁\n.،؟: ", *"".join(SCRIPTS["Arabic"])} - {" "})
     longer = ["▁ا", "ال", "▁ال", "يوم", "يو", "▁ي", ".\n", "\n\n"]
     words = ["<s>", *BYTES, *letters, *dict.fromkeys(w for w in longer if w not in letters)]
-    return tokenizer_of_header("made.gguf", {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [3, *[6] * 256, *[1] * (len(words) - 257)],
-        "tokenizer.ggml.scores": [float(-number) for number in range(len(words))],
-        "tokenizer.ggml.bos_token_id": 0,
-    })  # fmt: skip
+    return tokenizer_of_header(
+        "made.gguf",
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": words,
+            "tokenizer.ggml.token_type": [3, *[6] * 256, *[1] * (len(words) - 257)],
+            "tokenizer.ggml.scores": [float(-number) for number in range(len(words))],
+            "tokenizer.ggml.bos_token_id": 0,
+        },
+    )
 
 
 def _unigram(**options: Any) -> Any:
@@ -90,9 +101,12 @@ def _unigram(**options: Any) -> Any:
     spaces = pre_tokenizers.Metaspace(**options)
     normalizer = normalizers.NFKC()  # by which a letter and its accent are one
     return _trained(
-        models.Unigram(), trainer, pre_tokenizer=spaces, decoder=decoders.Metaspace(),
+        models.Unigram(),
+        trainer,
+        pre_tokenizer=spaces,
+        decoder=decoders.Metaspace(),
         normalizer=normalizer,
-    )  # fmt: skip
+    )
 
 
 def _pieces() -> Any:
@@ -104,10 +118,14 @@ def _pieces() -> Any:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     return _trained(
-        models.WordPiece(unk_token="[UNK]"), trainer, texts=TEXTS[:2],
-        pre_tokenizer=pre_tokenizers.BertPreTokenizer(), decoder=decoders.WordPiece(),
-        normalizer=normalizers.BertNormalizer(), post_processor=marks,
-    )  # fmt: skip
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        texts=TEXTS[:2],
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
+        normalizer=normalizers.BertNormalizer(),
+        post_processor=marks,
+    )
 
 
 TOKENIZERS = {

@@ -17,14 +17,16 @@ ANSWER = " Wren é. So </script>"
 
 def made_context():
     """Six documents, the first in three sentences, between what no document has."""
-    text, spans = "<|user|>", []
+    text = "<|user|>"
+    spans = []
     for number, document in enumerate(DOCUMENTS):
         spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
         text += document + "|"
     spans.append((len(text), len(text) + len(QUESTION), "question"))
     context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
     # Whole tokens that are no markup either: one of no document, one of the third.
-    tokens, spans = list(context.tokens), list(context.spans)
+    tokens = list(context.tokens)
+    spans = list(context.spans)
     tokens[0] = tokens[int(spans[2].places[0])] = SCRIPT
     spans[2] = spans[2]._replace(texts=(SCRIPT,))
     return context._replace(tokens=tuple(tokens), spans=tuple(spans))

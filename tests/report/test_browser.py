@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed"),
 ]
-WIDTH, HEIGHT = 1100, 520  # so low that a card must find its place
+WIDTH = 1100
+HEIGHT = 520  # so low that a card must find its place
 LABELS = "[...document.querySelectorAll('#{} .role-axis-label text')].map(one => one.textContent)"
 CHARTS = ("profile-0", "profile-1", "channels", "hops", "heads", "depths")
 
@@ -52,14 +53,17 @@ def records(tab):
 def test_pointing_at_a_token_tells_of_it(opened):
     for at in (1, 8):
         opened.point_at(".token", at)
-        record, card = records(opened)[0][at], told(opened)
+        record = records(opened)[0][at]
+        card = told(opened)
         for field in ("token", "place", "position", "density", "mean", "part", "asks"):
             assert record[field] in card
         widths = opened.value("[...card.querySelectorAll('.bar')].map(bar => bar.style.width)")
         shares = [record[name] for name in list(record)[7:]]
         assert [float(width[:-1]) for width in widths] == [float(share) for share in shares]
-        box = opened.value("(({top, left, bottom, right}) => [top, left, bottom, right])"
-                           "(card.getBoundingClientRect())")  # fmt: skip
+        box = opened.value(
+            "(({top, left, bottom, right}) => [top, left, bottom, right])"
+            "(card.getBoundingClientRect())"
+        )
         assert min(box) >= 0 and box[2] <= HEIGHT and box[3] <= WIDTH, "all of it is in sight"
     opened.point_at("h1")
     assert told(opened) is None

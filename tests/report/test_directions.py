@@ -177,7 +177,8 @@ def test_escape_keeps_the_focus_and_paper_what_was_chosen(tab, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_comparison_is_of_the_other_pages_colours_and_font(tab, scheme, tmp_path):
-    path, other = tmp_path / "compare.html", tmp_path / "answer.html"
+    path = tmp_path / "compare.html"
+    other = tmp_path / "answer.html"
     comparison(path)
     other.write_text(answer(), encoding="utf-8")
     style = "(s => [s.color, s.backgroundColor, s.fontFamily, s.fontSize])"
@@ -188,11 +189,14 @@ def test_a_comparison_is_of_the_other_pages_colours_and_font(tab, scheme, tmp_pa
         assert tab.value("document.documentElement.scrollWidth") <= 380, "nothing runs out of it"
     assert looks[0] == looks[1]
     look(tab, path, 1200, scheme)
-    assert tab.value("getComputedStyle(document.querySelector('img')).filter") == {
-        "light": "none", "dark": "invert(0.92) hue-rotate(180deg)"
-    }[scheme]  # fmt: skip
-    name, title = (tab.value(f"document.querySelector({one!r}).getBoundingClientRect().left")
-                   for one in ("h1", "header p"))  # fmt: skip
+    assert (
+        tab.value("getComputedStyle(document.querySelector('img')).filter")
+        == {"light": "none", "dark": "invert(0.92) hue-rotate(180deg)"}[scheme]
+    )
+    name, title = (
+        tab.value(f"document.querySelector({one!r}).getBoundingClientRect().left")
+        for one in ("h1", "header p")
+    )
     assert name == title
     assert not tab.named("Runtime.exceptionThrown")
 

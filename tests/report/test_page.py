@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import pages
@@ -41,9 +42,11 @@ def test_nothing_is_loaded_from_anywhere(path, read):
     (policy,) = (one for one in read.all("meta") if "http-equiv" in one)
     allowed = dict(rule.split(" ", 1) for rule in policy["content"].split("; "))
     assert allowed == {
-        "default-src": "'none'", "script-src": "'unsafe-inline'", "style-src": "'unsafe-inline'",
+        "default-src": "'none'",
+        "script-src": "'unsafe-inline'",
+        "style-src": "'unsafe-inline'",
         "img-src": "data:",
-    }  # fmt: skip
+    }
     ours = path.read_text(encoding="utf-8").replace(page_module.vl_convert.javascript_bundle(), "")
     addresses = set(re.findall(r"https?://[\w./-]+", ours))
     assert all(one.startswith("https://vega.github.io/schema/") for one in addresses)  # a name
@@ -73,9 +76,12 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     """A wren of three tokens, which no context may end in the midst of without a word."""
     energies = np.array([[1.0, 2.0, 3.0, 4.0, 6.0, 8.0]])
     parts: Any = (
-        np.ones(()), np.eye(6)[5], *(np.repeat(energies, n, 0) for n in (3, 4)), np.ones((1, 1)),
+        np.ones(()),
+        np.eye(6)[5],
+        *(np.repeat(energies, n, 0) for n in (3, 4)),
+        np.ones((1, 1)),
         np.repeat(energies, 2, 0),
-    )  # fmt: skip
+    )
     account = TokenAccount(*parts)
     text = ["a", "", "", "\U0001f426", "b", "", ""]
     influence = lim.Influence.from_energies(
@@ -88,8 +94,12 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
     fields = read.json("fields")
     told = [dict(zip(fields, one, strict=True)) for one in read.json("records")[0]]
-    assert [one["place"] for one in told] == ["1 of 6, left", "2 to 4 of 6, left",
-                                              "5 of 6, middle", "6 of 6, right"]  # fmt: skip
+    assert [one["place"] for one in told] == [
+        "1 of 6, left",
+        "2 to 4 of 6, left",
+        "5 of 6, middle",
+        "6 of 6, right",
+    ]
     assert [one["part"] for one in told] == ["4.17 %", "37.5 %", "25 %", "33.3 %"]
     assert [one["density"] for one in told] == ["0.25", "0.75", "1.5", "2"]
     bird, rest = (one["text"] for one in read.all("span", "most"))
@@ -101,8 +111,10 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
 
 
 def test_a_cards_numbers_are_those_of_the_result(read):
-    fields, influence = read.json("fields"), pages.influence()
-    mean, error = np.asarray(influence.density), np.asarray(influence.density_error)
+    fields = read.json("fields")
+    influence = pages.influence()
+    mean = np.asarray(influence.density)
+    error = np.asarray(influence.density_error)
     energies = pages.energies()
     np.testing.assert_allclose(mean, energies.mean(axis=0) / energies.mean())
     # The middles of a context of three lie in every third cell of nine.
@@ -138,7 +150,8 @@ def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
     order = np.argsort(densities)
     assert (np.diff(found[order]) >= 0).all() and found[order[-1]] == 9 and found[order[0]] == 0
     edges = [one["text"] for one in read.all("span", "edge")][:11]
-    least, greatest = densities[densities > 0].min(), densities.max()
+    least = densities[densities > 0].min()
+    greatest = densities.max()
     assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
     steps = np.log(densities[densities > 0] / least) / np.log(greatest / least)
     np.testing.assert_array_equal(found[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
@@ -160,15 +173,20 @@ def rows(read, chart, column):
 
 def test_charts_hold_the_profile_with_its_errors_and_regions(read):
     for name, left_out in (("profile-0", []), ("profile-1", [8])):
-        found, profile = pages.influence(left_out), rows(read, name, "error")
+        found = pages.influence(left_out)
+        profile = rows(read, name, "error")
         averages = rows(read, name, "average")
         kept = slice(0, 9 - len(left_out))
         columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
-        density, error = np.asarray(found.density)[kept], np.asarray(found.density_error)[kept]
+        density = np.asarray(found.density)[kept]
+        error = np.asarray(found.density_error)[kept]
         for key, values in {
-            "p": np.arange(1, 10)[kept] / 9, "m": density, "error": error,
-            "low": density - 2 * error, "high": density + 2 * error,
-        }.items():  # fmt: skip
+            "p": np.arange(1, 10)[kept] / 9,
+            "m": density,
+            "error": error,
+            "low": density - 2 * error,
+            "high": density + 2 * error,
+        }.items():
             np.testing.assert_allclose(columns[key], values, rtol=1e-4)
         shown = [(row["region"], row["from"], row["to"]) for row in averages]
         assert shown == [("left", 0, 0.25), ("middle", 0.25, 0.75), ("right", 0.75, 1)]
@@ -256,7 +274,8 @@ def test_it_begins_with_what_was_found_with_errors(read):
         "tokens, “last” 25 %."
     )
     rest = pages.influence([8])
-    lim, error = float(rest.indices().lim), float(rest.index_errors().lim)
+    lim = float(rest.indices().lim)
+    error = float(rest.index_errors().lim)
     assert 0.001 < error < 0.0095  # of which one digit is shown
     assert second.startswith(
         f"Before the tokens that the loss asks for, a token in the middle 50 % of the context has "
@@ -275,7 +294,8 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
     for at, (places, block) in enumerate(zip(held, blocks, strict=True)):
-        held, own = shares[places].sum(), shares[places]
+        held = shares[places].sum()
+        own = shares[places]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
         width = read.all("span", "fill")[at]["style"]
@@ -290,10 +310,22 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     rows = [cell["text"].strip() for cell in read.all("td")]
     assert rows[:2] == list(pages.BY_PLACE[1])
     assert rows[2:17] == [
-        "<b>first</b>", "50 % ± 10 %", "38 %", "3", "“<i>” 8 %",
-        "last", "25 % (one context has it: no error)", "12 %", "1", "“é” 9 %",
-        "the rest, in no part", "75 % (error 0)", "50 %", "3", "“a” 7 %",
-    ]  # fmt: skip
+        "<b>first</b>",
+        "50 % ± 10 %",
+        "38 %",
+        "3",
+        "“<i>” 8 %",
+        "last",
+        "25 % (one context has it: no error)",
+        "12 %",
+        "1",
+        "“é” 9 %",
+        "the rest, in no part",
+        "75 % (error 0)",
+        "50 %",
+        "3",
+        "“a” 7 %",
+    ]
     assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
@@ -303,7 +335,8 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
 def test_one_context_says_once_that_it_has_no_error(tmp_path):
     regions = pages.influence().regions
     one = lim.Influence.from_energies(jax.device_put(pages.energies()[:1]), regions)
-    account, text = pages.accounts()[:1], pages.TEXTS[:1]
+    account = pages.accounts()[:1]
+    text = pages.TEXTS[:1]
     page = lim.report.write_page(tmp_path / "page.html", one, account, text, title="one")
     written = page.read_text(encoding="utf-8")
     assert written.count("One context has no error") == 1 and "two standard errors" not in written
@@ -311,6 +344,7 @@ def test_one_context_says_once_that_it_has_no_error(tmp_path):
     assert not re.search(r"\binf\b", written.split("<script")[0])
 
 
+@pytest.mark.slow
 def test_a_call_from_python_measures_and_shows(tmp_path):
     """Bytes of two lengths: densities are gradients', and a notebook gets a frame of its own."""
     model = byte_network(6, depth=2, seed=7)  # whose first tokens hold some per cent
@@ -339,10 +373,41 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
         lim.report.show(model, windows, query_weights=asked[:1])
 
 
+def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
+    """More than a command's page has; energies are of the gradient in the state of that depth."""
+    model = byte_network(6, depth=2, seed=7)
+    windows = [np.arange(first, first + 7) for first in range(97, 103)]
+    page = Read(lim.report.show(model, windows, depth=1).html)
+    records = page.json("records")
+    assert len(records) == 6
+    position = page.json("fields").index("density")
+    x, y = model.example(*jax.device_put((windows[0], np.full(6, 1 / 6))))
+    flow = model.flow
+    grid = lim.token_grid(6)
+
+    @jax.jit
+    def gradient(state):
+        def loss(state):
+            last = flow.at_layer(
+                lambda layer: flow.transition(layer, state, grid), jnp.asarray(1), x.dtype
+            )
+            return lim.models.CausalLM.loss.terminal(model, last, y)
+
+        return jax.grad(loss)(state)
+
+    states = jax.jit(lambda x: flow.trajectory(x, grid).states)(x)
+    squares = (np.asarray(gradient(states[1])) ** 2).sum(axis=1)
+    densities = [float(one[position]) for one in records[0]]
+    np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
+
+
+@pytest.mark.slow
 def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
     """Vega takes 0.9 of them, and a token some 150 bytes."""
     drawn = np.random.default_rng(0)
-    length, layers, heads = 512, 32, 32
+    length = 512
+    layers = 32
+    heads = 32
     energies = drawn.uniform(0.1, 1, (layers + 8, length))
     parts: Any = (
         np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],

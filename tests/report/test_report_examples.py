@@ -22,7 +22,8 @@ from lim_jax.report.wording import certificate_words, digits, with_error
 
 def test_finding():
     regions = boundary_regions(token_grid(3), "1/3")
-    valley, hill = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]]), jnp.array([[2.0, 8.0, 2.0]])
+    valley = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
+    hill = jnp.array([[2.0, 8.0, 2.0]])
     assert finding(Influence.from_energies(valley, regions)).split(". ")[0] == (
         "A token in the middle 33 % of the context has on average 40 % ± 10 % less influence than "
         "one in the first 33 %, the weaker end"

@@ -48,7 +48,8 @@ def test_the_pages_texts_are_the_documents(asked, parts):
         article = found[" ".join(one.split())]
         assert "".join(shown(article, "t")) == text
         if name != "pairs over every edge":  # of which one may hold an end and a beginning
-            title, cut = f"{document.title}\n" * bool(document.title), sentences(document.text)
+            title = f"{document.title}\n" * bool(document.title)
+            cut = sentences(document.text)
             said = [title, *(document.text[start:end] for start, end in cut)]
             assert shown(article, "part") == [part for part in said if part]
             assert "".join(shown(article, "title")) == title

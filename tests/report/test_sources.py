@@ -14,7 +14,8 @@ from lim_jax.report.sources import sources_page
 
 
 def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path):
-    scores, page = made_scores("sentence"), Read(written(tmp_path / "page.html", "sentence"))
+    scores = made_scores("sentence")
+    page = Read(written(tmp_path / "page.html", "sentence"))
     by_token = scores.by_token
     assert by_token is not None
     data = page.json("data")

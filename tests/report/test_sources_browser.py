@@ -24,7 +24,8 @@ class Tab:
 
     def __init__(self, tab, page):
         self.tab, self.value, self.scores = tab, tab.value, made_scores("token")
-        data, rows = page.json("data"), len(self.scores.answer)
+        data = page.json("data")
+        rows = len(self.scores.answer)
         steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(rows, -1)
         self.by_token = steps * np.transpose([data["scales"]])
         self.sentences = [one["inner"] for one in page.all("span", "part")]
@@ -151,14 +152,14 @@ def test_shades_are_readable_and_signs_are_told_without_colours(tab, media, sche
     tab.tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
-def test_on_a_narrow_screen_nothing_runs_out_of_the_page(tab):
+def test_on_a_narrow_screen_a_page_of_sources_fits(tab):
     size = {"width": 380, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     tab.tab.call("Emulation.setDeviceMetricsOverride", **size)
     assert tab.value("document.documentElement.scrollWidth") <= 380
     tab.tab.call("Emulation.setDeviceMetricsOverride", **size | {"width": 1100})
 
 
-def test_nothing_was_asked_for_logged_or_run_besides(tab):
+def test_a_page_of_sources_loads_and_logs_nothing_else(tab):
     """The last of the tests: of all that was done above."""
     requests = [sent["request"]["url"] for sent in tab.tab.named("Network.requestWillBeSent")]
     assert len(requests) == 1 and requests[0].startswith("file:")

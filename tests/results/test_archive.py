@@ -197,9 +197,10 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeyp
     path = tmp_path / "found.npz"
     save(STUDY, path)
     for wrong, message in (
-        (GRID.nodes.tolist, "result: got"), ({"a": object()}, "a: got object"),
+        (GRID.nodes.tolist, "result: got"),
+        ({"a": object()}, "a: got object"),
         *(({name: np.ones(2)}, "an array named") for name in ("header", "file", "allow_pickle")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             save(wrong, path)
     for place, message in ((tmp_path, "which is a folder"), (path / "a", "inside of the file")):

@@ -31,7 +31,8 @@ def results(energy):
     total = WEIGHTS @ energy
     density = np.where(WEIGHTS > 0, energy, 0) / total
     left, middle, right = REGIONAL @ energy / REGIONAL.sum(axis=1) / total
-    gap, low = min(left, right) - middle, min(left, right)
+    gap = min(left, right) - middle
+    low = min(left, right)
     contrasts = [gap / (low + 1e-8), gap / (low + middle + 1e-8)]
     return np.concatenate([density, [total, left, middle, right, gap, *contrasts]])
 
@@ -105,7 +106,8 @@ def test_nothing_changes_between_equal_influences():
 @pytest.mark.parametrize("keep_examples", [True, False])
 def test_two_errors_to_either_side_hold_the_true_difference_in_95_of_100_draws(keep_examples):
     """Of pairs; and of unpaired data, whose networks have examples of their own."""
-    repeats, examples = 400, 80
+    repeats = 400
+    examples = 80
     generator = np.random.default_rng(3)
     pairs, expected = drawn(generator, repeats, examples)
     if not keep_examples:

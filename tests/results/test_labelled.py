@@ -44,15 +44,14 @@ def test_an_influence_has_its_positions_regions_examples_and_attributes():
     np.testing.assert_allclose(data.weight, WEIGHTS, rtol=1e-12)
     assert data.token.values.tolist() == list(range(LENGTH)) and data.text.values.tolist() == WORDS
     assert data.region.values.tolist() == ["left", "middle", "right"]
-    energies, kept = (
-        np.asarray(result.example_energies),
-        np.where([0, 1, 0, 1, 1, 1, 1], WEIGHTS, 0),
-    )
+    energies = np.asarray(result.example_energies)
+    kept = np.where([0, 1, 0, 1, 1, 1, 1], WEIGHTS, 0)
     density = np.where(kept > 0, energies.mean(axis=0), 0) / (kept @ energies.mean(axis=0))
     np.testing.assert_allclose(data.density, density, rtol=1e-12)
     np.testing.assert_allclose(data.example_energy.mean("example"), data.energy, rtol=1e-12)
     np.testing.assert_allclose((data.density * data.weight).sum(), 1, rtol=1e-12)
-    averages, errors = result.indices(), result.index_errors()
+    averages = result.indices()
+    errors = result.index_errors()
     np.testing.assert_allclose(data.regional_average, averages[:3])
     np.testing.assert_allclose(data.regional_average_error.sel(region="right"), errors.right)
     assert data.gap.item() == averages.gap and data.lim_error.item() == errors.lim
@@ -65,8 +64,12 @@ def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given()
     found = channels()
     data = to_xarray(found, grid=GRID)
     assert dict(data.sizes) == {
-        "channel": 3, "position": LENGTH, "component": WIDTH, "layer": LAYERS, "depth": LAYERS + 1,
-    }  # fmt: skip
+        "channel": 3,
+        "position": LENGTH,
+        "component": WIDTH,
+        "layer": LAYERS,
+        "depth": LAYERS + 1,
+    }
     np.testing.assert_allclose(data.position, NODES, rtol=1e-12)
     np.testing.assert_allclose(data.vector.sel(channel="cone"), data.cone.sum("layer"), rtol=1e-12)
     residual = (np.asarray(found.covectors)[-1] ** 2).sum(axis=1)
@@ -210,7 +213,8 @@ def test_tables_are_along_the_axes_that_are_asked_for():
 
 
 def test_what_does_not_fit_is_refused_by_name():
-    result, array = influence(), numbers(0, 3, LENGTH)
+    result = influence()
+    array = numbers(0, 3, LENGTH)
     for message, call in {
         "tokens: got 2 of them, expected 7": lambda: to_xarray(result, tokens=["a", "b"]),
         "grid: got CellGrid.*the result's own": lambda: to_xarray(result, grid=lim.token_grid(7)),
@@ -227,6 +231,7 @@ def test_what_does_not_fit_is_refused_by_name():
             call()
 
 
+@pytest.mark.slow
 def test_without_xarray_all_else_works_and_the_message_names_the_extra(tmp_path):
     program = """
 import sys

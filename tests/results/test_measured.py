@@ -27,7 +27,8 @@ def in_common(generator, first, second, shared):
     common = 5 * generator.standard_normal(first + second - shared)
     ours = generator.permutation(np.arange(first))
     theirs = generator.permutation(np.arange(first - shared, common.size))
-    one, two = common[ours], 1 + common[theirs]
+    one = common[ours]
+    two = 1 + common[theirs]
     place = {example: number for number, example in enumerate(theirs)}
     pairs = [(number, place[one]) for number, one in enumerate(ours) if one in place]
     noise = [0.1 * generator.standard_normal(values.size) for values in (one, two)]
@@ -37,7 +38,8 @@ def in_common(generator, first, second, shared):
 def test_means_in_pairs_and_apart_have_the_errors_of_students_tests():
     """Where the examples move both alike, pairs know the difference twenty times better."""
     one, two, pairs = in_common(np.random.default_rng(0), 30, 30, 30)
-    first, second = jax.device_put(one), jax.device_put(two)
+    first = jax.device_put(one)
+    second = jax.device_put(two)
     paired, apart = (compare_means(first, second, which) for which in (pairs, NONE))
     ours = np.asarray(stats.ttest_rel(two[pairs[:, 1]], one[pairs[:, 0]]))
     np.testing.assert_allclose(paired.value / paired.error, ours[0], rtol=1e-10)
@@ -49,7 +51,8 @@ def test_means_in_pairs_and_apart_have_the_errors_of_students_tests():
 
 def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
     """Of 600 draws the spread of the difference is known to 2.9 %."""
-    generator, found = np.random.default_rng(1), []
+    generator = np.random.default_rng(1)
+    found = []
     for _ in range(600):
         one, two, pairs = in_common(generator, 12, 9, 6)
         assert len(pairs) == 6
@@ -66,19 +69,23 @@ def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
 
 
 def test_one_example_of_either_has_no_error():
-    one, two = jax.device_put(np.array([1.0])), jax.device_put(np.array([3.0, 5.0]))
+    one = jax.device_put(np.array([1.0]))
+    two = jax.device_put(np.array([3.0, 5.0]))
     for first, second, pairs in ((one, two, [[0, 1]]), (two, one, [[1, 0]])):
         found = compare_means(first, second, np.array(pairs))
         assert abs(float(found.value)) == 3 and np.isinf(found.error)
 
 
+@pytest.mark.slow
 def test_influences_are_paired_by_the_pairs_that_are_told():
     """In another order, with examples of their own: the total is linear, its error a mean's."""
-    generator, regions = np.random.default_rng(2), common_regions([7], 0.3)
+    generator = np.random.default_rng(2)
+    regions = common_regions([7], 0.3)
     common = np.exp(generator.standard_normal((14, 1)))
     energies = common * np.exp(generator.standard_normal((14, 7)) / 10) * np.linspace(1, 2, 7)
     order = np.array([9, 3, 12, 0, 13, 5, 7])
-    first, second = energies[:10], energies[order] * np.linspace(2, 1, 7)
+    first = energies[:10]
+    second = energies[order] * np.linspace(2, 1, 7)
     pairs = np.array([[9, 0], [3, 1], [0, 3], [5, 5], [7, 6]])
     one, two = (influence_of_contexts(list(rows), regions) for rows in (first, second))
     found = compare(one, two, pairs=pairs)
@@ -107,9 +114,16 @@ def test_influences_are_paired_by_the_pairs_that_are_told():
 
 @pytest.mark.parametrize(
     "pairs",
-    [[[0, 0]], np.array([0, 1]), np.array([[0.0, 1.0]]), np.array([[0, 3]]), np.array([[-1, 0]]),
-     np.array([[0, 0], [0, 1]]), np.array([[0, 0], [1, 0]])],
-)  # fmt: skip
+    [
+        [[0, 0]],
+        np.array([0, 1]),
+        np.array([[0.0, 1.0]]),
+        np.array([[0, 3]]),
+        np.array([[-1, 0]]),
+        np.array([[0, 0], [0, 1]]),
+        np.array([[0, 0], [1, 0]]),
+    ],
+)
 @pytest.mark.usefixtures("as_users_run")
 def test_pairs_of_no_examples_are_refused(pairs):
     regions = common_regions([2], 0.25)
@@ -141,14 +155,18 @@ def made(names, seed, tilt, record="abd"):
     common = {name: np.random.default_rng(ord(name)).exponential(1, 12) for name in "abcde"}
     generator = np.random.default_rng(seed)
     energies = [
-        common[name][: LENGTHS[name]] * np.linspace(1, tilt, LENGTHS[name])
-        * np.exp(generator.standard_normal(LENGTHS[name]) / 20) for name in names
-    ]  # fmt: skip
+        common[name][: LENGTHS[name]]
+        * np.linspace(1, tilt, LENGTHS[name])
+        * np.exp(generator.standard_normal(LENGTHS[name]) / 20)
+        for name in names
+    ]
     shares = {
-        "key": [energy[1] / energy.sum() if name in record else np.nan
-                for name, energy in zip(names, energies, strict=True)],
+        "key": [
+            energy[1] / energy.sum() if name in record else np.nan
+            for name, energy in zip(names, energies, strict=True)
+        ],
         f"of {seed} alone": [0.5] * len(names),
-    }  # fmt: skip
+    }
     return MeasuredContexts(list(names), energies, [ASKED[n] for n in names], shares, 0.3)
 
 
@@ -159,7 +177,8 @@ def on_cells(energy, cells):
 
 
 def test_contexts_of_many_lengths_are_compared_on_one_grid():
-    first, second = made("abcd", 1, 1.0), made("dbea", 2, 3.0, record="de")
+    first = made("abcd", 1, 1.0)
+    second = made("dbea", 2, 3.0, record="de")
     found = compare_contexts(first, second)
     assert found.pairs == 3
     cells = 5  # the median of 6, 4, 8, 4, 4, 4, 12, 6
@@ -186,7 +205,8 @@ def test_contexts_of_many_lengths_are_compared_on_one_grid():
 
 
 def test_shares_are_compared_over_the_contexts_that_have_the_record():
-    first, second = made("abcd", 1, 1.0), made("dbea", 2, 3.0, record="de")
+    first = made("abcd", 1, 1.0)
+    second = made("dbea", 2, 3.0, record="de")
     found = compare_contexts(first, second).shares
     assert list(found) == ["key"]
     key = found["key"]
@@ -201,7 +221,8 @@ def test_shares_are_compared_over_the_contexts_that_have_the_record():
 
 
 def test_what_asks_from_its_first_token_is_compared_whole_alone():
-    first, second = made("abcd", 1, 1.0), made("dbea", 2, 3.0)
+    first = made("abcd", 1, 1.0)
+    second = made("dbea", 2, 3.0)
     asked = second._replace(asked=[2, 3, 0, 4])
     assert compare_contexts(first, asked).without_queries is None
     assert compare_contexts(first, second).without_queries is not None
@@ -224,12 +245,18 @@ def test_what_is_no_result_is_refused():
     [
         (0.25, 0.1, "B uses the middle 10.0 ± 4.0 points more than A."),
         (-0.25, 0.1, "B uses the middle 10.0 ± 4.0 points less than A."),
-        (0.25, 0.13, "B uses the middle 10.0 ± 5.2 points more than A, which is within two "
-         "errors."),
-        (0.25, np.inf, "B uses the middle 10.0 points more than A, of one context alone, which has "
-         "no error."),
+        (
+            0.25,
+            0.13,
+            "B uses the middle 10.0 ± 5.2 points more than A, which is within two errors.",
+        ),
+        (
+            0.25,
+            np.inf,
+            "B uses the middle 10.0 points more than A, of one context alone, which has no error.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_sentence_says_the_points_their_error_and_whether_they_are_told(middle, error, said):
     """The middle is two fifths of the context, so that a density of 0.25 is a tenth of Z."""
     change = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0)).whole.change

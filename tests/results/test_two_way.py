@@ -56,7 +56,8 @@ def test_what_adds_up_is_found_without_an_error_in_any_number_of_orders(orders, 
 
 
 def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatter():
-    generator, documents = np.random.default_rng(0), drawn_orders(8, 5, 1)
+    generator = np.random.default_rng(0)
+    documents = drawn_orders(8, 5, 1)
     shares = generator.random(documents.shape)
     found = two_way_shares(shares, documents)
     places = shares.mean(axis=1)
@@ -75,8 +76,10 @@ def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatt
     np.testing.assert_allclose(found.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
     for d in range(4):
         for p in range(4):
-            cells = [share[order[:, p] == d, p].mean()
-                     for share, order in zip(shares, documents, strict=True)]  # fmt: skip
+            cells = [
+                share[order[:, p] == d, p].mean()
+                for share, order in zip(shares, documents, strict=True)
+            ]
             np.testing.assert_allclose(found.table.value[d, p], np.mean(cells), rtol=1e-10)
             np.testing.assert_allclose(found.table.error[d, p], stats.sem(cells), rtol=1e-10)
 
@@ -87,8 +90,9 @@ def test_an_unbalanced_context_is_fitted_by_least_squares():
     shares = np.random.default_rng(3).random(documents.shape)
     rows = [
         np.concatenate([np.eye(7)[o], np.eye(4)[p], np.eye(4)[documents[0, o, p]]])
-        for o in range(7) for p in range(4)
-    ]  # fmt: skip
+        for o in range(7)
+        for p in range(4)
+    ]
     solved, *_ = np.linalg.lstsq(np.array(rows), shares.ravel(), rcond=None)
     residual = shares.ravel() - np.array(rows) @ solved
     places, of_documents = (part - part.mean() for part in (solved[7:11], solved[11:]))
@@ -111,8 +115,12 @@ INTERACTION = np.array([[3.0, -1, -1, -1], [-2, 0, 1, 1], [1, 1, -2, 0], [-2, 0,
 @pytest.mark.parametrize("orders", [2, 4])
 def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(orders):
     """Contexts differ in what place and document do together; the fit is right on the average."""
-    generator, repeats, contexts = np.random.default_rng(4), 160, 8
-    values, errors, naive = [], [], []
+    generator = np.random.default_rng(4)
+    repeats = 160
+    contexts = 8
+    values = []
+    errors = []
+    naive = []
     for repeat in range(repeats):
         documents = drawn_orders(orders, contexts, repeat)
         own = 0.3 * generator.standard_normal((contexts, 1, 4))  # of a context's places
@@ -123,7 +131,8 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
         values.append(np.append(found.by_place.value, found.by_document.value))
         errors.append(np.append(found.by_place.error, found.by_document.error))
         naive.append(stats.sem(shares.reshape(-1, 4)))
-    values, errors = np.array(values), np.array(errors)
+    values = np.array(values)
+    errors = np.array(errors)
     truth = LEVEL + np.concatenate([PLACES, DOCUMENTS])
     off = (values.mean(axis=0) - truth) / (values.std(axis=0) / np.sqrt(repeats))
     assert np.all(np.abs(off) < 4), "of 160 draws each is known to its error"
@@ -139,8 +148,10 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
 @pytest.mark.parametrize("orders", [4, 6])
 def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
     """Of independent noise; and of shares that are one in all, whose noise sums to zero."""
-    generator, repeats = np.random.default_rng(5), 150
-    values, squares = [], []
+    generator = np.random.default_rng(5)
+    repeats = 150
+    values = []
+    squares = []
     for repeat in range(repeats):
         documents = drawn_orders(orders, 1, repeat)
         noise = 0.05 * generator.standard_normal(documents.shape)
@@ -159,8 +170,10 @@ def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
 
 
 def test_a_cell_of_one_context_has_the_error_of_its_orders():
-    generator, documents = np.random.default_rng(6), drawn_orders(8, 1, 0)
-    cells, squares = [], []
+    generator = np.random.default_rng(6)
+    documents = drawn_orders(8, 1, 0)
+    cells = []
+    squares = []
     for _ in range(150):
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise += 0.1 * generator.standard_normal((1, 8, 1))  # of an order
@@ -221,12 +234,16 @@ def estimate(value, error):
 
 def test_words_and_table_are_of_the_numbers():
     found = TwoWayShares(
-        estimate([[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
-                 [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]]),
+        estimate(
+            [[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
+            [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]],
+        ),
         estimate([0.2, 0.11, 0.4], [0.01, 0.02, 0.03]),
         estimate([0.3, 0.1, 0.25], [0.015, 0.01, 0.02]),
-        estimate(-0.1, 0.06), 2, 3,
-    )  # fmt: skip
+        estimate(-0.1, 0.06),
+        2,
+        3,
+    )
     assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, “a” holds most: 30.0 ± 1.5 % of the influence.",
         "Whichever document stands there, place 3 holds most, 40.0 ± 3.0 %; "

@@ -59,8 +59,12 @@ def test_without_a_tokenizer_ids_are_bytes():
     assert found.weights.nonzero()[0].tolist() == [14, 15, 16]
     tokens = encode_text(prompt.text)
     assert "".join(tokens.tokens) == prompt.text
-    ends = np.array([len(bytes(tokens.ids[: i + 1].tolist()).decode(errors="ignore"))
-                     for i in range(len(tokens.ids))])  # fmt: skip
+    ends = np.array(
+        [
+            len(bytes(tokens.ids[: i + 1].tolist()).decode(errors="ignore"))
+            for i in range(len(tokens.ids))
+        ]
+    )
     # The last byte of each letter is at that letter.
     complete = np.array([token != "" for token in tokens.tokens])
     np.testing.assert_array_equal(tokens.last[complete], ends[complete] - 1)

@@ -31,7 +31,8 @@ def test_decoding_gives_the_answer_exactly_where_every_asked_word_is_the_best():
         for answer in (right, [right[0], (right[1] + 1) % 4], [(right[0] + 1) % 4, right[1]]):
             window = prompt + answer
             logits = np.stack([step(window[: place + 1]) for place in range(4)])
-            targets, weights = np.array(window[1:]), np.array([0.0, 0.0, 0.5, 0.5])
+            targets = np.array(window[1:])
+            weights = np.array([0.0, 0.0, 0.5, 0.5])
             outcome = bool(found(*map(jax.device_put, (logits, targets, weights))))
             assert outcome == (answer == right)
             outcomes.append((outcome, bool((logits.argmax(1) == targets).all())))
@@ -39,9 +40,11 @@ def test_decoding_gives_the_answer_exactly_where_every_asked_word_is_the_best():
     assert sum(outcome for outcome, _ in outcomes) == 30 and (True, False) in outcomes
 
 
+@pytest.mark.slow
 def test_examples_are_decoded_side_by_side():
     logits = jnp.array([[[0.0, 1.0], [3.0, 2.0]], [[1.0, 1.0], [0.0, 9.0]]])
-    targets, weights = jnp.array([[1, 0], [1, 1]]), jnp.array([[0.5, 0.5], [0.5, 0.5]])
+    targets = jnp.array([[1, 0], [1, 1]])
+    weights = jnp.array([[0.5, 0.5], [0.5, 0.5]])
     # Of equal logits the first counts: the second example's first word is 0.
     assert jax.vmap(decodes_greedily)(logits, targets, weights).tolist() == [True, False]
     assert bool(decodes_greedily(logits[1], jnp.array([0, 1]), weights[1]))
@@ -49,7 +52,8 @@ def test_examples_are_decoded_side_by_side():
 
 @pytest.mark.usefixtures("as_users_run")
 def test_places_that_ask_nothing_or_no_word_are_refused():
-    logits, targets = jnp.eye(2), jnp.array([0, 1])
+    logits = jnp.eye(2)
+    targets = jnp.array([0, 1])
     with pytest.raises(Exception, match="weights: got none but zero"):
         decodes_greedily(logits, targets, jnp.zeros(2))
     for outside in (-1, 2):

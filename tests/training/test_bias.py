@@ -1,6 +1,7 @@
 """What the remedies do to a fitted parameter, and whether a stage answers as one hopes."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,8 @@ PENALTIES = {
 def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
     # `eq:influence-regularization-bias-expansion`,
     # `eq:influence-regularization-parameter-shift-bound`, `eq:algorithm3-objective-bias-expansion`.
-    penalty, strengths = PENALTIES[name], (0.02, 0.01, 0.005, 0.0025)
+    penalty = PENALTIES[name]
+    strengths = (0.02, 0.01, 0.005, 0.0025)
 
     @jax.jit
     def measured(beta):
@@ -91,7 +93,8 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
     # `eq:influence-regularization-bias-expansion`.
     shift = lim.training.parameter_shift
     penalty = lambda p: jnp.sum((p - 1) ** 2)  # noqa: E731
-    bowl, start = lambda p: 2 * jnp.sum(p**2), jnp.zeros(2)  # noqa: E731
+    bowl = lambda p: 2 * jnp.sum(p**2)  # noqa: E731
+    start = jnp.zeros(2)
     np.testing.assert_allclose(shift(bowl, penalty, start, 0.1), [0.05, 0.05])
     balanced = start + 0.1 * 2 / (4 + 0.1 * 2)
     for point in (balanced, start + 0.3):
@@ -105,7 +108,8 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
 
 def test_a_shift_is_as_exact_as_is_asked_for():
     """What is left of H s + beta g, relative to beta g."""
-    curvatures, strength = np.geomspace(1, 1000, 20), 0.1
+    curvatures = np.geomspace(1, 1000, 20)
+    strength = 0.1
 
     def left(**options):
         shift = lim.training.parameter_shift(
@@ -114,6 +118,31 @@ def test_a_shift_is_as_exact_as_is_asked_for():
         return np.abs(curvatures * np.asarray(shift) / strength + 1).max()
 
     assert left() < 1e-9 < 1e-3 < left(tolerance=1e-2) < 2e-2
+
+
+def test_the_bias_of_a_ratio_is_of_energies_in_two_examples_at_least():
+    """Where one example alone has any, the batch without it has no density."""
+    alone = jnp.zeros((3, SIZE)).at[1].set(1.0)
+    for energies in (0 * alone, alone):
+        with pytest.raises(RuntimeError, match="energies: expected some in two examples at least"):
+            lim.training.ratio_bias(energies, GRID)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(RuntimeError, match="energies: got NaN or infinite values"):
+            lim.training.ratio_bias(jnp.where(alone > 0, bad, 1.0), GRID)
+    # With epsilon the densities without each are 1/3, 0, 1/3, and that of all is 1/4.
+    found = lim.training.ratio_bias(alone, GRID, epsilon=1.0)
+    np.testing.assert_allclose(found, np.full(SIZE, 2 * (2 / 9 - 1 / 4)), rtol=1e-12)
+
+
+def test_bounds_of_a_shift_are_of_finite_numbers_and_tolerances_relative():
+    # `eq:influence-regularization-parameter-shift-bound`.
+    numbers = {"strength": 0.0, "slope": 1.0, "convexity": 1.0}
+    for name, bad in itertools.product(("strength", "slope"), (np.nan, np.inf)):
+        with pytest.raises(ValueError, match=f"{name}: got {bad}, expected a finite number"):
+            lim.training.shift_bound(**numbers | {name: bad})
+    for tolerance in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="tolerance: got .*, expected a number above 0 and be"):
+            lim.training.parameter_shift(risk, jnp.sum, MINIMUM, 0.1, tolerance)
 
 
 def test_the_balanced_objective_is_risk_and_penalty():
@@ -138,7 +167,8 @@ def test_the_response_is_the_slope_of_lim():
         energy = (mixing @ weights) ** 2
         return energy / lim.integral(energy, GRID)
 
-    weights, change = jnp.array([1.5, 0.5, 1.2, 0.8]), jnp.array([0.1, -0.2, 0.05, 0.05])
+    weights = jnp.array([1.5, 0.5, 1.2, 0.8])
+    change = jnp.array([0.1, -0.2, 0.05, 0.05])
 
     def index(weights):
         return lim.indices(lim.regional_averages(stage(weights), regions)).lim
@@ -156,6 +186,7 @@ def test_the_response_is_the_slope_of_lim():
     assert (still.change, still.alignment) == (0, 0)
 
 
+@pytest.mark.slow
 def test_alignment_agrees_with_what_section_4s_run_does():
     """At every update of 160 the predicted and the measured change of LIM have one sign."""
     regions = lim.boundary_regions(paper.simulation.GRID, paper.simulation.DELTA)
@@ -186,7 +217,8 @@ def test_alignment_agrees_with_what_section_4s_run_does():
 def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
     # `eq:positional-importance-weight`.
     errors = jnp.array([1.0, 2.0, 3.0, 4.0])
-    trained, deployed = jnp.array([2.0, 1.0, 0.5, 0.5]), jnp.array([0.0, 1.0, 1.0, 2.0])
+    trained = jnp.array([2.0, 1.0, 0.5, 0.5])
+    deployed = jnp.array([0.0, 1.0, 1.0, 2.0])
     weights = lim.training.importance_weights(deployed, trained, GRID)
     np.testing.assert_allclose(
         lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)

@@ -86,6 +86,7 @@ def test_a_constraint_that_the_risk_keeps_to_costs_nothing():
     np.testing.assert_allclose(value, 0, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0.01, 0.3], ids=["above", "below"])
 def test_its_derivatives_are_differences_in_all_that_it_is_given(limit):
     """In parameters, limit, multiplier and stiffness together; forward, in reverse and mapped."""

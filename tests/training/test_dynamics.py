@@ -15,7 +15,9 @@ from scipy.optimize import minimize
 import lim_jax as lim
 from lim_jax.training.loop import resumable
 
-LENGTH, WIDTH, BATCH = 6, 4, 3
+LENGTH = 6
+WIDTH = 4
+BATCH = 3
 GRID = lim.graded_grid(LENGTH)
 BATCH_OF = random_states(2, BATCH, LENGTH, WIDTH), random_labels(3, BATCH, LENGTH, VOCABULARY)
 READOUT = lim.LinearReadout(random_states(4, WIDTH, VOCABULARY))
@@ -106,7 +108,8 @@ def test_positions_without_influence_have_no_decay():
 def test_the_discrepancy_moves_by_the_pairing():
     """`eq:l2-influence-discrepancy-derivative` against reverse mode and a central difference."""
     target = 1 + np.cos(4 * np.asarray(GRID.nodes)) / 2
-    params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
+    params = random_states(5, WIDTH, WIDTH)
+    direction = random_states(6, WIDTH, WIDTH)
 
     def discrepancy(params):
         density = lim.influence(bare_loss, params, BATCH_OF, GRID).density
@@ -125,6 +128,7 @@ def test_the_discrepancy_moves_by_the_pairing():
     np.testing.assert_allclose(rate, moved, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [2, 4])
 def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
     """Of central differences in all parameters, by NumPy's SVD and by SciPy from 20 starts."""
@@ -146,7 +150,8 @@ def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
         )
         for steps in (100, 1)
     )
-    jacobian, weights = np.asarray(differences(params)), np.asarray(GRID.weights) / BATCH
+    jacobian = np.asarray(differences(params))
+    weights = np.asarray(GRID.weights) / BATCH
 
     def norm(direction):
         image = np.tensordot(direction.ravel() / np.linalg.norm(direction), jacobian, axes=1)
@@ -176,7 +181,8 @@ def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
 def test_fourth_moments_by_hand():
     # `prop:influence-l2-differentiability`, `rem:l4-sensitivity-practice`,
     # `eq:adjoint-l4-sensitivity-assumption`.
-    params, direction = random_states(5, WIDTH, WIDTH), random_states(6, WIDTH, WIDTH)
+    params = random_states(5, WIDTH, WIDTH)
+    direction = random_states(6, WIDTH, WIDTH)
     found = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
 
     def adjoints(params):
@@ -212,16 +218,19 @@ def test_premises_of_the_penalties_are_what_single_examples_carry(tail, holds):
     # `prop:influence-differentiability`, `prop:influence-l2-differentiability`,
     # `eq:adjoint-l4-sensitivity-assumption`, `eq:data-fourth-moment`,
     # `eq:adjoint-parameter-uniform-bound`, `eq:influence-normalization-away-from-zero`.
-    generator, count = np.random.default_rng(7), 2500
+    generator = np.random.default_rng(7)
+    count = 2500
     x = generator.uniform(-0.5, 0.5, (count, LENGTH, WIDTH))
     ranks = (generator.permutation(count) + 0.5) / count
     y = 100.0 * (ranks < 2 / count) if tail == "two" else ranks ** (-1 / tail)
-    weight, eta = np.arange(1.0, 5), np.array([3.0, 0, -4, 0])
+    weight = np.arange(1.0, 5)
+    eta = np.array([3.0, 0, -4, 0])
     batch = jax.device_put((x, y))
     args = scaled_loss, jax.device_put(weight), batch, GRID, jax.device_put(eta)
     *moments, total = lim.training.penalty_premises(*args)
     weights = np.asarray(GRID.weights)
-    inputs, mass = (x**2).sum(axis=2) @ weights, weights.sum()
+    inputs = (x**2).sum(axis=2) @ weights
+    mass = weights.sum()
     fourths = (inputs**2 + y**4, 30**2 * mass * y**4, mass * y**4)
     for premise, each in zip(moments, fourths, strict=True):
         largest = np.sort(each)[::-1][:51]
@@ -241,8 +250,10 @@ def test_premises_of_the_penalties_are_what_single_examples_carry(tail, holds):
 def test_a_direction_is_like_the_parameters(direction):
     batch = jnp.ones((2, LENGTH, WIDTH)), jnp.ones(2)
     of_direction = (
-        lim.training.fourth_moments, lim.training.penalty_premises, lim.training.adjoint_growth,
-    )  # fmt: skip
+        lim.training.fourth_moments,
+        lim.training.penalty_premises,
+        lim.training.adjoint_growth,
+    )
     for function in of_direction:
         with pytest.raises(ValueError, match="direction: got .+ the shapes and dtypes of the par"):
             function(scaled_loss, jnp.ones(4), batch, GRID, direction)
@@ -256,7 +267,8 @@ def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_si
         return weight * jnp.sum(x)
 
     weights = np.asarray(GRID.weights)
-    inputs, labels = (x**2).sum(axis=2) @ weights, (y**2).sum(axis=2) @ weights
+    inputs = (x**2).sum(axis=2) @ weights
+    labels = (y**2).sum(axis=2) @ weights
     for made, size in (((y, np.arange(3)), labels), (y[:, 1:], (y[:, 1:] ** 2).sum(axis=(1, 2)))):
         batch = jax.device_put((x, made))
         growth = lim.training.adjoint_growth(loss, jnp.array(0.0), batch, GRID, jnp.array(2.0))
@@ -264,6 +276,7 @@ def test_labels_with_a_value_for_each_position_are_integrated_and_ids_have_no_si
         np.testing.assert_allclose(growth, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_integral_of_the_rate_is_the_change_of_the_density():
     """`eq:gd-flow`, by Simpson's rule over a flow that is solved to 1e-9."""
     times = np.linspace(0, 0.5, 33)
@@ -366,8 +379,12 @@ def interrupting(after):
 
 def test_a_flow_that_is_interrupted_gives_the_same_numbers(tmp_path):
     arguments = (
-        bare_loss, random_states(5, WIDTH, WIDTH), BATCH_OF, GRID, [0.0, 0.1, 0.3, 0.6],
-    )  # fmt: skip
+        bare_loss,
+        random_states(5, WIDTH, WIDTH),
+        BATCH_OF,
+        GRID,
+        [0.0, 0.1, 0.3, 0.6],
+    )
     whole = lim.training.gradient_flow(*arguments)
     checkpoint = tmp_path / "flow.eqx"
     with pytest.raises(Interrupted):
@@ -399,7 +416,8 @@ def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
         taken.append(index)
         return {"sum": state["sum"] + index}, state["sum"]
 
-    start, checkpoint = {"sum": jnp.array(0.0)}, tmp_path / "loop.eqx"
+    start = {"sum": jnp.array(0.0)}
+    checkpoint = tmp_path / "loop.eqx"
     with pytest.raises(Interrupted):
         resumable(
             step, start, 10, run="sums", checkpoint=checkpoint, every=3, progress=interrupting(8)

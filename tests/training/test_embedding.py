@@ -17,7 +17,9 @@ from lim_jax import training
 from lim_jax.density import LossOfIds, adjoint_energies
 from lim_jax.density.adjoints import losses_and_adjoints
 
-LENGTH, WIDTH, WORDS = 5, 4, 7
+LENGTH = 5
+WIDTH = 4
+WORDS = 7
 GRID = lim.graded_grid(LENGTH)
 IDS = jax.device_put(np.array([[3, 1, 3, 3, 0], [2, 3, 1, 6, 6]]))  # their gradients add up
 LABELS = random_labels(3, 2, LENGTH, VOCABULARY)
@@ -166,6 +168,7 @@ def value_and_gradient(name, words):
     return *jax.value_and_grad(value)(words), SCALARS[name](*plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALARS)
 def test_the_embedding_is_not_frozen(name):
     """Its gradient against central differences; values against a plain loss of shifted states."""
@@ -179,12 +182,19 @@ def test_the_embedding_is_not_frozen(name):
     np.testing.assert_allclose(value, plain, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradient_flow_moves_the_embedding():
     """One Euler step is minus the risk's gradient, by differences."""
     path = training.gradient_flow(
-        LOSS, PARAMS, (IDS, LABELS), GRID, [0.0, 0.5], solver=diffrax.Euler(),
-        stepsize_controller=diffrax.ConstantStepSize(), first_step=0.5,
-    )  # fmt: skip
+        LOSS,
+        PARAMS,
+        (IDS, LABELS),
+        GRID,
+        [0.0, 0.5],
+        solver=diffrax.Euler(),
+        stepsize_controller=diffrax.ConstantStepSize(),
+        first_step=0.5,
+    )
     start, end = np.asarray(path.params["words"])
     expected = difference_by_calls(
         lambda words: value_and_gradient("risk", words)[0], PARAMS["words"], MOVED
@@ -247,10 +257,14 @@ ANYWHERE = ("states to a loss of ids", "ids that are floats", "ids of one exampl
 
 @pytest.mark.parametrize(
     "name, case",
-    [(name, case) for name in ("influence", "influence_stream", "balanced_objective")
-     for case in REFUSED] + [("risk", case) for case in ANYWHERE],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(name, case, as_users_run):
+    [
+        (name, case)
+        for name in ("influence", "influence_stream", "balanced_objective")
+        for case in REFUSED
+    ]
+    + [("risk", case) for case in ANYWHERE],
+)
+def test_batches_that_do_not_fit_their_loss_are_refused(name, case, as_users_run):
     loss, x, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"batch: .*{message}"):
         SCALARS[name](loss, PARAMS, (x, LABELS))

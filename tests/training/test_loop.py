@@ -27,7 +27,8 @@ def add(state, index):
 
 def dying_at(count):
     """Write so many checkpoints whole, and half of the next one."""
-    write_all, written = np.savez, []
+    write_all = np.savez
+    written = []
 
     def write(file, **entries):
         if len(written) == count:
@@ -41,7 +42,9 @@ def dying_at(count):
 
 @pytest.mark.parametrize("whole", [0, 1, 2])
 def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
-    start, checkpoint, visited = jnp.array(0), tmp_path / "run", []
+    start = jnp.array(0)
+    checkpoint = tmp_path / "run"
+    visited = []
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(np, "savez", dying_at(whole))
         resumable(add, start, 9, run="sums", checkpoint=checkpoint, every=3)
@@ -60,7 +63,8 @@ def test_a_checkpoint_half_written_is_never_read(whole, tmp_path, monkeypatch):
 
 def test_a_checkpoint_cut_short_is_refused(tmp_path):
     """However much of it is left, or another bit of it: nothing is read as if it were zero."""
-    checkpoint, start = tmp_path / "run", jnp.arange(3.0)
+    checkpoint = tmp_path / "run"
+    start = jnp.arange(3.0)
     resumable(add, start, 4, run="sums", checkpoint=checkpoint)
     content = checkpoint.read_bytes()
     damaged = [content[:kept] for kept in range(0, len(content), 37)]
@@ -73,7 +77,9 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path):
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_finished_run_is_extended(every, tmp_path):
     """The first five steps are not taken again, and what they recorded is kept."""
-    start, checkpoint, taken = {"sum": jnp.array(0.0)}, tmp_path / "new" / "run", []
+    start = {"sum": jnp.array(0.0)}
+    checkpoint = tmp_path / "new" / "run"
+    taken = []
 
     def step(state, index):
         total = state["sum"] + 0.1 * (index + 1)
@@ -107,7 +113,8 @@ def archive(**changes):
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     """Files that are none of ours, folders, and other runs: of another start, or other data."""
-    checkpoint, start = tmp_path / "run", jnp.array(0)
+    checkpoint = tmp_path / "run"
+    start = jnp.array(0)
     random = np.random.default_rng(0).bytes(2000)
     refused = {
         b"": "of another format", b"not ours": "of another format", random: "of another format",
@@ -130,9 +137,12 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
             resumable(add, state, 4, run=run, checkpoint=checkpoint)
     with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
         resumable(
-            lambda state, index: (state, jnp.ones(2)), start, 4,
-            run={"rate": 0.1}, checkpoint=checkpoint,
-        )  # fmt: skip
+            lambda state, index: (state, jnp.ones(2)),
+            start,
+            4,
+            run={"rate": 0.1},
+            checkpoint=checkpoint,
+        )
 
 
 def test_a_state_of_numpys_arrays_and_of_plain_numbers_goes_on_as_such(tmp_path):
@@ -170,7 +180,9 @@ def test_static_fields_of_the_state_tell_runs_apart(tmp_path):
         run(norms[1])
 
 
-SEEDS, WIDTH, EVERY = 3, 4, 3
+SEEDS = 3
+WIDTH = 4
+EVERY = 3
 
 
 def penalised_update(weight, key, index):
@@ -185,6 +197,7 @@ def penalised_update(weight, key, index):
     return moved, {"drawn": drawn, "size": jnp.vdot(moved, moved), "index": index}
 
 
+@pytest.mark.slow
 def test_all_seeds_are_each_seed_alone():
     """Against a loop over seeds and steps, each seed with the key that is its own."""
     keys = jax.random.split(jax.random.key(5), SEEDS)
@@ -213,7 +226,8 @@ def test_all_steps_of_all_seeds_are_one_program():
         traced.append(of_seed)
         return penalised_update(*of_seed)
 
-    step, states = step_of_seeds(update, keys), jax.device_put(np.ones((SEEDS, WIDTH)))
+    step = step_of_seeds(update, keys)
+    states = jax.device_put(np.ones((SEEDS, WIDTH)))
     eqx.filter_eval_shape(step, states, 0)
     step_of_seeds(penalised_update, keys)(states, 0)  # what any step asks for besides
     with compilations() as compiled:

@@ -28,7 +28,9 @@ from lim_jax.training.balancing import (
 from lim_jax.training.mixed_derivative import functional_of_adjoints
 from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 
-LENGTH, WIDTH, BATCH = 6, 4, 3
+LENGTH = 6
+WIDTH = 4
+BATCH = 3
 GRID = lim.graded_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 Y = random_labels(3, BATCH, LENGTH, VOCABULARY)
@@ -170,7 +172,8 @@ def test_the_gradient_is_that_of_the_gradient(name):
 @pytest.mark.slow
 def test_second_derivatives_pass_through_the_rule():
     params = random_states(5, WIDTH, WIDTH)
-    first, second = random_states(6, WIDTH, WIDTH), random_states(7, WIDTH, WIDTH)
+    first = random_states(6, WIDTH, WIDTH)
+    second = random_states(7, WIDTH, WIDTH)
 
     def slope(params):
         return jnp.vdot(jax.grad(objective)(params), first)
@@ -257,7 +260,8 @@ def test_a_stopped_gradient_is_zero():
 
 def test_an_average_of_energies_is_balanced_and_handed_on():
     """Values, average and gradients against a gradient of the gradient."""
-    params, previous = MODELS["bare"](), jax.device_put(np.arange(1.0, 1.0 + LENGTH))
+    params = MODELS["bare"]()
+    previous = jax.device_put(np.arange(1.0, 1.0 + LENGTH))
 
     def nested(params):
         energy = 0.75 * previous + 0.25 * lim.influence(example_loss, params, (X, Y), GRID).energy
@@ -320,7 +324,8 @@ def test_training_on_the_objective_balances_influence():
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
     """Dear: a gradient through the Gramians themselves is what it is held to."""
     # `eq:observability-balanced-training-objective`.
-    params, drawn = attentive(), jnp.sqrt(WIDTH) * jnp.eye(WIDTH)
+    params = attentive()
+    drawn = jnp.sqrt(WIDTH) * jnp.eye(WIDTH)
     seen = jnp.array([LENGTH - 1])
 
     def observations(params, x):
@@ -328,9 +333,16 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
 
     def ours(params, **options):
         return observability_objective(
-            example_loss, observations, params, (X, Y), GRID, drawn, strength=0.3, step=0.5,
+            example_loss,
+            observations,
+            params,
+            (X, Y),
+            GRID,
+            drawn,
+            strength=0.3,
+            step=0.5,
             **options,
-        )  # fmt: skip
+        )
 
     def exact(params):
         def traces(x):
@@ -372,7 +384,8 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
 def test_algorithm_3s_objective_by_hand():
     """One layer of half a step sees a_i w x_i, so that the traces are a^2 w^2 / 2."""
     # `eq:observability-balanced-training-objective`.
-    seen, weights = np.array([1.0, -2, 3, 0.5, 1.5, -1]), np.asarray(GRID.weights)
+    seen = np.array([1.0, -2, 3, 0.5, 1.5, -1])
+    weights = np.asarray(GRID.weights)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
@@ -402,7 +415,8 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient():
 
     Of even steps and of the first layer's alone, by the same programs.
     """
-    params, draws = attentive(), 2
+    params = attentive()
+    draws = 2
     seen = jax.device_put(np.array([LENGTH - 1, 2]))
 
     def observations(params, x):
@@ -436,8 +450,10 @@ def test_injected_traces_are_differentiated_as_the_gradient_of_a_gradient():
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-11 * scale)
 
 
+@pytest.mark.slow
 def test_injected_traces_average_over_training_steps():
-    params, seen = attentive(), jnp.array([LENGTH - 1])
+    params = attentive()
+    seen = jnp.array([LENGTH - 1])
 
     def observations(params, x):
         return gramian.ObservedTokens(params, GRID, seen)(x)
@@ -450,9 +466,16 @@ def test_injected_traces_average_over_training_steps():
 
         def objective(step: Any = 0.5, **options):
             return injected_objective(
-                example_loss, observations, params, (X, Y), GRID, noise, strength=2.0, step=step,
+                example_loss,
+                observations,
+                params,
+                (X, Y),
+                GRID,
+                noise,
+                strength=2.0,
+                step=step,
                 **options,
-            )  # fmt: skip
+            )
 
         later = objective(previous=jnp.arange(6.0), memory=0.25)
         return objective()[1], objective(jnp.full(2, 0.5))[1], later, risk(params)

@@ -26,7 +26,10 @@ from lim_jax.training.balancing import (
 )
 from lim_jax.training.estimators import balanced_density, crossed_density
 
-LENGTH, WIDTH, CLASSES, BATCH = 7, 3, 4, 5
+LENGTH = 7
+WIDTH = 3
+CLASSES = 4
+BATCH = 5
 GRID = lim.graded_grid(LENGTH)
 X = random_states(2, BATCH, LENGTH, WIDTH)
 LABELS = 1.3 * random_labels(3, BATCH, LENGTH, CLASSES)
@@ -108,13 +111,15 @@ def dot(left, right):
     return sum(np.vdot(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "estimator, loss",
     [("balanced", "cross-entropy"), *((estimator, "margin") for estimator in ESTIMATORS)],
 )
 def test_a_pooled_penalty_and_its_gradient_are_those_of_the_definition(estimator, loss):
     """Value; gradient against the gradient's gradient, differences, and forward mode."""
-    (estimate, statistic, density), loss = ESTIMATORS[estimator], LOSSES[loss]
+    estimate, statistic, density = ESTIMATORS[estimator]
+    loss = LOSSES[loss]
 
     def plain(energies, shares):
         return density(statistic(energies, shares), shares)
@@ -189,6 +194,7 @@ def test_each_example_counts_alike_in_its_own_density_and_not_in_the_ratio():
     assert np.abs(np.asarray(changed) - expected).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimators_statistic_is_averaged_over_steps(estimator):
     """Values, statistic and gradients against the definition with the average put in by hand."""
@@ -233,6 +239,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
     """And each is the slope of its own value; a clip of the penalty's leaves the risk's."""
@@ -264,6 +271,7 @@ def test_the_two_gradients_apart_sum_to_that_of_the_objective(batch):
     np.testing.assert_allclose(np.sqrt(dot(clipped, clipped)), 1e-3, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_gradients_apart_cost_no_more_than_their_sum():
     def whole(params, batch):
         def objective(params):

@@ -42,7 +42,9 @@ def estimates(rows):
 
 def test_the_jackknife_is_right_to_second_order():
     """From 32 examples to 64 the true bias falls as 1/B, and what the estimate misses as 1/B^2."""
-    true, missed, sizes = [], [], np.array([32, 64])
+    true = []
+    missed = []
+    sizes = np.array([32, 64])
     for size in sizes:
         rows, chances = batches(size)
         assert abs(chances.sum() - 1) < 1e-12
@@ -114,9 +116,12 @@ def test_of_independent_gamma_energies_the_plain_ratio_has_no_bias_and_the_cross
     Of shapes a at four positions the halves of 8 examples have totals Gamma(A), A = 4 sum(a), and
     E m is m A/(A - 1).
     """
-    shapes, draws, grid = np.array([0.5, 1.0, 1.5, 2.0]), 40_000, lim.token_grid(SIZE)
+    shapes = np.array([0.5, 1.0, 1.5, 2.0])
+    draws = 40_000
+    grid = lim.token_grid(SIZE)
     energies = np.random.default_rng(1).gamma(shapes, size=(draws, 8, SIZE))
-    true, total = SIZE * shapes / shapes.sum(), 4 * shapes.sum()
+    true = SIZE * shapes / shapes.sum()
+    total = 4 * shapes.sum()
 
     @jax.jit
     @jax.vmap

@@ -85,12 +85,14 @@ def test_updates_have_unit_integral():
 
 def test_importance_weights_are_quotients_of_densities():
     """`eq:positional-importance-weight` of profiles that are not densities yet."""
-    deployed, trained = np.arange(7.0), np.exp(np.arange(7.0) / 3)
+    deployed = np.arange(7.0)
+    trained = np.exp(np.arange(7.0) / 3)
     at_deployment, at_training = on_device(deployed, trained)
     found = np.asarray(importance_weights(at_deployment, at_training, GRID))
     expected = (deployed / (CELLS @ deployed)) / (trained / (CELLS @ trained))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    errors, density = np.cos(np.arange(7.0)), trained / (CELLS @ trained)
+    errors = np.cos(np.arange(7.0))
+    density = trained / (CELLS @ trained)
     risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
     np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
     with pytest.raises(RuntimeError, match="never trained on"):
@@ -124,13 +126,15 @@ def density_by_hand(params, batch, weights):
     return energy / (CELLS @ energy)
 
 
+@pytest.mark.slow
 def test_a_stage_that_trains_answers_its_weights():
     """Attention and a readout: the density by a loop, LIM's slope by central differences."""
     # `eq:influence-response-map`, `eq:lim-outer-loop-first-order-change`,
     # `eq:discrete-weighted-cross-entropy`.
     params = {"scores": random_states(5, 3, 3), "readout": random_states(6, 3, 4)}
     batch = random_states(7, 2, SIZE, 3), 1.3 * random_labels(8, 2, SIZE, 4)
-    regions, weights = lim.boundary_regions(GRID, "2/5"), of_unit_mean(1)
+    regions = lim.boundary_regions(GRID, "2/5")
+    weights = of_unit_mean(1)
     change = np.asarray(random_states(4, SIZE)) / 10
 
     def weighted(weights):
@@ -170,7 +174,8 @@ def test_a_stage_that_trains_answers_its_weights():
 def test_the_response_on_unequal_cells():
     regions = lim.boundary_regions(GRID, "2/5")
     mixing = np.exp(np.asarray(random_states(3, SIZE, SIZE)) / 3)
-    weights, change = of_unit_mean(1), np.asarray(random_states(4, SIZE)) / 10
+    weights = of_unit_mean(1)
+    change = np.asarray(random_states(4, SIZE)) / 10
 
     def stage(weights):
         energy = (mixing @ weights) ** 2
@@ -191,7 +196,8 @@ def test_the_response_on_unequal_cells():
 
 
 def test_a_change_of_another_precision_is_refused():
-    regions, weights = lim.boundary_regions(GRID, 0.3), jnp.ones(SIZE)
+    regions = lim.boundary_regions(GRID, 0.3)
+    weights = jnp.ones(SIZE)
     with pytest.raises(ValueError, match="change: got float32, expected float64"):
         response(lambda w: w, weights, weights.astype("float32"), regions)
 
@@ -221,6 +227,7 @@ def minimised(params, weights, index):
     return params - slope / (weights + COSTS), weighted_quadratic(params, jnp.ones(SIZE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [1.0, TARGET / (CELLS @ TARGET)], ids=["even", "of a shape"])
 def test_a_run_ends_where_the_measured_density_is_the_target(target):
     """Its fixed point: squares of w/(w + cost) go as the target, and the weights have unit mean.
@@ -233,7 +240,8 @@ def test_a_run_ends_where_the_measured_density_is_the_target(target):
     def weights_of(factor):
         return COSTS * factor * root / (1 - factor * root)
 
-    low, high = 0.0, 1 / root.max()
+    low = 0.0
+    high = 1 / root.max()
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if CELLS @ weights_of(middle) < 1 else (low, middle)
@@ -260,18 +268,29 @@ def test_a_run_measures_reweights_and_then_trains():
     def measure(state, index):
         return jnp.exp(jnp.sin(state + index))
 
-    state, weights, rows = np.asarray(random_states(2, SIZE)), of_unit_mean(1), []
+    state = np.asarray(random_states(2, SIZE))
+    weights = of_unit_mean(1)
+    rows = []
     start = on_device(state, weights)
     for index in range(3):
-        density, mean = np.exp(np.sin(state + index)), state.mean()
+        density = np.exp(np.sin(state + index))
+        mean = state.mean()
         raised = np.clip(weights * np.exp(0.3 * (TARGET - density)), 0.2, 3.0)
         weights = raised / (CELLS @ raised)
         rows.append((weights, density, mean))
         state = state + weights * (index + 1)
     done = reweighting_run(
-        stage, measure, start[0], GRID, 3,
-        weights=start[1], target=jax.device_put(TARGET), rate=0.3, smallest=0.2, largest=3.0,
-    )  # fmt: skip
+        stage,
+        measure,
+        start[0],
+        GRID,
+        3,
+        weights=start[1],
+        target=jax.device_put(TARGET),
+        rate=0.3,
+        smallest=0.2,
+        largest=3.0,
+    )
     found = done.weights, done.densities, done.records["mean"]
     for ours, expected in zip(found, map(np.stack, zip(*rows, strict=True)), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
@@ -288,9 +307,15 @@ def test_section_4s_run_is_one_whose_stage_sets_the_weights():
         return gate_influence(jnp.zeros(grid.size), weights).density
 
     done = reweighting_run(
-        lambda state, weights, index: (weights, jnp.array(index)), measure,
-        jnp.ones(grid.size), grid, 20, rate=0.5, smallest=0.15, largest=8.0,
-    )  # fmt: skip
+        lambda state, weights, index: (weights, jnp.array(index)),
+        measure,
+        jnp.ones(grid.size),
+        grid,
+        20,
+        rate=0.5,
+        smallest=0.15,
+        largest=8.0,
+    )
     imbalances = ((np.asarray(done.densities) - 1) ** 2).mean(axis=1)
     np.testing.assert_allclose(imbalances, algorithm2_run().history[:20], rtol=1e-10)
 
@@ -327,7 +352,8 @@ def noisy_run(updates=UPDATES, dying=(None, None), **options):
         return called
 
     start = on_device(np.full(SIZE, 0.4), np.zeros(SIZE))
-    stage, measure = at("stage", noisy_stage), at("measure", noisy_measure)
+    stage = at("stage", noisy_stage)
+    measure = at("measure", noisy_measure)
     return reweighting_run(stage, measure, tuple(start), GRID, updates, **OPTIONS | options)
 
 
@@ -350,8 +376,9 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(
     resumed = noisy_run(**options)
     chex.assert_trees_all_equal(jax.tree.map(np.asarray, resumed), at_once)
     longer = noisy_run(UPDATES + 2, **options)
-    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: np.asarray(leaf)[:UPDATES],
-                                             longer[1:]), at_once[1:])  # fmt: skip
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda leaf: np.asarray(leaf)[:UPDATES], longer[1:]), at_once[1:]
+    )
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -370,7 +397,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_run_is_differentiated_and_mapped():
     """In the rate, under jit: the last density answers it as differences say."""
-    start, ramp = jax.device_put(np.full(SIZE, 0.5)), jax.device_put(np.arange(7.0))
+    start = jax.device_put(np.full(SIZE, 0.5))
+    ramp = jax.device_put(np.arange(7.0))
 
     def last(rate):
         done = reweighting_run(

@@ -29,7 +29,10 @@ from lim_jax.training.estimators import (
     pooled_energies,
 )
 
-LENGTH, WIDTH, CLASSES, BATCH = 6, 3, 4, 3
+LENGTH = 6
+WIDTH = 3
+CLASSES = 4
+BATCH = 3
 GRID = lim.graded_grid(LENGTH)
 WIDTHS = np.asarray(GRID.weights)
 X = random_states(2, BATCH, LENGTH, WIDTH)
@@ -84,6 +87,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_penalty_and_its_gradient_are_those_of_the_examples_one_by_one(case):
     """Value; gradient against the gradient's gradient; of pools forward and second order too."""
@@ -139,12 +143,11 @@ ROOTS = jax.device_put(np.array([1.0, 2.0]))
 EACH = jax.device_put(np.array([[2.0, 0.0], [0.5, 1.5]]))
 
 
+@pytest.mark.slow
 def test_each_example_has_its_own_density_and_target():
     """In closed form, and in every objective that takes a target."""
-    problem, of_each = (
-        (weighted, ROOTS, (ONES, LABELS), lim.token_grid(2)),
-        Penalty(EACH, epsilon=0.0),
-    )
+    problem = (weighted, ROOTS, (ONES, LABELS), lim.token_grid(2))
+    of_each = Penalty(EACH, epsilon=0.0)
     expected = (1.6**2 / 2 + 0.5**2 / 2) / 2  # the mean of two; of the batch's density another
     np.testing.assert_allclose(influence_penalty(*problem, of_each), expected, rtol=1e-12)
     objective = balanced_objective(*problem, of_each, strength=0.5)
@@ -183,7 +186,8 @@ def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
 
 
 def test_a_negative_target_has_no_cross_entropy():
-    halves, target = jnp.array([0.5, 0.5]), jnp.array([2.5, -0.5])
+    halves = jnp.array([0.5, 0.5])
+    target = jnp.array([2.5, -0.5])
     with pytest.raises(Exception, match="target: expected nothing below zero"):
         jax.block_until_ready(cross_entropy_discrepancy(jnp.ones(2), target, halves))
 
@@ -196,7 +200,7 @@ def test_pools_are_averages_of_energies_and_their_shares():
     np.testing.assert_allclose(shares, sizes / sizes.sum(), rtol=1e-14)
 
 
-def test_what_does_not_fit_is_refused(as_users_run):
+def test_penalties_that_do_not_fit_are_refused(as_users_run):
     grid = lim.token_grid(2)
 
     def refused(match, function=influence_penalty, **penalty):
@@ -220,7 +224,8 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
         jax.device_put(rows), jax.device_put(weights)
     )
     answers = [1, 0, 1]
-    expected, slope = 0.0, np.zeros_like(rows)
+    expected = 0.0
+    slope = np.zeros_like(rows)
     for i, answer in enumerate(answers):
         others = np.delete(np.arange(3), answer)
         odds = np.exp(rows[i, others])
@@ -231,11 +236,13 @@ def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():
     np.testing.assert_allclose(gradient, slope, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_models_own_margin_is_that_of_its_likeliest_words(monkeypatch):
     """Of two places, by slices of the vocabulary; targets are not read."""
     monkeypatch.setattr(causal, "WORDS_AT_ONCE", 100)
     model = byte_network(5)
-    ids, places = jax.device_put(np.array([3, 200, 7, 45, 7])), np.array([2, 4])
+    ids = jax.device_put(np.array([3, 200, 7, 45, 7]))
+    places = np.array([2, 4])
     weights = np.array([0.25, 0.75])
     y = Targets(*map(jax.device_put, (np.array([1, 1]), weights, places)))
     rows = np.asarray(model.logits(ids))[places]

@@ -55,7 +55,8 @@ def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
 def test_records_go_with_what_stands_before_them_and_numbers_stay():
     pairs = KeyValues((("a", "1"), ("b", "2"), ("c", "3")), 2)
     prompt = key_value_prompt(pairs)
-    head, tail = "A JSON object of keys and values:\n\n{", '}\n\nThe value of the key "c" is "'
+    head = "A JSON object of keys and values:\n\n{"
+    tail = '}\n\nThe value of the key "c" is "'
     for kept, left in (
         ([1, 1, 1], '"a": "1",\n "b": "2",\n "c": "3"'),
         ([1, 0, 1], '"a": "1",\n "c": "3"'),
@@ -95,6 +96,7 @@ def contexts():
     return [rng.integers(256, size=length).astype(np.int32) for length in lengths]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
     """Of several lengths, in chunks of which one is not full."""
     monkeypatch.setattr(ablations, "TOKENS", (120, 120))
@@ -111,13 +113,15 @@ def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
         read_answers(model, [np.zeros(59, np.int32)], [answers[2]])
 
 
+@pytest.mark.slow
 def test_what_turns_by_its_length_is_not_padded(model, contexts, monkeypatch):
     answers = 3 * [np.array([65], np.int32)]
     chosen = [contexts[0], contexts[4], contexts[0] + 1]
     alike, _ = read_answers(model, chosen, answers)
     monkeypatch.setattr(CausalLM, "same_rope", lambda self, length, other: length == other)
     assert context_size(model, 9) == 9
-    sizes, whole = [], ablations._read
+    sizes = []
+    whole = ablations._read
 
     def recorded(model, ids, y):
         sizes.append(ids.shape[1])
@@ -139,11 +143,14 @@ def test_contexts_are_padded_to_a_multiple_within_the_known_places(model):
 def test_an_ablation_is_computed_once(model):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
     prompts = [laid_out(pieces, "", [0]), laid_out(pieces[:1] + pieces[3:], "", [0])]
-    answers, asked = [np.array([66, 3], np.int32), np.array([9], np.int32)], []
+    answers = [np.array([66, 3], np.int32), np.array([9], np.int32)]
+    asked = []
 
     def counting(contexts, answers, **options):
-        asked.extend((bytes(ids.tolist()).decode(), len(answer), options["name"])
-                     for ids, answer in zip(contexts, answers, strict=True))  # fmt: skip
+        asked.extend(
+            (bytes(ids.tolist()).decode(), len(answer), options["name"])
+            for ids, answer in zip(contexts, answers, strict=True)
+        )
         return read_answers(model, contexts, answers, queries=2)
 
     of = Ablated(prompts, answers, None, counting)
@@ -177,7 +184,8 @@ def test_the_highest_are_taken_out():
 def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
     rng = np.random.default_rng(1)
     kept = rng.uniform(size=(12, 4)) < 0.5
-    scores, values = rng.standard_normal((3, 4)), rng.standard_normal(12)
+    scores = rng.standard_normal((3, 4))
+    values = rng.standard_normal(12)
     scores[1] = [0, 0, 1, 0]  # of which many sums tie
     found = datamodeling_score(scores, kept, values)
     for row, one in zip(scores, found, strict=True):
@@ -194,7 +202,9 @@ def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
 
 def test_the_regression_of_all_sets_is_a_soft_threshold():
     """Their features are orthonormal, so that a Lasso shrinks each coefficient by itself."""
-    kept, tokens, strength = every_set(4), 3, 0.1
+    kept = every_set(4)
+    tokens = 3
+    strength = 0.1
     true = np.array([2.0, -1.5, 0.4, 0.0])
     logits = kept @ true - 1
     values = -np.log1p(np.exp(-logits))
@@ -215,7 +225,8 @@ def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answ
 
 
 def test_a_regression_without_scikit_learn_names_the_extra(monkeypatch):
-    kept, values = every_set(2), -np.ones(4)
+    kept = every_set(2)
+    values = -np.ones(4)
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else found(name)

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from reference.networks import drawn
 
 from benchmarks.validation.accounts import evidence_record
@@ -24,6 +25,7 @@ RECORDS = 3
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=1, depth=2, batch=2)
 
 
+@pytest.mark.slow
 def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to_one():
     """By seed, with the gold record's two places; what comes by no hop is nothing."""
     models = drawn(partial(new_retriever, SETTING), count=2)
@@ -51,7 +53,8 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     @eqx.filter_vmap
     def by_hop(model):
         def of_one(ids, y):
-            example, margin = (model.embed(ids), y), partial(CausalLM.margin_loss.terminal, model)
+            example = (model.embed(ids), y)
+            margin = partial(CausalLM.margin_loss.terminal, model)
             return attention_hops(model.flow, margin, example, grid, 2)[0]
 
         return jax.vmap(of_one)(ids, y)

@@ -36,12 +36,14 @@ def test_the_first_line_counts_what_is_above_zero_with_its_interval():
 
 def test_arms_stand_with_their_gains_costs_and_channels():
     results = made_results()
-    page, gain = findings_page(results, ["some.png"]), compare_arms(results)["Algorithm 1"]
+    page = findings_page(results, ["some.png"])
+    gain = compare_arms(results)["Algorithm 1"]
     table, channels, certificates = rows(page, "Algorithm 1")
     arm = results["arms"]["Algorithm 1"]
     accuracy = np.array(arm["accuracy"])[-1]
     assert table[1:3] == [f"{accuracy.mean():.3f}", f"{accuracy[:, 2:6].mean():.3f}"]
-    low, high = gain.middle.low, gain.middle.high
+    low = gain.middle.low
+    high = gain.middle.high
     assert table[3] == f"+0.250 ({low:+.3f} to {high:+.3f})"
     at_operations = gain.middle_at_equal_operations
     assert at_operations is not None
@@ -179,7 +181,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
         f"**Datamodeling scores of keys and values, 10 records: {of} passes; of sentences: {of} "
         "passes.**"
     )
-    assert "over random ablations" in how and "take 2 steps" in methods
+    assert "over random ablations" in how and "take 8 steps" in methods
     choice = parts[parts.index("## The choice of a variant") + 1]
     assert "mask-gradient: mask-gradient at 0.2; mask-path on 4: mask-path on 4, own." in choice
     assert choice.endswith("path on 4, own.")
@@ -220,9 +222,17 @@ def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
         rows(page, name)[0] for name in ("mask-gradient", "mask-path on 4", "leave-one-out")
     )
     assert ours == [
-        "mask-gradient", "1", "1", "3", "0.5", "2.60 (2.56 to 2.68)", "4.60 (4.56 to 4.68)",
-        "6.60 (6.56 to 6.68)", "0.38 (0.34 to 0.46)", "",
-    ]  # fmt: skip
+        "mask-gradient",
+        "1",
+        "1",
+        "3",
+        "0.5",
+        "2.60 (2.56 to 2.68)",
+        "4.60 (4.56 to 4.68)",
+        "6.60 (6.56 to 6.68)",
+        "0.38 (0.34 to 0.46)",
+        "",
+    ]
     assert path[:5] == ["mask-path on 4", "4", "4", "12", "2"]
     assert path[-1] == "**-0.16 (-0.19 to -0.10)**" and alone[-1] == "-0.01 (-0.04 to +0.05)"
     assert alone[4] == ""  # no seconds of what was compiled with every call

@@ -31,7 +31,9 @@ from benchmarks.validation.retrievers import (
 from lim_jax.grid import token_grid
 from lim_jax.models import CausalLM
 
-RECORDS, STEPS, SEEDS = 3, 2, 2
+RECORDS = 3
+STEPS = 2
+SEEDS = 2
 SETTING = Setting(KeyValueTask(RECORDS, keys=4, values=3), width=4, heads=2, depth=2)
 
 
@@ -48,7 +50,8 @@ def both_losses(model, points, y):
     return jax.vmap(jax.vmap(of_point, (0, None)))(points, y)
 
 
-STEP, SIZES = 1e-4, np.array([1.0, -1.0, 2.0, -2.0])
+STEP = 1e-4
+SIZES = np.array([1.0, -1.0, 2.0, -2.0])
 
 
 def around(x):
@@ -65,22 +68,32 @@ def gradient(values, shape):
 
 def looked_at(models, ids, y):
     """Of every seed and example: states, both losses and what differences of them say."""
-    embedding, positions = np.asarray(models.embedding), np.asarray(models.positions)
+    embedding = np.asarray(models.embedding)
+    positions = np.asarray(models.positions)
     x = np.take(embedding, ids, axis=1) + positions[:, None]
     baseline = np.broadcast_to((embedding.mean(axis=1)[:, None] + positions)[:, None], x.shape)
-    step, record = x - baseline, np.repeat(np.arange(RECORDS), 2)
+    step = x - baseline
+    record = np.repeat(np.arange(RECORDS), 2)
 
     def points(seed, example):
-        here, none = x[seed, example], baseline[seed, example]
+        here = x[seed, example]
+        none = baseline[seed, example]
         halves = [around(none + s * (here - none)) for s in (0.25, 0.75)]
         without = [np.where((np.append(record, -1) == r)[:, None], none, here) for r in (0, 1, 2)]
         return np.concatenate([around(here), *halves, without, [here]])
 
     examples = range(len(ids))
-    values = np.asarray(both_losses(models, jax.device_put(
-        np.stack([[points(seed, one) for one in examples] for seed in range(SEEDS)])
-    ), y))  # fmt: skip
-    size, shape = 4 * x[0, 0].size, x.shape
+    values = np.asarray(
+        both_losses(
+            models,
+            jax.device_put(
+                np.stack([[points(seed, one) for one in examples] for seed in range(SEEDS)])
+            ),
+            y,
+        )
+    )
+    size = 4 * x[0, 0].size
+    shape = x.shape
     slopes = [gradient(values[:, :, :size, loss], shape) for loss in (0, 1)]
     halves = [gradient(values[:, :, k * size : (k + 1) * size, 1], shape) for k in (1, 2)]
     return {
@@ -137,6 +150,7 @@ def by_example(seen, rollouts):
     }
 
 
+@pytest.mark.slow
 def test_profiles_and_values_at_gold_are_those_of_the_definitions(measured):
     """Normalised influence from the cross-entropy here, and from the margin there: they agree."""
     models, found, reference, gold = measured
@@ -145,10 +159,12 @@ def test_profiles_and_values_at_gold_are_those_of_the_definitions(measured):
         flow = jax.tree.map(lambda leaf, seed=seed: np.asarray(leaf)[seed], models.flow)
         layers = [layer_of(flow, index) for index in range(2)]
         seen = {name: values[seed] for name, values in reference.items()}
-        rollouts = np.stack([
-            numpy_network.rollout(layers, x, 2.0, "split", lambda time: 1.0)[-1]
-            for x in seen["x"]
-        ])  # fmt: skip
+        rollouts = np.stack(
+            [
+                numpy_network.rollout(layers, x, 2.0, "split", lambda time: 1.0)[-1]
+                for x in seen["x"]
+            ]
+        )
         for name, values in by_example(seen, rollouts).items():
             tolerance = {"rtol": 1e-7, "err_msg": name}
             np.testing.assert_allclose(found.profile[name][seed], values.mean(axis=0), **tolerance)
@@ -183,10 +199,12 @@ def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
     scores = dict(zip(SCORES, (made.scores[0], made.scores[1], -made.scores[2]), strict=True))
     for one in found:
         attributed = made.profile if one.of == "profile" else made.at_gold
-        expected = np.array([
-            np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
-            for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
-        ])  # fmt: skip
+        expected = np.array(
+            [
+                np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
+                for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
+            ]
+        )
         np.testing.assert_allclose(one.correlations, expected, rtol=1e-12)
         assert one.left_out == (one.score == "accuracy")
         known = expected[~np.isnan(expected)]

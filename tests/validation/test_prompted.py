@@ -44,12 +44,14 @@ def greedy(model):
     """A prompt's example with the answer that the model gives, decoded byte by byte."""
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
     example = drawn(1)
-    window, asked = example.window.copy(), np.flatnonzero(example.weights)
+    window = example.window.copy()
+    asked = np.flatnonzero(example.weights)
     for place in asked:  # what comes after it is not seen
         window[place + 1] = np.argmax(logits(model, jax.device_put(window[:-1]))[place])
     return example._replace(window=window), asked
 
 
+@pytest.mark.slow
 def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
     """All places are asked there, most with no weight, and nothing is padded."""
     example = drawn(2)
@@ -83,6 +85,7 @@ def test_a_padded_prompt_is_measured_as_the_whole_context_is(model):
     assert np.abs(shares[0] - shares[1]).max() > 1e-6, "two words are asked for: losses differ"
 
 
+@pytest.mark.slow
 def test_an_answer_is_right_where_greedy_decoding_gives_all_of_it(model, greedy):
     example, asked = greedy
     assert prompted.answers(model, example, RECORDS).right
@@ -92,7 +95,8 @@ def test_an_answer_is_right_where_greedy_decoding_gives_all_of_it(model, greedy)
         assert not prompted.answers(model, example._replace(window=window), RECORDS).right
 
 
-def test_single_precision_is_near_double(model):
+@pytest.mark.slow
+def test_energies_in_single_precision_are_near_double(model):
     example = drawn(0)
     low, high = (prompted.answers(one, example, RECORDS) for one in (bytes_model("float32"), model))
     assert low.energies.dtype == "float32" and low.right == high.right
@@ -100,10 +104,13 @@ def test_single_precision_is_near_double(model):
         np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     model, tmp_path, monkeypatch
 ):
-    whole, checkpoint, asked = ask_prompts(model, None, SETTING), tmp_path / "asked", []
+    whole = ask_prompts(model, None, SETTING)
+    checkpoint = tmp_path / "asked"
+    asked = []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -160,7 +167,8 @@ def by_prompt(found):
     """Every attribution of every prompt and record, normalised or not, by name."""
     result = {}
     for row, loss in enumerate(("cross-entropy", "margin")):
-        energies, products = found.energies[:, row], np.abs(found.gradient_times_input[:, row])
+        energies = found.energies[:, row]
+        products = np.abs(found.gradient_times_input[:, row])
         result[f"influence, {loss}"] = energies
         result[f"normalised influence, {loss}"] = energies / energies.sum(axis=1)[:, None] * 4
         result[f"gradient times input, {loss}"] = products / products.sum(axis=1)[:, None] * 4
@@ -168,14 +176,16 @@ def by_prompt(found):
 
 
 def test_profiles_and_scores_are_means_over_prompts(made, study):
-    found, gold = study, np.arange(240) % 4
+    found = study
+    gold = np.arange(240) % 4
     scores = dict(zip(SCORES, (made.right, made.margin, -made.cross_entropy), strict=True))
     for name, values in scores.items():
         expected = [values[gold == place].mean() for place in range(4)]
         np.testing.assert_allclose(found.scores[name].value, expected, rtol=1e-12)
         errors = [stats.sem(values[gold == place].astype(float)) for place in range(4)]
         np.testing.assert_allclose(found.scores[name].error, errors, rtol=1e-12)
-    ours, parts = {}, by_prompt(made)
+    ours = {}
+    parts = by_prompt(made)
     assert set(parts) == set(PROMPTED)
     for name, values in parts.items():
         mean = values.mean()
@@ -206,10 +216,12 @@ def test_errors_of_profiles_are_those_of_leaving_out_each_round(made, study):
         gold = rounds[:, np.arange(4), np.arange(4)]
         without = [np.delete(rounds, one, axis=0) for one in range(60)]
         profiles = np.stack([part.mean(axis=(0, 1)) / part.mean() for part in without])
-        at_gold = np.stack([
-            np.delete(gold, one, axis=0).mean(axis=0) / part.mean()
-            for one, part in enumerate(without)
-        ])  # fmt: skip
+        at_gold = np.stack(
+            [
+                np.delete(gold, one, axis=0).mean(axis=0) / part.mean()
+                for one, part in enumerate(without)
+            ]
+        )
         for left, estimate in ((profiles, found.profile[name]), (at_gold, found.at_gold[name])):
             error = np.sqrt(59 / 60 * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
             np.testing.assert_allclose(estimate.error, error, rtol=0.05, err_msg=name)

@@ -78,7 +78,8 @@ def test_every_question_is_asked_where_its_key_stands_again():
     ids, y = all_asked(examples)
     assert y.places is not None
     for row in range(4):
-        window, places = np.asarray(examples.window[row]), np.asarray(y.places[row])
+        window = np.asarray(examples.window[row])
+        places = np.asarray(y.places[row])
         assert list(places) == sorted(places) and (places >= 2 * TASK.pairs).all()
         for query, gold in enumerate(np.asarray(examples.gold[row])):
             assert window[places[query]] == window[2 * gold]
@@ -105,10 +106,12 @@ def cross_entropy(model, examples):
 def surprise(model, probes, chosen):
     """Minus the logarithm of the evidence's density, written apart, to be differentiated twice."""
     ids, y = all_asked(probes)
-    places, grid = jnp.asarray(y.places), token_grid(TASK.length)
+    places = jnp.asarray(y.places)
+    grid = token_grid(TASK.length)
 
     def of_one(row, query):
-        place, gold = places[row, query], probes.gold[row, query]
+        place = places[row, query]
+        gold = probes.gold[row, query]
 
         def margin(x):
             logits = model.readout(model.flow(x, grid), grid)[place]
@@ -126,7 +129,9 @@ def surprise(model, probes, chosen):
 @pytest.mark.slow
 def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(model):
     """And by the latter no further than a step of length one."""
-    key, examples, probes = jax.random.key(7), some(2, 1), some(2, 2)
+    key = jax.random.key(7)
+    examples = some(2, 1)
+    probes = some(2, 2)
 
     @eqx.filter_jit
     def ours(strength):
@@ -135,11 +140,13 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 
     chosen = jax.random.randint(key, (2, 1), 0, 3)[:, 0]
     assert len(set(chosen.tolist())) == 2
-    risk, slope, plain = eqx.filter_jit(lambda model: (
-        eqx.filter_grad(cross_entropy)(model, examples),
-        eqx.filter_grad(surprise)(model, probes, chosen),
-        recall_gradient(SETTING, model, examples, None, key),
-    ))(model)  # fmt: skip
+    risk, slope, plain = eqx.filter_jit(
+        lambda model: (
+            eqx.filter_grad(cross_entropy)(model, examples),
+            eqx.filter_grad(surprise)(model, probes, chosen),
+            recall_gradient(SETTING, model, examples, None, key),
+        )
+    )(model)
     risk, slope = jax.tree.map(np.asarray, (risk, slope))
     length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(slope)))
     for strength in (0.5 / length, 30 / length):
@@ -188,8 +195,12 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
 
 def made_record(shift, seconds, stages):
     course = np.random.default_rng(shift).uniform(size=(stages + 1, 3, 4))
-    return {"steps": [5 * stage for stage in range(stages + 1)], "seconds_per_step": seconds,
-            "accuracy": course.tolist(), "risk": course[..., 0].tolist()}  # fmt: skip
+    return {
+        "steps": [5 * stage for stage in range(stages + 1)],
+        "seconds_per_step": seconds,
+        "accuracy": course.tolist(),
+        "risk": course[..., 0].tolist(),
+    }
 
 
 def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():

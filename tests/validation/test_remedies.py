@@ -15,9 +15,13 @@ from benchmarks.validation.laws import edge_law, middle_law
 from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
 from benchmarks.validation.retrievers import Setting, asked, draw, new_retriever
 
-RECORDS, LENGTH, BATCH = 4, 9, 5
+RECORDS = 4
+LENGTH = 9
+BATCH = 5
 SETTING = Setting(KeyValueTask(RECORDS, 5, 3), width=4, heads=2, depth=1, batch=BATCH)
-GOLD, EVEN, EPSILON = np.array([0, 3, 1, 0, 2]), np.ones(BATCH), 1e-8
+GOLD = np.array([0, 3, 1, 0, 2])
+EVEN = np.ones(BATCH)
+EPSILON = 1e-8
 
 
 def examples(seed, gold=GOLD):
@@ -145,7 +149,8 @@ def network():
 
 MIDDLE = np.array([2, 3, 3, 2]) / 2.5
 LAW = np.array([1, 0.02, 0.02, 1]) / 2.04
-WEIGHTS, MULTIPLIER = np.array([0.5, 2.0, 1.0, 0.5]), 0.3
+WEIGHTS = np.array([0.5, 2.0, 1.0, 0.5])
+MULTIPLIER = 0.3
 
 
 @cache
@@ -161,8 +166,15 @@ def arms():
         ),
         "own answers": remedies.selective_on_probes(SETTING, strength=0.1, probes=4),
         "mislabelled": remedies.selective_on_probes(
-            SETTING, answers="true", strength=0.5, clip=0.3, law="only edges", probes=4, every=2,
-            wrong=1.0, taught=True,
+            SETTING,
+            answers="true",
+            strength=0.5,
+            clip=0.3,
+            law="only edges",
+            probes=4,
+            every=2,
+            wrong=1.0,
+            taught=True,
         ),
         "some answers": remedies.answers_on_probes(SETTING, probes=3),
         "reweighted": remedies.reweighted(SETTING)._replace(memory=WEIGHTS),
@@ -170,7 +182,7 @@ def arms():
             memory=np.array(MULTIPLIER)
         ),
         "observed": remedies.observed(SETTING, examples=3, places=5),
-    }  # fmt: skip
+    }
 
 
 @cache
@@ -198,11 +210,13 @@ DEFINITIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_an_arms_gradient_is_its_definitions(name):
     assert_same(found(name)[0], DEFINITIONS[name](batches()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made")
 def test_some_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_at():
     """On every other step, where the penalty is twice as strong: it rests between."""
@@ -230,9 +244,11 @@ def selective_slope(model, examples):
 @pytest.mark.slow
 def test_influence_is_drawn_to_each_probes_gold_record():
     """Of the network's own answers, which are others than the true ones; below it is of these."""
-    some, model = first(batches().probes, 4), network()
+    some = first(batches().probes, 4)
+    model = network()
     logits = jax.jit(lambda some: answer_losses(model, embedded(model, some), some)[2])
-    window, own = np.array(some.window), np.argmax(logits(some), axis=1)
+    window = np.array(some.window)
+    own = np.argmax(logits(some), axis=1)
     assert (window[:, -1] != own).any()
     window[:, -1] = own
     some = some._replace(window=jax.device_put(window))
@@ -240,6 +256,7 @@ def test_influence_is_drawn_to_each_probes_gold_record():
     assert_same(found("own answers")[0], plus(risk_slope(batches().training), penalty))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made")
 def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it():
     """All labels wrong, of probes at the edges, every other step, clipped and told."""
@@ -263,6 +280,7 @@ def test_some_arms_look_at_their_probes_every_few_steps():
     assert looks == {"probes": 2, "mislabelled": 2, "reweighted": 10}
 
 
+@pytest.mark.slow
 def test_weights_by_record_move_every_tenth_step():
     """Algorithm 2's update, with the influence of the batch that is weighted next."""
     training = batches().training
@@ -276,6 +294,7 @@ def test_weights_by_record_move_every_tenth_step():
     assert_same(gradient, risk_slope(training, np.asarray(moved)[GOLD]))
 
 
+@pytest.mark.slow
 def test_the_constraints_multiplier_rises_where_it_is_broken():
     gradient, multiplier = found("constrained")
     value, slope = value_and_slope_of_profile(network(), batches().probes)
@@ -301,13 +320,18 @@ def observed_penalty(model, batches):
     return ((traces - traces.mean()) ** 2).sum() / LENGTH / 2
 
 
+@pytest.mark.slow
 def test_observability_pulls_down_its_own_slope():
     """Of two layers: before the first nothing else is seen at the last place."""
     deeper = jax.tree.map(lambda leaf: jnp.concatenate([2 * leaf, leaf]), network().flow.layers)
     model = eqx.tree_at(lambda model: model.flow.layers, network(), deeper)
     gradient, _ = compiled("observed")(model, arms()["observed"].memory, batches())
-    slopes = jax.jit(lambda model: (jax.grad(risk)(model, batches().training, EVEN),
-                                    jax.grad(observed_penalty)(model, batches())))  # fmt: skip
+    slopes = jax.jit(
+        lambda model: (
+            jax.grad(risk)(model, batches().training, EVEN),
+            jax.grad(observed_penalty)(model, batches()),
+        )
+    )
     risks, slope = slopes(model)
     assert norm(slope) > 1  # and is clipped
     assert_same(gradient, plus(risks, clipped(slope, 1.0)))

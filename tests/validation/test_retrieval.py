@@ -40,7 +40,8 @@ def test_the_answer_stands_after_the_key_that_is_asked(key_values):
 
 
 def test_ids_records_and_weights_are_those_of_the_task(key_values):
-    keys, values = key_values.window[:, 0:10:2], key_values.window[:, 1:10:2]
+    keys = key_values.window[:, 0:10:2]
+    values = key_values.window[:, 1:10:2]
     assert keys.min() == 0 and keys.max() == 6 and values.min() == 7 and values.max() == 9
     np.testing.assert_array_equal(key_values.records[17], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, -1])
     np.testing.assert_array_equal(key_values.weights[17], [0] * 10 + [1])
@@ -48,7 +49,8 @@ def test_ids_records_and_weights_are_those_of_the_task(key_values):
 
 
 def test_keys_and_values_are_uniform(key_values):
-    first, third = key_values.window[:, 0], key_values.window[:, 5] - 7
+    first = key_values.window[:, 0]
+    third = key_values.window[:, 5] - 7
     assert chisquare(np.bincount(first, minlength=7)).pvalue > 1e-3
     assert chisquare(np.bincount(third, minlength=3)).pvalue > 1e-3
 
@@ -74,7 +76,8 @@ def test_the_gap_to_a_query_follows_the_power_law(recalls):
 
 
 def test_records_weights_are_their_parts_of_the_integral():
-    records, cells = np.array([1, -1, 0, 1, 1], np.int32), np.array([0.1, 0.3, 0.2, 0.15, 0.25])
+    records = np.array([1, -1, 0, 1, 1], np.int32)
+    cells = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
     found = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
     expected = [[0, 0, 0.2, 0, 0], [0.1, 0, 0, 0.15, 0.25], [0, 0, 0, 0, 0]]
     np.testing.assert_array_equal(found, expected)

@@ -68,7 +68,8 @@ def test_what_is_asked_is_the_answer_at_the_last_place(judged):
 
 def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
     examples, logits, _, _, scores = judged
-    answers, last = examples.window[:, -1], logits[:, -1]
+    answers = examples.window[:, -1]
+    last = logits[:, -1]
     rows = np.arange(7)
     others = np.where(np.arange(9) == answers[:, None], -np.inf, last)
     each = {
@@ -77,7 +78,8 @@ def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
         "cross_entropy": logsumexp(last, axis=1) - last[rows, answers],
     }
     for name, values in each.items():
-        found, gold = getattr(scores, name), examples.gold[:, 0]
+        found = getattr(scores, name)
+        gold = examples.gold[:, 0]
         assert found.shape == (3,) and np.isnan(found[1])
         for place in (0, 2):
             assert found[place] == pytest.approx(values[gold == place].mean(), rel=1e-12)
@@ -129,9 +131,14 @@ def test_every_so_many_layers_are_attention_and_the_others_gated_delta_rules():
 
 
 LEARNING = Setting(
-    KeyValueTask(records=4, keys=4, values=3), width=16, heads=2, depth=2, steps=150, batch=32,
+    KeyValueTask(records=4, keys=4, values=3),
+    width=16,
+    heads=2,
+    depth=2,
+    steps=150,
+    batch=32,
     rate=1e-2,
-)  # fmt: skip
+)
 
 
 def trained(**options):
@@ -148,7 +155,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(checkpoint):
-    resumable, kept = retrievers.resumable, checkpoint.with_name("whole")
+    resumable = retrievers.resumable
+    kept = checkpoint.with_name("whole")
 
     def copying(steps):
         for index in steps:
@@ -161,6 +169,7 @@ def whole(checkpoint):
         return trained(checkpoint=kept, progress=copying)
 
 
+@pytest.mark.slow
 def test_training_that_was_interrupted_gives_the_same_networks(whole, checkpoint):
     """Bit for bit, from a checkpoint some steps before; and seeds differ."""
     left = []
@@ -172,11 +181,13 @@ def test_training_that_was_interrupted_gives_the_same_networks(whole, checkpoint
     assert whole[1].shape == (150, 2) and np.ptp(whole[1], axis=1).min() > 0
 
 
+@pytest.mark.slow
 def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole):
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole
     test = examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
     scores = eqx.filter_jit(retrievers.of_seeds(scores_by_place))(models, test)
-    losses, accuracy = np.asarray(losses), np.asarray(scores.accuracy)
+    losses = np.asarray(losses)
+    accuracy = np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()
     assert accuracy[:, [0, 3]].min() > 0.7 and accuracy[:, 1:3].max() < 0.6

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from reference.networks import drawn
 
 from benchmarks.validation import shifting
@@ -35,6 +36,7 @@ def test_a_longer_context_has_the_same_words_and_more_records():
     assert found.task.vocabulary == SETTING.task.vocabulary
 
 
+@pytest.mark.slow
 def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     """Judges are tested by themselves; here is what they were asked, and what is kept of it."""
 

@@ -139,9 +139,10 @@ def test_a_shift_is_drawn_length_by_length():
         "contexts of 16 records"
     ]
     for axes, (length, part) in zip(
-        figure.axes, itertools.product(("8 records", "16 records"), ("accuracy", "influence")),
+        figure.axes,
+        itertools.product(("8 records", "16 records"), ("accuracy", "influence")),
         strict=True,
-    ):  # fmt: skip
+    ):
         for line, found in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
             np.testing.assert_allclose(
                 np.array(line.get_ydata()), np.mean(found[length][part], axis=0)
@@ -254,6 +255,9 @@ def test_faithfulness_stands_over_its_cost():
         assert len({bar[0].get_color() for bar in bars}) == len(bars)
     assert figure.axes[0].get_title() == "keys and values\n10 records\nn = 20"
     assert [axes.get_ylabel() for axes in figure.axes] == [
-        "datamodeling score", "", "top-3 drop (nats)", "",
-    ]  # fmt: skip
+        "datamodeling score",
+        "",
+        "top-3 drop (nats)",
+        "",
+    ]
     assert_nothing_is_cut(figure)

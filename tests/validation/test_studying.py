@@ -63,16 +63,20 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     assert asked[1][0] == presets()["quick"]
 
 
+@pytest.mark.slow
 def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
-    rng, asked = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    asked = []
 
     def ask_prompts(model, tokenizer, setting, *, checkpoint, progress):
         asked.append((model, tokenizer, setting, checkpoint.parent.parent))
-        count, records = setting.prompts, setting.records
+        count = setting.prompts
+        records = setting.records
         return Answers(
-            rng.uniform(size=count) < 0.5, *rng.uniform(1, 2, (2, count)),
+            rng.uniform(size=count) < 0.5,
+            *rng.uniform(1, 2, (2, count)),
             *rng.uniform(1, 2, (2, count, 2, records)),
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(runs, "ask_prompts", ask_prompts)
     given_by(monkeypatch, "network", "tokenizer")
@@ -131,18 +135,21 @@ def test_there_is_a_model_to_train(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
     asked = []
 
     def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
-        rng, names = np.random.default_rng(0), attributions(setting)
+        rng = np.random.default_rng(0)
+        names = attributions(setting)
         chunks = list(progress(["one", "two", "three"]))
         asked.append((model, tokenizer, setting, end, checkpoint.name, chunks))
 
         def explained():
             kept = rng.uniform(size=(6, 10)) < 0.5
             shape = (len(names), len(setting.taken_out))
-            scores, drops = rng.standard_normal((len(names), 10)), rng.standard_normal(shape)
+            scores = rng.standard_normal((len(names), 10))
+            drops = rng.standard_normal(shape)
             return Explained(True, 1, 90, -1.5, scores, drops, kept, -rng.uniform(size=6))
 
         return [explained() for _ in range(4)], {"ablations": [1.0, 2]}
@@ -163,7 +170,8 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
     given_by(monkeypatch, "network", "tokenizer", None, (2,))
     (tmp_path / "small.gguf").touch()
-    arguments, out = ["--faithfulness", "--model", str(tmp_path / "small.gguf")], tmp_path / "asked"
+    arguments = ["--faithfulness", "--model", str(tmp_path / "small.gguf")]
+    out = tmp_path / "asked"
     assert command([*arguments, "--quick", "--out", str(out)]) == 0
     every = ["one", "two", "three"]
     assert asked == [
@@ -172,14 +180,17 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
             ("10_records", "40_records", "sentences"), QUICK.values(), strict=True
         )
     ]
-    found, page = json.loads((out / "faithfulness.json").read_text()), (out / "faithfulness.md")
+    found = json.loads((out / "faithfulness.json").read_text())
+    page = out / "faithfulness.md"
     assert found["settings"] == json.loads(
         json.dumps({name: one._asdict() for name, one in QUICK.items()})
     )
     assert list(found["kinds"]) == [
-        "keys and values, 10 records", "documents, 10 records", "keys and values, 40 records",
+        "keys and values, 10 records",
+        "documents, 10 records",
+        "keys and values, 40 records",
         "sentences",
-    ]  # fmt: skip
+    ]
     score = found["kinds"]["sentences"]["measures"]["influence"]["datamodeling score"]["value"]
     for text in (page.read_text(), capsys.readouterr().out):
         assert f"influence {score:.2f} for 3 passes" in text

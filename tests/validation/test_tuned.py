@@ -44,7 +44,8 @@ def model():
 @pytest.fixture
 def seen(monkeypatch):
     """What a step's gradient is taken of; its slope is the sum of what it sees."""
-    steps, judged = [], []
+    steps = []
+    judged = []
 
     def gradient(model, rows, training, probes, *, strength):
         steps.append((training, probes, strength))
@@ -65,11 +66,14 @@ def seen(monkeypatch):
 
 
 def without_times(found):
-    arms = {name: {part: arm[part] for part in arm if part != "seconds_per_step"}
-            for name, arm in found["arms"].items()}  # fmt: skip
+    arms = {
+        name: {part: arm[part] for part in arm if part != "seconds_per_step"}
+        for name, arm in found["arms"].items()
+    }
     return found | {"arms": arms}
 
 
+@pytest.mark.slow
 def test_what_is_run_is_what_is_recorded(model, seen):
     """Every stage of every arm, from the same beginning; numbers by Adam written out."""
     found = tuned.tune(model, None, TUNING, seed=3)
@@ -99,7 +103,9 @@ def test_what_is_run_is_what_is_recorded(model, seen):
 def followed(rows, texts, arm):
     """The sum of what trains after every stage, by Adam's rule."""
     place = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(rows)])
-    first, second, totals = 0 * place, 0 * place, [place.sum()]
+    first = 0 * place
+    second = 0 * place
+    totals = [place.sum()]
     for step in range(STEPS):
         sight = 0
         if arm != ALONE:
@@ -107,7 +113,8 @@ def followed(rows, texts, arm):
         if arm != PLAIN:
             sight += int(texts.probes[step].ids.sum())
         slope = np.cos(sight + place)
-        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        first = 0.9 * first + 0.1 * slope
+        second = 0.999 * second + 0.001 * slope**2
         scaled = first / (1 - 0.9 ** (step + 1))
         place = place - 0.01 * scaled / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
         if step % 2:
@@ -153,9 +160,11 @@ def test_all_arms_of_a_seed_see_the_same_and_only_their_own(model, seen):
     assert {len(rounds) for rounds in judged} == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_gives_the_same_numbers(model, seen, monkeypatch, tmp_path):
     whole = tuned.tune(model, None, TUNING, folder=tmp_path / "whole")
-    judge, calls = tuned.judge, []
+    judge = tuned.judge
+    calls = []
 
     def breaks(model, rows, rounds):
         calls.append(rounds)
@@ -191,11 +200,14 @@ def test_gains_are_paired_by_seed():
     found = tuning_gains(results, SELECTIVE)
     assert list(found) == [4, 8]
     for stage, steps in ((1, 4), (2, 8)):
-        ours, theirs = course(SELECTIVE)[stage], course(PLAIN)[stage]
+        ours = course(SELECTIVE)[stage]
+        theirs = course(PLAIN)[stage]
         test = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
         np.testing.assert_allclose(found[steps].accuracy, [(ours - theirs).mean(), *test])
-        middles = [np.array(arms[arm]["short"]["accuracy"])[stage, :, 2:6].mean(axis=1)
-                   for arm in (SELECTIVE, PLAIN)]  # fmt: skip
+        middles = [
+            np.array(arms[arm]["short"]["accuracy"])[stage, :, 2:6].mean(axis=1)
+            for arm in (SELECTIVE, PLAIN)
+        ]
         np.testing.assert_allclose(found[steps].middle.value, np.mean(middles[0] - middles[1]))
         np.testing.assert_allclose(found[steps].cross_entropy.value, (theirs - ours).mean())
     at_time = tuning_gains(results, SELECTIVE, AT_EQUAL_TIME)

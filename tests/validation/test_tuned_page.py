@@ -26,8 +26,12 @@ def test_every_stage_of_every_arm_has_its_row():
         scores = results["arms"][SELECTIVE][length]
         accuracy, entropy = (np.array(scores[name])[1] for name in ("accuracy", "cross_entropy"))
         middle = accuracy[:, sides].mean()
-        assert row[2:6] == ["12", f"{accuracy.mean():.3f}", f"{middle:.3f}",
-                            f"{entropy.mean():.3g}"]  # fmt: skip
+        assert row[2:6] == [
+            "12",
+            f"{accuracy.mean():.3f}",
+            f"{middle:.3f}",
+            f"{entropy.mean():.3g}",
+        ]
         begun = tuning_gains(results, SELECTIVE, BEFORE, length=length)[4]
         steps = tuning_gains(results, SELECTIVE, length=length)[4]
         time = tuning_gains(results, SELECTIVE, AT_EQUAL_TIME, length=length)[4]
@@ -40,7 +44,8 @@ def test_every_stage_of_every_arm_has_its_row():
     assert by_place[0][-1] == "8" and by_place[1][-1] == "9"
     last = np.mean(results["arms"][ALONE]["short"]["accuracy"][-1], axis=0)
     assert rows(page, ALONE)[2][1:] == [f"{value:.2f}" for value in last]
-    command, figure = page.split("\n\n")[2], page.splitlines()[-1]
+    command = page.split("\n\n")[2]
+    figure = page.splitlines()[-1]
     assert figure == "![some.png](some.png)" and "validation --model MODEL --train`" in command
 
 
@@ -76,10 +81,16 @@ def test_what_was_run_is_said():
     page = tuning_page(results, "a model")
     assert page.startswith("# Does a model learn more")
     for words in (
-        "12,345 numbers train", "of all layers", "a rate of 0.0001", "sees 4 prompts of 8 records",
-        "sees 1 whose gold record", "strength 1,", "clipped at 1.", "3 seeds have",
+        "12,345 numbers train",
+        "of all layers",
+        "a rate of 0.0001",
+        "sees 4 prompts of 8 records",
+        "sees 1 whose gold record",
+        "strength 1,",
+        "clipped at 1.",
+        "3 seeds have",
         "16 of 8 records, and 9 of 9",
-    ):  # fmt: skip
+    ):
         assert words in page, words
     results["tuning"]["last"] = 5
     assert "of the last 5 layers" in tuning_page(results, "a model")

@@ -23,7 +23,9 @@ from lim_jax.grid import token_grid
 from lim_jax.tasks.prompts import Prompt
 from lim_jax.weights import FetchedLayers, LayerSource
 
-RECORDS, SIZE, LAST = 3, 24, 2
+RECORDS = 3
+SIZE = 24
+LAST = 2
 BATCH = {"size": SIZE, "queries": 3, "dtype": "float64"}
 
 
@@ -63,10 +65,14 @@ def names(tree):
 TRAINED = {
     f".flow.layers.{name}"
     for name in (
-        "attention.norm.scale", "attention.query", "attention.key",
-        "attention.query_bias", "attention.key_bias", "feed_forward.norm.scale",
+        "attention.norm.scale",
+        "attention.query",
+        "attention.key",
+        "attention.query_bias",
+        "attention.key_bias",
+        "feed_forward.norm.scale",
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -77,7 +83,8 @@ def test_the_last_layers_norms_queries_and_keys_train_and_nothing_else():
     assert set(names(rows)) == TRAINED
     gradient = compiled(model, rows, batch(EXAMPLES), batch(PROBES), 1.0)
     moved = tuning.with_rows(model, jax.tree.map(jnp.add, rows, gradient))
-    before, after = names(model), names(moved)
+    before = names(model)
+    after = names(moved)
     assert set(before) == set(after) and set(before) > TRAINED
     for name, leaf in before.items():
         if name in TRAINED:
@@ -98,7 +105,8 @@ def asked_at(one):
 def risk(model, examples):
     total = 0.0
     for one in examples:
-        places, window = asked_at(one), np.asarray(one.window)
+        places = asked_at(one)
+        window = np.asarray(one.window)
         rows = jax.nn.log_softmax(model.logits(jnp.asarray(window[:-1]))[places])
         total -= rows[np.arange(len(places)), window[places + 1]].mean()
     return total / len(examples)
@@ -108,7 +116,8 @@ def surprise(model, probes, answers):
     """Minus the logarithm of the gold records' energies over the mean, each a token's average."""
     total = 0.0
     for one, answer in zip(probes, answers, strict=True):
-        place, ids = asked_at(one)[0], jnp.asarray(one.window[:-1])
+        place = asked_at(one)[0]
+        ids = jnp.asarray(one.window[:-1])
 
         def margin(x, place=place, answer=answer):
             grid = token_grid(len(x))
@@ -195,7 +204,8 @@ def test_where_nothing_is_learnt_of_nothing_is_added(monkeypatch):
 
 def test_no_word_of_a_probes_answer_is_read():
     rows = tuning.trained_rows(network(), LAST)
-    told, other = batch(EXAMPLES), batch(EXAMPLES)
+    told = batch(EXAMPLES)
+    other = batch(EXAMPLES)
     ids = np.array(other.ids)
     for row, one in zip(ids, EXAMPLES, strict=True):
         row[asked_at(one)[1:]] ^= 1
@@ -205,11 +215,14 @@ def test_no_word_of_a_probes_answer_is_read():
         np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_model_is_judged_by_place():
     """The first answer is the model's own, so that it is right."""
-    model, rows = network(), tuning.trained_rows(network(), 1)
+    model = network()
+    rows = tuning.trained_rows(network(), 1)
     first = EXAMPLES[0]
-    window, logits = first.window.copy(), eqx.filter_jit(lambda ids: model.logits(ids))
+    window = first.window.copy()
+    logits = eqx.filter_jit(lambda ids: model.logits(ids))
     for place in asked_at(first):
         window[place + 1] = np.argmax(logits(window[:-1])[place])
     rounds = [[first._replace(window=window), EXAMPLES[1]], [EXAMPLES[0], PROBES[0]]]
@@ -237,7 +250,8 @@ def test_a_batch_of_texts_is_padded_and_knows_its_records():
     np.testing.assert_array_equal(found.pools.sum(axis=2), [[5, 5, 6], [4, 6, 4]])
     assert found.y.places is not None
     for row, one in enumerate(EXAMPLES):
-        context, count = one.window[:-1], len(asked_at(one))
+        context = one.window[:-1]
+        count = len(asked_at(one))
         np.testing.assert_array_equal(found.ids[row, : len(context)], context)
         assert not found.ids[row, len(context) :].any()
         for record in range(RECORDS):
@@ -260,7 +274,7 @@ def test_a_prompt_is_its_numbers_and_asks_where_it_is_told():
     assert sorted(there.window.tolist()) == sorted(drawn_prompt(setting, 4).window.tolist())
 
 
-def test_what_does_not_fit_is_refused():
+def test_networks_that_cannot_be_trained_are_refused():
     model = network()
     source = LayerSource(lambda index: {"one": np.zeros(3)}, 2)
     fetched = FetchedLayers(jnp.zeros(1), source)

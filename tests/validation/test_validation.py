@@ -25,7 +25,8 @@ from lim_jax.cost import job_cost
 
 
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
-    arm, plain = made_arm(2, seconds=0.03, after=0.25), made_arm(1, after=0.05)
+    arm = made_arm(2, seconds=0.03, after=0.25)
+    plain = made_arm(1, after=0.05)
     found = gain(arm, plain)
     ours, theirs = (np.array(record["accuracy"])[-1] for record in (arm, plain))
     np.testing.assert_allclose(found.accuracy.value, (ours - theirs).mean())
@@ -43,7 +44,8 @@ def test_a_gain_is_that_of_the_last_step_seed_by_seed():
 def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
     """Of a step that costs more, between the plain arm's evaluations."""
     field = {"seconds": "middle_at_equal_time", "operations": "middle_at_equal_operations"}[cost]
-    plain, longer = made_arm(1), made_arm(4, stages=7)
+    plain = made_arm(1)
+    longer = made_arm(4, stages=7)
 
     def at_equal(costs, after=0.0):
         return gain(made_arm(2, after=after, **{cost: costs * unit}), plain, longer)
@@ -64,8 +66,12 @@ def test_arms_and_variants_are_compared_with_their_own_plain_one():
     results = made_results()
     found = compare_arms(results)
     assert set(found) == {
-        "Algorithm 1", "answers of the probes", "strength 3", "deeper", "from the first step"
-    }  # fmt: skip
+        "Algorithm 1",
+        "answers of the probes",
+        "strength 3",
+        "deeper",
+        "from the first step",
+    }
     np.testing.assert_allclose(found["deeper"].middle.value, -0.1)
     np.testing.assert_allclose(found["deeper"].time, 3)
     np.testing.assert_allclose(found["strength 3"].time, 4)
@@ -182,7 +188,8 @@ def varied(monkeypatch):
         arrays = eqx.filter(model, eqx.is_array)
         return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), of_probes
 
-    options, arm = {"every": 2, "probes": 1}, Arm(gradient, np.array(2.0), every=2)
+    options = {"every": 2, "probes": 1}
+    arm = Arm(gradient, np.array(2.0), every=2)
     monkeypatch.setitem(remedies.ARMS, PLAIN, lambda setting: Arm(gradient, np.array(0.0)))
     monkeypatch.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
     monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
@@ -197,11 +204,17 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, counted, var
     """Networks that are judged and trained further: large programs."""
     setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
     preset = Preset(
-        {"first": setting}, (PLAIN, "Algorithm 1, probes"),
+        {"first": setting},
+        (PLAIN, "Algorithm 1, probes"),
         {"every 2nd step": Variant(BALANCED, varied), "untrained": Variant(BALANCED, {}, stages=2)},
-        seeds=2, stages=1, every=2, test=2, explained=2, shifted="first",
+        seeds=2,
+        stages=1,
+        every=2,
+        test=2,
+        explained=2,
+        shifted="first",
         recall=RecallSetting(RecallTask(2, 8, 3, 2), test=5, probes=7),
-    )  # fmt: skip
+    )
     seen: list[str] = []
 
     def interrupted(names):
@@ -214,8 +227,12 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, counted, var
     with pytest.raises(KeyboardInterrupt):
         validate(preset, folder=tmp_path, progress=interrupted)
     found = validate(preset, folder=tmp_path)
-    assert seen == ["settings: first", "predictions: first", "arms: plain",
-                    "arms: Algorithm 1, probes"]  # fmt: skip
+    assert seen == [
+        "settings: first",
+        "predictions: first",
+        "arms: plain",
+        "arms: Algorithm 1, probes",
+    ]
     # Once before the interruption and once after it, by one file; and before training.
     assert networks == [(2, "first.run")] * 2 + [(0, None)] * 2
     arms = found["arms"]
@@ -244,8 +261,12 @@ def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, counted, var
     assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
     assert arms[PLAIN]["evidence"] == [2, 1]
     one = arms[PLAIN]["certificates"][1]["one of them"]
-    assert one == {"holds": False, "margin": pytest.approx(1 / 3 - 0.1), "vacuous": True,
-                   "concluded": True}  # fmt: skip
+    assert one == {
+        "holds": False,
+        "margin": pytest.approx(1 / 3 - 0.1),
+        "vacuous": True,
+        "concluded": True,
+    }
     # Of the same networks before, and of each seed after either arm.
     shifted = found["shifts"]
     assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]

@@ -40,7 +40,8 @@ def scores(
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
-    x, words = loss.embed(model, ids, y), model.embedding
+    x = loss.embed(model, ids, y)
+    words = model.embedding
     assert isinstance(words, Array)
     average = model.embedding_scale * (words.mean(axis=0)[None] - words[ids])
     baseline = jnp.where((parts != -1)[:, None], x + average, x)

@@ -16,8 +16,10 @@ from lim_jax.prompts.contexts import Context
 # Gradients of a path. On the README's question four add up to a quarter too much, eight to 3 % too
 # little. Up to `MOST_NODES` they are doubled while the scores' sum misses what the documents gave
 # by more than `NEAR` of it, and by more than is shown.
-NODES, MOST_NODES = 8, 64
-NEAR, SHOWN = 1 / 20, 0.005
+NODES = 8
+MOST_NODES = 64
+NEAR = 1 / 20
+SHOWN = 0.005
 
 
 def scores(
@@ -35,7 +37,8 @@ def scores(
     effects = effects_of_documents(model, context, answer, loss, run.within("effect"))
     inside = document_numbers(context) >= 0
     by_token = np.zeros((len(answer), context.length))
-    nodes, left = NODES, np.arange(len(answer))
+    nodes = NODES
+    left = np.arange(len(answer))
     while True:
         rows = [answer[number] for number in left.tolist()]
         kept = run.within(f"{nodes} gradients")

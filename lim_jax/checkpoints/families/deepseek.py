@@ -18,9 +18,12 @@ OF_MINICPM3 = {
     "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
 }  # fmt: skip
 OF_SARVAM = Names(
-    embedding="word_embeddings", fused_qkv="attention.query_key_value", output="attention.dense",
-    query_norm="attention.query_layernorm", key_norm="attention.key_layernorm",
-)  # fmt: skip
+    embedding="word_embeddings",
+    fused_qkv="attention.query_key_value",
+    output="attention.dense",
+    query_norm="attention.query_layernorm",
+    key_norm="attention.key_layernorm",
+)
 # Configuration of an index of tokens.
 OF_INDEX = (
     "index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset",
@@ -35,11 +38,12 @@ def deepseek_v2(config: Configuration) -> Recipe:
     Configuration({"topk_method": "greedy" if limited else method}).refuse(topk_method="greedy")
     config.refuse(norm_topk_prob=False, scoring_func="softmax")
     routing = Routing(
-        config.get_int("num_experts_per_tok"), normalised=False,
+        config.get_int("num_experts_per_tok"),
+        normalised=False,
         factor=config.get_positive("routed_scaling_factor", 1.0),
         groups=(config.get("n_group") or 1) if limited else 1,
         kept=(config.get("topk_group") or 1) if limited else 1,
-    )  # fmt: skip
+    )
     config.ignore("n_group", "topk_group")
     return _deepseek(config, routing=routing, dense=0, shared=2)
 
@@ -79,14 +83,18 @@ def youtu(config: Configuration) -> Recipe:
 def minicpm3(config: Configuration) -> Recipe:
     """MiniCPM 3: dense latent attention, whose features are not interleaved; multipliers."""
     config = config.with_defaults(**OF_MINICPM3)
-    width, heads = config.get_int("hidden_size"), config.get_int("num_attention_heads")
+    width = config.get_int("hidden_size")
+    heads = config.get_int("num_attention_heads")
     if config.get("v_head_dim") is None:
         config = config.replaced(v_head_dim=width // heads)
     recipe = latent_like(
-        config, 1e-5, rope_interleaved=False, tied=True,
+        config,
+        1e-5,
+        rope_interleaved=False,
+        tied=True,
         embedding_scale=config.get_positive("scale_emb"),
         logit_scale=config.get_int_or("dim_model_base", width) / width,
-    )  # fmt: skip
+    )
     if config.get("scale_depth") is None:
         return recipe
     return recipe._replace(
@@ -109,30 +117,40 @@ def hy_v3(config: Configuration) -> Recipe:
     config.ignore("enable_moe_fp32_combine")
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     named = _by_names(
-        config, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        config,
+        n_routed_experts="num_experts",
+        n_shared_experts="num_shared_experts",
         routed_scaling_factor="router_scaling_factor",
-    )  # fmt: skip
+    )
     mixture = beside_shared(named, sizes.depth, dense=1, count=192, hidden=1536, factor=2.826)
     assert mixture.shared is not None
     mixture = mixture._replace(
         router="router.gate", preference="expert_bias", shared=("shared_mlp", mixture.shared[1])
     )
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=11_158_840.0), network=mixture,
-        head_norm=sublayers.shared_head_norm, num_mtp_layers=count_mtp_layers(config),
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=11_158_840.0),
+        network=mixture,
+        head_norm=sublayers.shared_head_norm,
+        num_mtp_layers=count_mtp_layers(config),
+    )
 
 
 def sarvam_moe(config: Configuration) -> Recipe:
     """Sarvam: GLM-4.5 with whole heads rotated and their norms, and one matrix of projections."""
     config.refuse(
-        moe_router_enable_expert_bias=True, score_function="sigmoid", use_bias=False,
-    )  # fmt: skip
+        moe_router_enable_expert_bias=True,
+        score_function="sigmoid",
+        use_bias=False,
+    )
     config.ignore("router_dtype")
     named = _by_names(
-        config, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        config,
+        n_routed_experts="num_experts",
+        n_shared_experts="num_shared_experts",
         attention_bias="use_qkv_bias",
-    )  # fmt: skip
+    )
     sizes = sizes_of(config, head_dim=64)
     normed = sublayers.shared_head_norm if config.get("use_qk_norm", True) else None
     recipe = _glm4_moe(
@@ -172,11 +190,14 @@ def _glm4_moe(
     **mixture: Any,
 ) -> Recipe:
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=theta, default_part=part),
-        biases=Biases(qkv=config.get_flag("attention_bias")), head_norm=head_norm,
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=theta, default_part=part),
+        biases=Biases(qkv=config.get_flag("attention_bias")),
+        head_norm=head_norm,
         network=beside_shared(config, sizes.depth, **({"count": 128, "factor": 1.0} | mixture)),
         num_mtp_layers=count_mtp_layers(config),
-    )  # fmt: skip
+    )
 
 
 def dots1(config: Configuration) -> Recipe:
@@ -189,9 +210,12 @@ def dots1(config: Configuration) -> Recipe:
         config, sizes.depth, dense=0, shared=None, top=None, factor=1.0, normalised=False
     )
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, usual),
-        head_norm=sublayers.shared_head_norm, network=network,
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_by_kind(config, sizes, usual),
+        head_norm=sublayers.shared_head_norm,
+        network=network,
+    )
 
 
 def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> Recipe:
@@ -214,7 +238,8 @@ def latent_like(
     config.refuse(attention_bias=False, mlp_bias=False, rope_interleave=rope_interleaved)
     config.ignore("head_dim", "qk_head_dim")  # they repeat the sizes of latent attention
     sizes = sizes_of(config, SizeNames(head_dim="qk_rope_head_dim"), norm_eps=norm_eps)
-    scale, masks = None, sizes.depth * (AttentionMask(),)
+    scale = None
+    masks = sizes.depth * (AttentionMask(),)
     if theta is not None:
         size = sizes.head_dim + config.get_int("qk_nope_head_dim")
         scale = _yarn_scale(size, rope_options(config))
@@ -239,15 +264,20 @@ def beside_shared(
     preference = "gate.e_score_correction_bias" if routing is None else None
     routing = routing or by_sigmoids(config, **sigmoids)
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
-    count, hidden = config.get_int(name, count), config.get_int("moe_intermediate_size", hidden)
+    count = config.get_int(name, count)
+    hidden = config.get_int("moe_intermediate_size", hidden)
     config.refuse(num_experts=count, num_local_experts=count)
     expert_sublayers.require_open(routing, count)
     first = config.get_int("first_k_dense_replace", dense, least=0)
     return expert_sublayers.Mixture(
-        count, hidden, routing, expert_sublayers.PROJECTIONS, preference=preference,
+        count,
+        hidden,
+        routing,
+        expert_sublayers.PROJECTIONS,
+        preference=preference,
         shared=("shared_experts", hidden * config.get_int("n_shared_experts", shared)),
         dense_layers=expert_sublayers.read_dense_layers(config, depth, first),
-    )  # fmt: skip
+    )
 
 
 def by_sigmoids(
@@ -263,10 +293,13 @@ def by_sigmoids(
     config.get_choice("scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
     stated = config.get_int_or("n_group", groups[0]), config.get_int_or("topk_group", groups[1])
     return Routing(
-        config.get_int("num_experts_per_tok", top), "sigmoid",
+        config.get_int("num_experts_per_tok", top),
+        "sigmoid",
         config.get_flag("norm_topk_prob", normalised),
-        config.get_positive("routed_scaling_factor", factor), *stated, best=2,
-    )  # fmt: skip
+        config.get_positive("routed_scaling_factor", factor),
+        *stated,
+        best=2,
+    )
 
 
 def _indexed(config: Configuration, recipe: Recipe) -> Recipe:

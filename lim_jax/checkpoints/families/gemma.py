@@ -57,10 +57,15 @@ def gemma2(config: Configuration) -> Recipe:
     config.refuse(sliding_window_size=config.get("sliding_window", WINDOW))
     seen = masks_by_kind(config, sizes, full_every(2, sizes.depth))
     return _gemma(
-        config, sizes, "hidden_activation", seen, names=BOTH_SIDES, scale=_scale(config),
+        config,
+        sizes,
+        "hidden_activation",
+        seen,
+        names=BOTH_SIDES,
+        scale=_scale(config),
         cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
-    )  # fmt: skip
+    )
 
 
 def gemma3_text(config: Configuration) -> Recipe:
@@ -76,12 +81,17 @@ def gemma3_text(config: Configuration) -> Recipe:
     rotary = {
         kind: rotary_of(config, sizes.head_dim, base, default=default, kind=kind)
         for kind, (base, default) in usual.items()
-    }  # fmt: skip
+    }
     return _gemma(
-        config, sizes, "hidden_activation", masks_of(config, kinds, rotary), names=BOTH_SIDES,
-        scale=_scale(config), head_norm=sublayers.shared_head_norm,
+        config,
+        sizes,
+        "hidden_activation",
+        masks_of(config, kinds, rotary),
+        names=BOTH_SIDES,
+        scale=_scale(config),
+        head_norm=sublayers.shared_head_norm,
         logit_cap=config.get("final_logit_softcapping"),
-    )  # fmt: skip
+    )
 
 
 def gemma4_text(config: Configuration) -> Recipe:
@@ -97,15 +107,25 @@ def gemma4_text(config: Configuration) -> Recipe:
     rotary = {
         kind: rotary_of(config, size_of[kind], kind=kind, default=base, default_scaling=scaling)
         for kind, (base, scaling) in usual.items()
-    }  # fmt: skip
+    }
     masks = masks_of(config, kinds, rotary, 512)
     biased = config.get_flag("attention_bias")
     recipe = llama_like(
-        config, sizes, masks, act="hidden_activation", activation="gelu_pytorch_tanh", tied=True,
-        names=BOTH_SIDES, biases=Biases(biased, biased), head_norm=sublayers.shared_head_norm,
-        value_norm=sublayers.unscaled_head_norm, scale=1.0, embedding_scale=math.sqrt(sizes.width),
-        logit_cap=config.get("final_logit_softcapping"), network=_side_by_side(config),
-    )  # fmt: skip
+        config,
+        sizes,
+        masks,
+        act="hidden_activation",
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        names=BOTH_SIDES,
+        biases=Biases(biased, biased),
+        head_norm=sublayers.shared_head_norm,
+        value_norm=sublayers.unscaled_head_norm,
+        scale=1.0,
+        embedding_scale=math.sqrt(sizes.width),
+        logit_cap=config.get("final_logit_softcapping"),
+        network=_side_by_side(config),
+    )
     seen = dict(zip(kinds, masks, strict=True))
     of_kind = {kind: recipe._replace(attention=_attention(mask)) for kind, mask in seen.items()}
     projections = sublayers.keys_as_values if same else sublayers.separate_qkv
@@ -117,7 +137,8 @@ def _sizes_of_full_layers(
     config: Configuration, sizes: Sizes, kinds: Sequence[str], same: bool
 ) -> Sizes:
     """Return the sizes of full layers, by options of their own or, in newer files, of each."""
-    by_layer, groups = config.get("per_layer_config"), config.get("num_global_key_value_heads")
+    by_layer = config.get("per_layer_config")
+    groups = config.get("num_global_key_value_heads")
     own = {"head_dim": config.get("global_head_dim", 512)}
     own |= {"num_key_value_heads": groups} if same and groups is not None else {}
     if by_layer is not None:
@@ -137,11 +158,13 @@ def _sizes_of_full_layers(
 def _refuse_layers_of_more_states(config: Configuration) -> None:
     config.ignore("use_double_wide_mlp", "vocab_size_per_layer_input")  # of what is refused here
     cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
-    shared, inputs = config.get("num_kv_shared_layers") or 0, "hidden_size_per_layer_input"
+    shared = config.get("num_kv_shared_layers") or 0
+    inputs = "hidden_size_per_layer_input"
     got = f"num_kv_shared_layers = {described(shared)}"
     require_config(shared == 0, got, "no layers that read keys and values of earlier ones", cure)
     of_layers = config.get(inputs, 256)
-    got, expected = f"{inputs} = {described(of_layers)}", "no embedding of a token for each layer"
+    got = f"{inputs} = {described(of_layers)}"
+    expected = "no embedding of a token for each layer"
     require_config(of_layers in (None, 0), got, expected, cure)
     if config.get("use_bidirectional_attention") != "vision":  # which is not of text
         config.refuse(use_bidirectional_attention=None)
@@ -169,7 +192,9 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
             return SideBySide(
                 (sublayers.gated_mlp(read, at, recipe, norm, None),), output_norm, scale
             )
-        width, eps, after = recipe.sizes.width, recipe.sizes.norm_eps, "post_feedforward_layernorm"
+        width = recipe.sizes.width
+        eps = recipe.sizes.norm_eps
+        after = "post_feedforward_layernorm"
         norms = [sublayers.read_norm(read, at, f"{after}_{k}", recipe) for k in (1, 2)]
         before = recipe.norm(read, f"{at}.pre_feedforward_layernorm_2", width, eps)
         bare = recipe._replace(names=recipe.names._replace(network=""))
@@ -195,10 +220,16 @@ def _gemma(
     config.refuse(use_bidirectional_attention=False)
     config.ignore("hidden_act")  # later members of the family state it, and do not read it
     return llama_like(
-        config, sizes, of_layers, act=act, activation="gelu_pytorch_tanh", tied=True,
-        norm=sublayers.unit_offset_rms_norm, embedding_scale=math.sqrt(sizes.width),
+        config,
+        sizes,
+        of_layers,
+        act=act,
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        norm=sublayers.unit_offset_rms_norm,
+        embedding_scale=math.sqrt(sizes.width),
         **more,
-    )  # fmt: skip
+    )
 
 
 def _scale(config: Configuration) -> float:

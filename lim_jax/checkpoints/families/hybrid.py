@@ -22,7 +22,10 @@ from lim_jax.network.masks import AttentionMask
 from lim_jax.network.norms import Norm, Scaled
 from lim_jax.network.slots import Field
 
-LINEAR, CONV, MLP, MOE = "linear_attention", "conv", "mlp", "moe"
+LINEAR = "linear_attention"
+CONV = "conv"
+MLP = "mlp"
+MOE = "moe"
 OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
 PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
 # Options of training, of kernels and of generation.
@@ -34,26 +37,48 @@ UNUSED = (
 FURTHER = "mtp."  # begins the names of layers that predict further tokens
 OF_FALCON = Names(network="feed_forward", before_network="pre_ff_layernorm", last="final_layernorm")
 OF_LFM = Names(
-    before_attention="operator_norm", query_norm="self_attn.q_layernorm",
-    key_norm="self_attn.k_layernorm", output="self_attn.out_proj", before_network="ffn_norm",
-    network="feed_forward", gate="w1", up="w3", down="w2", last="embedding_norm",
-)  # fmt: skip
+    before_attention="operator_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    output="self_attn.out_proj",
+    before_network="ffn_norm",
+    network="feed_forward",
+    gate="w1",
+    up="w3",
+    down="w2",
+    last="embedding_norm",
+)
 OF_NEMOTRON = Names(
-    prefix="backbone.", embedding="embeddings", before_attention="norm", query="mixer.q_proj",
-    key="mixer.k_proj", value="mixer.v_proj", output="mixer.o_proj", before_network="norm",
-    network="mixer", last="norm_f", further=FURTHER,
-)  # fmt: skip
+    prefix="backbone.",
+    embedding="embeddings",
+    before_attention="norm",
+    query="mixer.q_proj",
+    key="mixer.k_proj",
+    value="mixer.v_proj",
+    output="mixer.o_proj",
+    before_network="norm",
+    network="mixer",
+    last="norm_f",
+    further=FURTHER,
+)
 OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
-    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
-    "use_bias", "use_conv_bias",
-)  # fmt: skip
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "use_bias",
+    "use_bias",
+    "use_conv_bias",
+)
 
 
 def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
     """Return a recipe of layers of several kinds, by the recipe of each."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
     got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
-    holds, cure = len(named) == depth and set(named) <= set(recipes), "Other kinds are not known."
+    holds = len(named) == depth and set(named) <= set(recipes)
+    cure = "Other kinds are not known."
     require_config(holds, got, f"{depth} of {' or '.join(recipes)}", cure)
     layers = tuple(recipes[kind] for kind in named)
     return layers[0]._replace(layers=layers)
@@ -91,16 +116,24 @@ def qwen3_5_moe_text(config: Configuration) -> Recipe:
 
 def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable) -> Recipe:
     config.refuse(
-        attention_bias=False, attn_output_gate=True, output_gate_type="swish",
+        attention_bias=False,
+        attn_output_gate=True,
+        output_gate_type="swish",
         use_sliding_window=False,
-    )  # fmt: skip
+    )
     config.ignore(*UNUSED, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     sizes = sizes_of(config, head_dim=256)
     attention = llama_like(
-        config, sizes, rotary_masks(config, sizes, default_part=0.25), network=network,
-        norm=sublayers.unit_offset_rms_norm, head_norm=sublayers.shared_head_norm,
-        projections=sublayers.gated_queries, biases=Biases(), names=Names(further=FURTHER),
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default_part=0.25),
+        network=network,
+        norm=sublayers.unit_offset_rms_norm,
+        head_norm=sublayers.shared_head_norm,
+        projections=sublayers.gated_queries,
+        biases=Biases(),
+        names=Names(further=FURTHER),
+    )
     delta = recurrent_sublayers.gated_delta(
         recurrent_sublayers.delta_sizes(config, (16, 32, 128, 128)), matrices
     )
@@ -114,25 +147,31 @@ def _shared_mixture(
 ) -> expert_sublayers.Mixture:
     config.ignore("num_local_experts")
     return expert_sublayers.Mixture(
-        config.get_int("num_experts", count), config.get_int("moe_intermediate_size", 512),
+        config.get_int("num_experts", count),
+        config.get_int("moe_intermediate_size", 512),
         Routing(config.get_int("num_experts_per_tok", top), normalised=normalised),
         expert_sublayers.stacked_or_apart,
         shared=("shared_expert", config.get_int("shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
-    )  # fmt: skip
+    )
 
 
 def olmo_hybrid(config: Configuration) -> Recipe:
     """OLMo Hybrid: gated delta rules, and every fourth layer attention as in OLMo 2."""
     of_training = "a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"
     config.ignore(*(f"linear_{name}" for name in of_training))
-    sizes, rope = sizes_of(config, norm_eps=1e-6), rope_options(config)
+    sizes = sizes_of(config, norm_eps=1e-6)
+    rope = rope_options(config)
     rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
     masks = rotary_masks(config, sizes) if rotates else sizes.depth * (AttentionMask(),)
     attention = llama_like(
-        config, sizes, masks, names=Names(**AFTER), norm=_renamed_rms_norm,
+        config,
+        sizes,
+        masks,
+        names=Names(**AFTER),
+        norm=_renamed_rms_norm,
         head_norm=sublayers.across_heads,
-    )  # fmt: skip
+    )
     heads = sizes.heads
     size = config.get("linear_key_head_dim")
     size = size or int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
@@ -162,24 +201,42 @@ def nemotron_h(config: Configuration) -> Recipe:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     pattern = config.get("hybrid_override_pattern")
     if kinds is None:
-        known, expected = isinstance(pattern, str) and set(pattern) <= set(PATTERN), "of M, E, *, -"
+        known = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
+        expected = "of M, E, *, -"
         config.require("hybrid_override_pattern", pattern, known, expected)
         kinds = [PATTERN[letter] for letter in str(pattern)]
     config.refuse(
-        num_hidden_layers=len(kinds), mamba_proj_bias=False, sliding_window=None,
-        attention_bias=False, n_shared_experts=1, norm_eps=config.get("layer_norm_epsilon", 1e-5),
-    )  # fmt: skip
+        num_hidden_layers=len(kinds),
+        mamba_proj_bias=False,
+        sliding_window=None,
+        attention_bias=False,
+        n_shared_experts=1,
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
     config.ignore(
-        *UNUSED, PART, "rope_theta", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
-        "num_nextn_predict_layers", "num_local_experts", "moe_shared_expert_overlap",
-        "rescale_prenorm_residual", "residual_in_fp32",
-    )  # fmt: skip
+        *UNUSED,
+        PART,
+        "rope_theta",
+        "mtp_hybrid_override_pattern",
+        "mtp_layers_block_type",
+        "num_nextn_predict_layers",
+        "num_local_experts",
+        "moe_shared_expert_overlap",
+        "rescale_prenorm_residual",
+        "residual_in_fp32",
+    )
     stated = config.with_defaults(num_hidden_layers=len(kinds))
     sizes = sizes_of(stated, SizeNames(norm_eps="layer_norm_epsilon"), norm_eps=1e-5, head_dim=128)
     attention = llama_like(
-        config, sizes, sizes.depth * (AttentionMask(),), act="mlp_hidden_act", activation="relu2",
-        names=OF_NEMOTRON, network=None, biases=Biases(mlp=config.get_flag("mlp_bias")),
-    )  # fmt: skip
+        config,
+        sizes,
+        sizes.depth * (AttentionMask(),),
+        act="mlp_hidden_act",
+        activation="relu2",
+        names=OF_NEMOTRON,
+        network=None,
+        biases=Biases(mlp=config.get_flag("mlp_bias")),
+    )
     mamba = recurrent_sublayers.mamba_sizes(
         config, None, OF_NEMOTRON_MAMBA, features=64, groups=8, size=128
     )
@@ -207,11 +264,16 @@ def _nemotron_experts(config: Configuration, recipe: Recipe) -> expert_sublayers
     expert_sublayers.require_open(routing, count)
     shared = "shared_experts", config.get_int("moe_shared_expert_intermediate_size", 7688)
     return expert_sublayers.Mixture(
-        count, config.get_int("moe_intermediate_size", 7688), routing,
-        expert_sublayers.ByExpert(None, "up_proj", "down_proj"), latent=latent, shared=shared,
-        preference="gate.e_score_correction_bias", combine=recipe.activation,
+        count,
+        config.get_int("moe_intermediate_size", 7688),
+        routing,
+        expert_sublayers.ByExpert(None, "up_proj", "down_proj"),
+        latent=latent,
+        shared=shared,
+        preference="gate.e_score_correction_bias",
+        combine=recipe.activation,
         read_shared=sublayers.plain_mlp,
-    )  # fmt: skip
+    )
 
 
 def granitemoehybrid(config: Configuration) -> Recipe:
@@ -219,7 +281,8 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     config.refuse(normalization_function="rmsnorm")
     config.ignore(*UNUSED, "init_method")
     sizes = sizes_of(config)
-    kind, kinds = config.get("position_embedding_type"), (None, "nope", "rope")
+    kind = config.get("position_embedding_type")
+    kinds = (None, "nope", "rope")
     config.require("position_embedding_type", kind, kind in kinds, "nope or rope")
     config.ignore("rope_theta", "rope_scaling", "rope_parameters")  # beside nope
     masks = sizes.depth * (AttentionMask(),) if kind != "rope" else rotary_masks(config, sizes)
@@ -229,11 +292,12 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     if count:
         network = granite_experts(config, sizes, shared)
     else:
-        network, names = sublayers.fused_gated_mlp, names._replace(network="shared_mlp")
+        network = sublayers.fused_gated_mlp
+        names = names._replace(network="shared_mlp")
         sizes = sizes._replace(intermediate_size=shared)
     attention = llama_like(
         config, sizes, masks, names=names, network=network, **multipliers(config)
-    )  # fmt: skip
+    )
     kinds = config.get("layer_types") or sizes.depth * [LINEAR]
     return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
@@ -273,10 +337,13 @@ def falcon_h1(config: Configuration) -> Recipe:
 
     gate, down = _factors(config, "mlp_multipliers", 2)
     recipe = llama_like(
-        config, sizes, names=OF_FALCON,
-        embedding_scale=factor("embedding"), logit_scale=factor("lm_head"),
+        config,
+        sizes,
+        names=OF_FALCON,
+        embedding_scale=factor("embedding"),
+        logit_scale=factor("lm_head"),
         scale=factor("key") * sizes.head_dim**-0.5,
-    )  # fmt: skip
+    )
     inner = config.get("mamba_d_ssm", 1024)
     inner = config.get_int("mamba_expand", 2) * sizes.width if inner is None else inner
     names = recurrent_sublayers.MambaNames(output_bias="projectors_bias")
@@ -292,7 +359,8 @@ def falcon_h1(config: Configuration) -> Recipe:
             factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")
         ),
     )
-    before, after = factor("attention_in"), multiplied(factor("attention_out"))
+    before = factor("attention_in")
+    after = multiplied(factor("attention_out"))
 
     def both(read: Reader, at: str, recipe: Recipe, mask: Any) -> SumOfFields:
         attention = sublayers.read_attention(read, at, recipe, mask)
@@ -325,14 +393,20 @@ def lfm2(config: Configuration) -> Recipe:
     """LFM2: short convolutions between two gates, in some layers attention."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     config.refuse(
-        num_heads=sizes.heads, block_dim=sizes.width, conv_dim=sizes.width,
-        conv_dim_out=sizes.width, block_norm_eps=sizes.norm_eps, block_use_swiglu=True,
+        num_heads=sizes.heads,
+        block_dim=sizes.width,
+        conv_dim=sizes.width,
+        conv_dim_out=sizes.width,
+        block_norm_eps=sizes.norm_eps,
+        block_use_swiglu=True,
         use_pos_enc=True,
-    )  # fmt: skip
+    )
     config.ignore(
-        "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init",
+        "block_mlp_init_scale",
+        "block_out_init_scale",
+        "block_use_xavier_init",
         "conv_use_xavier_init",
-    )  # fmt: skip
+    )
     hidden = config.get("block_ff_dim") or sizes.intermediate_size
     if config.get("block_auto_adjust_ff_dim", True):
         factor = config.get("block_ffn_dim_multiplier", 1.0)
@@ -351,15 +425,20 @@ def lfm2_moe(config: Configuration) -> Recipe:
     """LFM2 with experts in all layers but the first."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     routing = Routing(
-        config.get_int("num_experts_per_tok", 4), "sigmoid",
+        config.get_int("num_experts_per_tok", 4),
+        "sigmoid",
         config.get_flag("norm_topk_prob", True),
-        config.get_positive("routed_scaling_factor", 1.0), eta=1e-6,
-    )  # fmt: skip
+        config.get_positive("routed_scaling_factor", 1.0),
+        eta=1e-6,
+    )
     biased = config.get("use_expert_bias", True)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_experts", 32), config.get_int("moe_intermediate_size", 1792), routing,
-        expert_sublayers.ByExpert("w1", "w3", "w2"), preference="expert_bias" if biased else None,
-    )  # fmt: skip
+        config.get_int("num_experts", 32),
+        config.get_int("moe_intermediate_size", 1792),
+        routing,
+        expert_sublayers.ByExpert("w1", "w3", "w2"),
+        preference="expert_bias" if biased else None,
+    )
     recipes = _with_convolutions(config, sizes, mixture)
     recipe = of_kinds(recipes, config.get("layer_types") or (), sizes.depth)
     return _dense_in(recipe, range(config.get_int("num_dense_layers", 2, least=0)))
@@ -369,9 +448,15 @@ def _with_convolutions(
     config: Configuration, sizes: Sizes, network: Callable[..., Any]
 ) -> dict[str, Recipe]:
     attention = llama_like(
-        config, sizes, rotary_masks(config, sizes, default=1e6), names=OF_LFM, biases=Biases(),
-        network=network, activation=jax.nn.silu, head_norm=sublayers.shared_head_norm,
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=1e6),
+        names=OF_LFM,
+        biases=Biases(),
+        network=network,
+        activation=jax.nn.silu,
+        head_norm=sublayers.shared_head_norm,
+    )
     tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
     attention = attention._replace(tied=bool(tied))
     biased = config.get_flag("conv_bias")

@@ -43,19 +43,37 @@ OF_FALCON = SizeNames(
 OF_MPT_SIZES = SizeNames("d_model", "n_layers", "n_heads", None, "layer_norm_epsilon")
 LAYER_NORM_EPS = SizeNames(norm_eps="layer_norm_eps")
 GPT_NAMES = Names(
-    prefix="transformer.", embedding="wte", positions="wpe", layer="h", up="c_fc", down="c_proj",
-    before_attention="ln_1", before_network="ln_2", last="ln_f",
-)  # fmt: skip
+    prefix="transformer.",
+    embedding="wte",
+    positions="wpe",
+    layer="h",
+    up="c_fc",
+    down="c_proj",
+    before_attention="ln_1",
+    before_network="ln_2",
+    last="ln_f",
+)
 FALCON_NAMES = Names(
-    prefix="transformer.", embedding="word_embeddings", layer="h", last="ln_f",
-    fused_qkv="self_attention.query_key_value", output="self_attention.dense",
-    up="dense_h_to_4h", down="dense_4h_to_h",
-)  # fmt: skip
+    prefix="transformer.",
+    embedding="word_embeddings",
+    layer="h",
+    last="ln_f",
+    fused_qkv="self_attention.query_key_value",
+    output="self_attention.dense",
+    up="dense_h_to_4h",
+    down="dense_4h_to_h",
+)
 MPT_NAMES = Names(
-    prefix="transformer.", embedding="wte", layer="blocks", fused_qkv="attn.Wqkv",
-    output="attn.out_proj", network="ffn", before_attention="norm_1", before_network="norm_2",
+    prefix="transformer.",
+    embedding="wte",
+    layer="blocks",
+    fused_qkv="attn.Wqkv",
+    output="attn.out_proj",
+    network="ffn",
+    before_attention="norm_1",
+    before_network="norm_2",
     last="norm_f",
-)  # fmt: skip
+)
 # Options of other programs that compute the network.
 OF_BIGCODE = (
     "inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache",
@@ -94,16 +112,27 @@ def gpt_neox(config: Configuration) -> Recipe:
     config.refuse(partial_rotary_factor=part)  # the publisher's reader ignores it
     of_layers = rotary_masks(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
-        prefix="gpt_neox.", embedding="embed_in", fused_qkv="attention.query_key_value",
-        output="attention.dense", up="dense_h_to_4h", down="dense_4h_to_h",
-        last="final_layer_norm", head="embed_out",
+        prefix="gpt_neox.",
+        embedding="embed_in",
+        fused_qkv="attention.query_key_value",
+        output="attention.dense",
+        up="dense_h_to_4h",
+        down="dense_4h_to_h",
+        last="final_layer_norm",
+        head="embed_out",
         ignored=tuple(f"attention.{name}" for name in MASKS),
-    )  # fmt: skip
+    )
     return biased(
-        config, sizes, of_layers, names=names, projections=sublayers.fused_qkv_by_group,
-        act="hidden_act", activation="gelu", tied=False,
+        config,
+        sizes,
+        of_layers,
+        names=names,
+        projections=sublayers.fused_qkv_by_group,
+        act="hidden_act",
+        activation="gelu",
+        tied=False,
         step=euler if config.get("use_parallel_residual", True) else split,
-    )  # fmt: skip
+    )
 
 
 def gpt_bigcode(config: Configuration) -> Recipe:
@@ -117,10 +146,14 @@ def gpt_bigcode(config: Configuration) -> Recipe:
         fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
     )
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(),), names=names,
+        config,
+        sizes,
+        sizes.depth * (AttentionMask(),),
+        names=names,
         projections=sublayers.fused_qkv if one_group else sublayers.fused_qkv_by_group,
-        activation="gelu_pytorch_tanh", num_positions=config.get_int("n_positions"),
-    )  # fmt: skip
+        activation="gelu_pytorch_tanh",
+        num_positions=config.get_int("n_positions"),
+    )
 
 
 def gptj(config: Configuration) -> Recipe:
@@ -130,14 +163,26 @@ def gptj(config: Configuration) -> Recipe:
     part = (config.get_int("rotary_dim", 64) + 0.5) / sizes.head_dim  # no rounding takes one away
     rotary = rotary_of(Configuration({}), sizes.head_dim, default_part=part)
     names = GPT_NAMES._replace(
-        positions=None, query="attn.q_proj", key="attn.k_proj", value="attn.v_proj",
-        output="attn.out_proj", up="fc_in", down="fc_out", before_network="ln_1",
+        positions=None,
+        query="attn.q_proj",
+        key="attn.k_proj",
+        value="attn.v_proj",
+        output="attn.out_proj",
+        up="fc_in",
+        down="fc_out",
+        before_network="ln_1",
         ignored=("attn.bias", "attn.masked_bias", "attn.embed_positions"),
-    )  # fmt: skip
+    )
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(positions=rotary),), names=names, step=euler,
-        rope_interleaved=True, biases=Biases(mlp=True, head=True), tied=False,
-    )  # fmt: skip
+        config,
+        sizes,
+        sizes.depth * (AttentionMask(positions=rotary),),
+        names=names,
+        step=euler,
+        rope_interleaved=True,
+        biases=Biases(mlp=True, head=True),
+        tied=False,
+    )
 
 
 def gpt_neo(config: Configuration) -> Recipe:
@@ -154,32 +199,53 @@ def gpt_neo(config: Configuration) -> Recipe:
     of_layers = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = GPT_NAMES._replace(
-        query=f"{at}.q_proj", key=f"{at}.k_proj", value=f"{at}.v_proj", output=f"{at}.out_proj",
+        query=f"{at}.q_proj",
+        key=f"{at}.k_proj",
+        value=f"{at}.v_proj",
+        output=f"{at}.out_proj",
         ignored=(f"{at}.bias", f"{at}.masked_bias"),
-    )  # fmt: skip
+    )
     return biased(
-        config, sizes, of_layers, names=names, scale=1.0,
+        config,
+        sizes,
+        of_layers,
+        names=names,
+        scale=1.0,
         biases=Biases(attention_output=True, mlp=True),
         num_positions=config.get_int("max_position_embeddings"),
-    )  # fmt: skip
+    )
 
 
 def opt(config: Configuration) -> Recipe:
     """OPT: learned positions, of which the first two are unused."""
     sizes = sizes_of(config, SizeNames(intermediate_size="ffn_dim"))._replace(norm_eps=1e-5)
     config.refuse(
-        do_layer_norm_before=True, _remove_final_layer_norm=False, enable_bias=True,
-        layer_norm_elementwise_affine=True, word_embed_proj_dim=sizes.width,
-    )  # fmt: skip
+        do_layer_norm_before=True,
+        _remove_final_layer_norm=False,
+        enable_bias=True,
+        layer_norm_elementwise_affine=True,
+        word_embed_proj_dim=sizes.width,
+    )
     names = Names(
-        prefix="model.decoder.", positions="embed_positions", output="self_attn.out_proj",
-        network="", up="fc1", down="fc2", before_attention="self_attn_layer_norm",
-        before_network="final_layer_norm", last="final_layer_norm",
-    )  # fmt: skip
+        prefix="model.decoder.",
+        positions="embed_positions",
+        output="self_attn.out_proj",
+        network="",
+        up="fc1",
+        down="fc2",
+        before_attention="self_attn_layer_norm",
+        before_network="final_layer_norm",
+        last="final_layer_norm",
+    )
     return biased(
-        config, sizes, sizes.depth * (AttentionMask(),), names=names, offset=2,
-        num_positions=config.get_int("max_position_embeddings"), activation="relu",
-    )  # fmt: skip
+        config,
+        sizes,
+        sizes.depth * (AttentionMask(),),
+        names=names,
+        offset=2,
+        num_positions=config.get_int("max_position_embeddings"),
+        activation="relu",
+    )
 
 
 def bloom(config: Configuration) -> Recipe:
@@ -210,8 +276,12 @@ def mpt(config: Configuration) -> Recipe:
     config.require("attn_config", stated, holds, "an object of names and values")
     attention = Configuration(stated)
     attention.refuse(
-        alibi=True, alibi_bias_max=8, attn_type="multihead_attention", prefix_lm=False, qk_ln=False,
-    )  # fmt: skip
+        alibi=True,
+        alibi_bias_max=8,
+        attn_type="multihead_attention",
+        prefix_lm=False,
+        qk_ln=False,
+    )
     attention.ignore("attn_impl", "attn_uses_sequence_id")
     clip = scale = None
     if attention.get("clip_qkv"):
@@ -222,10 +292,18 @@ def mpt(config: Configuration) -> Recipe:
     sizes = sizes_of(config, OF_MPT_SIZES, norm_eps=1e-5)
     alibi = AttentionMask(positions=Alibi(sublayers.alibi_slopes(sizes.heads)))
     return biased(
-        config, sizes, sizes.depth * (alibi,), names=MPT_NAMES, projections=sublayers.fused_qkv,
-        norm=sublayers.layer_norm_without_shift, activation=exact_gelu, biases=Biases(),
-        head_norm=clip, value_norm=clip, scale=scale,
-    )  # fmt: skip
+        config,
+        sizes,
+        sizes.depth * (alibi,),
+        names=MPT_NAMES,
+        projections=sublayers.fused_qkv,
+        norm=sublayers.layer_norm_without_shift,
+        activation=exact_gelu,
+        biases=Biases(),
+        head_norm=clip,
+        value_norm=clip,
+        scale=scale,
+    )
 
 
 def falcon(config: Configuration) -> Recipe:
@@ -246,10 +324,16 @@ def falcon(config: Configuration) -> Recipe:
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
     biases = EVERYWHERE if config.get("bias", False) else Biases()
     return biased(
-        config, sizes, rotary_masks(config, sizes), names=names,
+        config,
+        sizes,
+        rotary_masks(config, sizes),
+        names=names,
         projections=sublayers.fused_qkv if one_group else sublayers.fused_qkv_by_group,
-        step=euler if parallel else split, biases=biases, act="activation", activation="gelu",
-    )  # fmt: skip
+        step=euler if parallel else split,
+        biases=biases,
+        act="activation",
+        activation="gelu",
+    )
 
 
 def phi(config: Configuration) -> Recipe:
@@ -258,29 +342,44 @@ def phi(config: Configuration) -> Recipe:
     config.ignore("attention_bias")  # false in files of networks that have it all the same
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     names = Names(
-        output="self_attn.dense", up="fc1", down="fc2", before_network="input_layernorm",
+        output="self_attn.dense",
+        up="fc1",
+        down="fc2",
+        before_network="input_layernorm",
         last="final_layernorm",
-    )  # fmt: skip
+    )
     return biased(
-        config, sizes, rotary_masks(config, sizes, default_part=0.5), names=names, step=euler,
-        biases=EVERYWHERE._replace(head=True), tied=False, act="hidden_act",
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default_part=0.5),
+        names=names,
+        step=euler,
+        biases=EVERYWHERE._replace(head=True),
+        tied=False,
+        act="hidden_act",
+    )
 
 
 def starcoder2(config: Configuration) -> Recipe:
     """StarCoder 2: rotary positions, grouped queries, a window where the configuration says."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_epsilon"), norm_eps=1e-5)
     config.refuse(
-        mlp_type="default", norm_type="layer_norm", scale_attn_weights=True,
+        mlp_type="default",
+        norm_type="layer_norm",
+        scale_attn_weights=True,
         layer_norm_epsilon=sizes.norm_eps,
-    )  # fmt: skip
+    )
     config.ignore("activation_function")  # beside hidden_act; the publisher's reader ignores it too
     seen = masks_by_kind(config, sizes, slide_if_stated(config, sizes.depth))
     return biased(
-        config, sizes, seen, names=Names(up="c_fc", down="c_proj"),
+        config,
+        sizes,
+        seen,
+        names=Names(up="c_fc", down="c_proj"),
         biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
-        act="hidden_act", activation="gelu_pytorch_tanh",
-    )  # fmt: skip
+        act="hidden_act",
+        activation="gelu_pytorch_tanh",
+    )
 
 
 def stablelm(config: Configuration) -> Recipe:
@@ -291,11 +390,15 @@ def stablelm(config: Configuration) -> Recipe:
     if parallel:
         names = names._replace(before_network="input_layernorm")
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default_part=0.25), names=names,
-        norm=sublayers.layer_norm, biases=Biases(qkv=config.get_flag("use_qkv_bias")),
+        config,
+        sizes,
+        rotary_masks(config, sizes, default_part=0.25),
+        names=names,
+        norm=sublayers.layer_norm,
+        biases=Biases(qkv=config.get_flag("use_qkv_bias")),
         step=euler if parallel else split,
         head_norm=sublayers.separate_head_norms if config.get("qk_layernorm", False) else None,
-    )  # fmt: skip
+    )
 
 
 def nemotron(config: Configuration) -> Recipe:
@@ -303,9 +406,13 @@ def nemotron(config: Configuration) -> Recipe:
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
     config.refuse(kv_channels=sizes.head_dim, layer_norm_eps=sizes.norm_eps)
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default_part=0.5), activation="relu2",
-        network=sublayers.plain_mlp, norm=sublayers.unit_offset_layer_norm,
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default_part=0.5),
+        activation="relu2",
+        network=sublayers.plain_mlp,
+        norm=sublayers.unit_offset_layer_norm,
+    )
 
 
 def jais2(config: Configuration) -> Recipe:
@@ -313,9 +420,13 @@ def jais2(config: Configuration) -> Recipe:
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     biases = biases_of(config, default=True)._replace(mlp=config.get_flag("mlp_bias", True))
     return llama_like(
-        config, sizes, activation="relu2", network=sublayers.plain_mlp, norm=sublayers.layer_norm,
+        config,
+        sizes,
+        activation="relu2",
+        network=sublayers.plain_mlp,
+        norm=sublayers.layer_norm,
         biases=biases,
-    )  # fmt: skip
+    )
 
 
 def olmo(config: Configuration) -> Recipe:
@@ -325,9 +436,12 @@ def olmo(config: Configuration) -> Recipe:
     if config.get("clip_qkv") is not None:
         clip = sublayers.clipped(config.get_positive("clip_qkv"))
     return llama_like(
-        config, sizes_of(config, norm_eps=1e-5), norm=sublayers.layer_norm_without_weights,
-        head_norm=clip, value_norm=clip,
-    )  # fmt: skip
+        config,
+        sizes_of(config, norm_eps=1e-5),
+        norm=sublayers.layer_norm_without_weights,
+        head_norm=clip,
+        value_norm=clip,
+    )
 
 
 def cohere(config: Configuration) -> Recipe:
@@ -352,10 +466,14 @@ def refuse_other_commands(config: Configuration, period: int) -> None:
     """Raise ValueError at options by which a Command model says that it is another network."""
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     config.refuse(
-        layer_switch=period, order_of_interleaved_layers="local_attn_first",
-        position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True,
-        use_gated_activation=True, use_parallel_block=True,
-    )  # fmt: skip
+        layer_switch=period,
+        order_of_interleaved_layers="local_attn_first",
+        position_embedding_type="rope_gptj",
+        rotary_pct=1.0,
+        use_embedding_sharing=True,
+        use_gated_activation=True,
+        use_parallel_block=True,
+    )
 
 
 def cohere_like(
@@ -364,7 +482,13 @@ def cohere_like(
     """Return the recipe of a Command model, whose blocks are parallel and whose logits scaled."""
     usual: dict[str, Any] = {"norm": sublayers.layer_norm_without_shift}
     return llama_like(
-        config, sizes, of_layers, tied=True, step=euler,
-        names=Names(before_network="input_layernorm"), **(usual | more),
-        rope_interleaved=True, logit_scale=config.get_positive("logit_scale", 0.0625),
-    )  # fmt: skip
+        config,
+        sizes,
+        of_layers,
+        tied=True,
+        step=euler,
+        names=Names(before_network="input_layernorm"),
+        **(usual | more),
+        rope_interleaved=True,
+        logit_scale=config.get_positive("logit_scale", 0.0625),
+    )

@@ -66,7 +66,7 @@ def minimax(config: Configuration) -> Recipe:
         attention=OnNorm(sublayers.read_attention, *factors("full_attn", "full_attention")),
         network=OnNorm(recipe.network, *factors("mlp", "mlp")),
         names=recipe.names._replace(ignored=OF_LIGHTNING),
-    )  # fmt: skip
+    )
     recipes = {FULL: full, LINEAR: full._replace(attention=OnNorm(linear, residual, 1.0))}
     listed = config.get("attn_type_list")
     usual = [FULL if k % 2 == 0 else LINEAR for k in range(sizes.depth)]
@@ -84,12 +84,14 @@ def kimi_linear(config: Configuration) -> Recipe:
     heads, size, taps = (
         own.get_int(name, config.get_int(f"linear_{older}", usual))
         for name, older, usual in (
-            ("num_heads", "num_heads", 32), ("head_dim", "head_dim", 128),
+            ("num_heads", "num_heads", 32),
+            ("head_dim", "head_dim", 128),
             ("short_conv_kernel_size", "conv_kernel_dim", 4),
         )
-    )  # fmt: skip
+    )
     recipe = latent_like(config, 1e-5, None, names=Names(network="block_sparse_moe"))
-    depth, full = recipe.sizes.depth, own.get("full_attn_layers")
+    depth = recipe.sizes.depth
+    full = own.get("full_attn_layers")
     usual = [FULL if k and k % 4 == 0 else LINEAR for k in range(depth)]
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
@@ -109,11 +111,21 @@ def kimi_linear(config: Configuration) -> Recipe:
 def bailing_hybrid(config: Configuration) -> Recipe:
     """Ling 3: Kimi's delta rule, every sixth layer gated latent attention; experts in groups."""
     config.refuse(
-        gated_attention_proj_granularity_type="head_wise", group_norm_size=1, linear_silu=True,
-        moe_router_enable_expert_bias=True, no_kda_lora=True, num_kv_heads_for_linear_attn=0,
-        scale_router_input=False, score_function="sigmoid", up_proj_norm=False, use_kda_lora=False,
-        use_mla_nope=False, use_nGPT=False, use_qk_norm=True, value_norm=False,
-    )  # fmt: skip
+        gated_attention_proj_granularity_type="head_wise",
+        group_norm_size=1,
+        linear_silu=True,
+        moe_router_enable_expert_bias=True,
+        no_kda_lora=True,
+        num_kv_heads_for_linear_attn=0,
+        scale_router_input=False,
+        score_function="sigmoid",
+        up_proj_norm=False,
+        use_kda_lora=False,
+        use_mla_nope=False,
+        use_nGPT=False,
+        use_qk_norm=True,
+        value_norm=False,
+    )
     config.ignore("mtp_loss_scaling_factor", "mtp_use_kda", "router_dtype", PART)
     rope = {name: value for name, value in rope_config.rope_options(config).items() if name != PART}
     config = _with_newer_names(config).replaced(rope_parameters=rope, rope_scaling=None)
@@ -131,11 +143,14 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         config.get_int("linear_num_heads", recipe.sizes.heads),
         config.get_int("linear_head_dim", config.get_int("head_dim", 128)),
         config.get_int("linear_conv_kernel_dim", config.get_int("short_conv_kernel_size", 4)),
-        names=("attention.dense", "attention.o_proj"), low_rank=False,
+        names=("attention.dense", "attention.o_proj"),
+        low_rank=False,
         least_decay=float(bound) if config.get("kda_safe_gate", True) else None,
-    )  # fmt: skip
-    period, kinds = config.get_int("layer_group_size", 6), config.get("layer_types")
-    holds, got = kinds is not None or depth % period == 0, f"{depth} layers in groups of {period}"
+    )
+    period = config.get_int("layer_group_size", 6)
+    kinds = config.get("layer_types")
+    holds = kinds is not None or depth % period == 0
+    got = f"{depth} layers in groups of {period}"
     cure = "Readers disagree about the layers after the last group: state layer_types."
     require_config(holds, got, "groups of one size", cure)
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}

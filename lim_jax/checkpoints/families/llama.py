@@ -31,8 +31,13 @@ from lim_jax.network.positions import Rotary, Tempered, TemperedRotary
 AFTER = {"before_attention": None, "after_attention": "post_attention_layernorm"}
 AFTER |= {"before_network": None, "after_network": "post_feedforward_layernorm"}
 
-OF_CWM = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          TRAINED: 8192}  # fmt: skip
+OF_CWM = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    TRAINED: 8192,
+}
 OF_APERTUS = OF_CWM | {"factor": 8.0}
 # Ministral 3's rotary positions where none are stated.
 OF_MINISTRAL = {
@@ -60,10 +65,36 @@ def llama_like(
 ) -> Recipe:
     """Return the recipe of a decoder of RMS norms and gates, with the options in which it differs.
 
-    Layers by default see everything, with rotary positions. `act` names the option of the
-    activation, and `activation` is its default, or the activation itself; `tied` is whether the
-    head is the embedding, if the configuration does not say. `options` are further attributes of
-    `Recipe`; its biases are by default as ``attention_bias`` and ``mlp_bias`` say.
+    Parameters
+    ----------
+    config
+        The options of ``config.json``: the activation, the biases (``attention_bias`` and
+        ``mlp_bias``) and ``tie_word_embeddings`` are read of them.
+    sizes
+        The sizes, of `sizes_of`.
+    of_layers
+        What each layer sees, one `AttentionMask` for each; by default everything, with the rotary
+        positions that the configuration states.
+    act
+        The name of the option of the activation.
+    activation
+        The activation's name where the configuration states none; or the activation itself, and
+        then the option is not read.
+    tied
+        Whether the head is the embedding, if the configuration does not say.
+    **options
+        Further attributes of `Recipe`, which go before those of Llama: often `names`, `biases`,
+        `network`, `projections`, `attention`, `norm` and `head_norm`.
+
+    Returns
+    -------
+    Recipe
+        The recipe, as `read_decoder` reads a checkpoint by it.
+
+    Raises
+    ------
+    ValueError
+        If an option that is read has a value that is not known.
     """
     if isinstance(activation, str):
         activation = ACTIVATIONS[config.get_choice(act, ACTIVATIONS, activation)]
@@ -173,18 +204,23 @@ def seed_oss(config: Configuration) -> Recipe:
 def ernie4_5(config: Configuration) -> Recipe:
     """ERNIE 4.5: Llama with interleaved rotary features."""
     biased = config.get_flag("use_bias")
-    biases, sizes = Biases(biased, biased, biased), sizes_of(config, norm_eps=1e-5, head_dim=128)
+    biases = Biases(biased, biased, biased)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     of_layers = rotary_masks(config, sizes, default=500_000.0)
     return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True, tied=True)
 
 
 def hunyuan_v1_dense(config: Configuration) -> Recipe:
     """Hunyuan dense: Llama with norms of heads after the rotation."""
-    sizes, rope = sizes_of(config, norm_eps=1e-5), rope_options(config)
+    sizes = sizes_of(config, norm_eps=1e-5)
+    rope = rope_options(config)
     config.refuse(
-        use_qk_norm=True, use_rotary_pos_emb=True, use_cla=False, position_embedding_xdrope=False,
+        use_qk_norm=True,
+        use_rotary_pos_emb=True,
+        use_cla=False,
+        position_embedding_xdrope=False,
         attention_head_dim=sizes.head_dim,
-    )  # fmt: skip
+    )
     config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
     of_images = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
     config.ignore(*OF_HUNYUAN, *of_images)
@@ -198,9 +234,13 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     names = Names(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
     mask = AttentionMask(positions=replace(rotary, from_zero=True))
     return llama_like(
-        config, sizes, sizes.depth * (mask,), names=names, head_norm=sublayers.shared_head_norm,
+        config,
+        sizes,
+        sizes.depth * (mask,),
+        names=names,
+        head_norm=sublayers.shared_head_norm,
         rope_before_qk_norm=True,
-    )  # fmt: skip
+    )
 
 
 def helium(config: Configuration) -> Recipe:
@@ -290,19 +330,29 @@ def nanochat(config: Configuration) -> Recipe:
     """nanochat: norms without weights, of embeddings too and after a rotation that is backwards."""
     biased = config.get_flag("attention_bias")
     return llama_like(
-        config, sizes_of(config), names=OF_NANOCHAT, biases=Biases(biased, biased),
-        activation="relu2", network=sublayers.plain_mlp, projections=sublayers.rotated_backwards,
-        norm=sublayers.rms_norm_without_weights, head_norm=sublayers.shared_head_norm,
-        rope_before_qk_norm=True, logit_cap=config.get("final_logit_softcapping", 15.0),
-    )  # fmt: skip
+        config,
+        sizes_of(config),
+        names=OF_NANOCHAT,
+        biases=Biases(biased, biased),
+        activation="relu2",
+        network=sublayers.plain_mlp,
+        projections=sublayers.rotated_backwards,
+        norm=sublayers.rms_norm_without_weights,
+        head_norm=sublayers.shared_head_norm,
+        rope_before_qk_norm=True,
+        logit_cap=config.get("final_logit_softcapping", 15.0),
+    )
 
 
 def phi3(config: Configuration) -> Recipe:
     """Phi-3, 3.5 and 4: Llama with one fused matrix of projections, and one of gates."""
     config.refuse(
-        attention_bias=False, mlp_bias=False, lm_head_bias=False, full_attn_mod=1,
+        attention_bias=False,
+        mlp_bias=False,
+        lm_head_bias=False,
+        full_attn_mod=1,
         interpolate_factor=1,
-    )  # fmt: skip
+    )
     sizes = sizes_of(config, norm_eps=1e-5)
     if config.get(TRAINED) is None and "short_factor" in rope_options(config):
         config.get_int(TRAINED)  # the publisher's reader needs it beside the scaling
@@ -334,9 +384,14 @@ def exaone_like(config: Configuration, sizes: Sizes, *, names: Names, **more: An
     positions = {SLIDING: rotary, FULL: rotary if window is None else None}
     config.ignore(*(name for name in config if "mtp" in name), "num_nextn_predict_layers")
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions), names=names._replace(further="mtp."),
-        biases=Biases(), head_norm=sublayers.shared_head_norm, **more,
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_of(config, kinds, positions),
+        names=names._replace(further="mtp."),
+        biases=Biases(),
+        head_norm=sublayers.shared_head_norm,
+        **more,
+    )
 
 
 def olmo2(config: Configuration) -> Recipe:
@@ -355,9 +410,12 @@ def olmo3(config: Configuration) -> Recipe:
         kind: rotary_of(config, sizes.head_dim, default=500_000.0, kind=kind) for kind in {*kinds}
     }
     return llama_like(
-        config, sizes, masks_of(config, kinds, rotary), names=Names(**AFTER),
+        config,
+        sizes,
+        masks_of(config, kinds, rotary),
+        names=Names(**AFTER),
         head_norm=sublayers.across_heads,
-    )  # fmt: skip
+    )
 
 
 def glm(config: Configuration) -> Recipe:
@@ -366,9 +424,14 @@ def glm(config: Configuration) -> Recipe:
     of_layers = rotary_masks(config, sizes, default_part=0.5)
     biases = Biases(qkv=config.get_flag("attention_bias", True))
     return llama_like(
-        config, sizes, of_layers, biases=biases, rope_interleaved=True,
-        network=sublayers.fused_gated_mlp, names=Names(up="gate_up_proj"),
-    )  # fmt: skip
+        config,
+        sizes,
+        of_layers,
+        biases=biases,
+        rope_interleaved=True,
+        network=sublayers.fused_gated_mlp,
+        names=Names(up="gate_up_proj"),
+    )
 
 
 def glm4(config: Configuration) -> Recipe:
@@ -402,8 +465,10 @@ def iquestcoder(config: Configuration) -> Recipe:
 
 def internlm3(config: Configuration) -> Recipe:
     """InternLM 3: Llama, with other names for its biases."""
-    sizes, biases = sizes_of(config, norm_eps=1e-5, head_dim=128), biases_of(config)
-    qkv, others = config.get("qkv_bias", biases.qkv), config.get("bias", biases.mlp)
+    sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
+    biases = biases_of(config)
+    qkv = config.get("qkv_bias", biases.qkv)
+    others = config.get("bias", biases.mlp)
     Configuration({"bias": others}).refuse(bias=qkv)  # else the output's bias is not known
     return llama_like(config, sizes, biases=Biases(qkv, qkv, qkv))
 
@@ -411,7 +476,8 @@ def internlm3(config: Configuration) -> Recipe:
 def hyperclovax(config: Configuration) -> Recipe:
     """HyperCLOVA X SEED: Granite with further norms after sublayers, and logits multiplied."""
     sizes = sizes_of(config)
-    names, scales = Names(), multipliers(config)
+    names = Names()
+    scales = multipliers(config)
     if config.get("use_post_norm", True):
         names = Names(after_attention="post_norm1", after_network="post_norm2")
     scales["logit_scale"] = 1 / scales["logit_scale"]
@@ -428,9 +494,14 @@ def apertus(config: Configuration) -> Recipe:
     of_layers = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
     names = Names(before_attention="attention_layernorm", before_network="feedforward_layernorm")
     return llama_like(
-        config, sizes, of_layers, names=names, head_norm=sublayers.shared_head_norm,
-        network=sublayers.xielu_mlp, activation=xielu,
-    )  # fmt: skip
+        config,
+        sizes,
+        of_layers,
+        names=names,
+        head_norm=sublayers.shared_head_norm,
+        network=sublayers.xielu_mlp,
+        activation=xielu,
+    )
 
 
 def masks_by_kind(

@@ -49,23 +49,32 @@ OF_TRINITY = Names(
     after_network="post_mlp_layernorm",
 )
 OF_GRANITE = Names(network="", up="input_linear", down="output_linear")
-BLOCK, OF_MIXTRAL = Names(network="block_sparse_moe"), expert_sublayers.ByExpert("w1", "w3", "w2")
+BLOCK = Names(network="block_sparse_moe")
+OF_MIXTRAL = expert_sublayers.ByExpert("w1", "w3", "w2")
 # Options that repeat what others say.
 REPEATED = (
-    "num_experts", "num_local_experts", "experts_per_token", "initial_context_length",
-)  # fmt: skip
+    "num_experts",
+    "num_local_experts",
+    "experts_per_token",
+    "initial_context_length",
+)
 SCALES_OF_MINIMAX = tuple(
     f"layernorm_{of}_{which}"
-    for of in ("full_attention", "linear_attention", "mlp") for which in ("alpha", "beta")
-)  # fmt: skip
+    for of in ("full_attention", "linear_attention", "mlp")
+    for which in ("alpha", "beta")
+)
 
 
 def afmoe(config: Configuration) -> Recipe:
     """Trinity: gated attention; norms on both sides of sublayers; positions in windows alone."""
     config.refuse(
-        n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, score_func="sigmoid",
+        n_group=1,
+        topk_group=1,
+        num_expert_groups=1,
+        num_limited_groups=1,
+        score_func="sigmoid",
         route_norm=True,
-    )  # fmt: skip
+    )
     config.ignore("load_balance_coeff", "use_grouped_mm")  # they concern training
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     period = config.get_int("global_attn_every_n_layers", 4)
@@ -86,10 +95,15 @@ def afmoe(config: Configuration) -> Recipe:
         dense_layers=frozenset(range(config.get_int("num_dense_layers", 1, least=0))),
     )
     return llama_like(
-        config, sizes, masks_of(config, kinds, positions, 1024), names=OF_TRINITY,
-        biases=_attention_biases(config), head_norm=sublayers.shared_head_norm, network=mixture,
+        config,
+        sizes,
+        masks_of(config, kinds, positions, 1024),
+        names=OF_TRINITY,
+        biases=_attention_biases(config),
+        head_norm=sublayers.shared_head_norm,
+        network=mixture,
         embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
-    )  # fmt: skip
+    )
 
 
 def mixtral(config: Configuration) -> Recipe:
@@ -97,14 +111,20 @@ def mixtral(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     rotary = rotary_of(config, sizes.head_dim, default=1e6)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 8), sizes.intermediate_size,
-        Routing(_top(config, 2)), OF_MIXTRAL,
-    )  # fmt: skip
+        config.get_int("num_local_experts", 8),
+        sizes.intermediate_size,
+        Routing(_top(config, 2)),
+        OF_MIXTRAL,
+    )
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, masks_of(config, slide_if_stated(config, sizes.depth), rotary),
-        names=BLOCK, biases=Biases(), network=mixture,
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_of(config, slide_if_stated(config, sizes.depth), rotary),
+        names=BLOCK,
+        biases=Biases(),
+        network=mixture,
+    )
 
 
 def qwen3_moe(config: Configuration) -> Recipe:
@@ -113,10 +133,12 @@ def qwen3_moe(config: Configuration) -> Recipe:
     config.ignore("max_window_layers")  # all layers slide, or none
     kinds = sizes.depth * (SLIDING if config.get("use_sliding_window", False) else FULL,)
     return llama_like(
-        config, sizes, masks_of(config, kinds, rotary_of(config, sizes.head_dim)),
+        config,
+        sizes,
+        masks_of(config, kinds, rotary_of(config, sizes.head_dim)),
         head_norm=sublayers.shared_head_norm,
         network=_of_qwen(config, sizes.depth, (128, 8, None)),
-    )  # fmt: skip
+    )
 
 
 def _of_qwen(
@@ -131,9 +153,12 @@ def _of_qwen(
     routing = Routing(_top(config, top), normalised=config.get_flag("norm_topk_prob"))
     config.ignore(*REPEATED)
     return expert_sublayers.Mixture(
-        config.get_int(name, count), config.get_int("moe_intermediate_size", hidden), routing,
-        expert_sublayers.PROJECTIONS, dense_layers=frozenset(dense),
-    )  # fmt: skip
+        config.get_int(name, count),
+        config.get_int("moe_intermediate_size", hidden),
+        routing,
+        expert_sublayers.PROJECTIONS,
+        dense_layers=frozenset(dense),
+    )
 
 
 def qwen3_vl_moe_text(config: Configuration) -> Recipe:
@@ -152,7 +177,8 @@ def qwen3_vl_moe_text(config: Configuration) -> Recipe:
 
 def qwen2_moe(config: Configuration) -> Recipe:
     """Qwen 2 with experts, beside a shared one behind a gate."""
-    sizes, slides = sizes_of(config), config.get("use_sliding_window", False)
+    sizes = sizes_of(config)
+    slides = config.get("use_sliding_window", False)
     first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
     hidden = config.get_int("shared_expert_intermediate_size", 5632)
@@ -160,15 +186,19 @@ def qwen2_moe(config: Configuration) -> Recipe:
         shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
     )
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, usual), network=mixture,
+        config,
+        sizes,
+        masks_by_kind(config, sizes, usual),
+        network=mixture,
         biases=Biases(qkv=config.get_flag("qkv_bias", True)),
-    )  # fmt: skip
+    )
 
 
 def olmoe(config: Configuration) -> Recipe:
     """OLMoE: Llama with norms of all heads together, and experts."""
     config.refuse(clip_qkv=None)
-    sizes, count = sizes_of(config, norm_eps=1e-5), config.get_int("num_experts", 64)
+    sizes = sizes_of(config, norm_eps=1e-5)
+    count = config.get_int("num_experts", 64)
     routing = Routing(_top(config, 8), normalised=config.get_flag("norm_topk_prob"))
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
@@ -178,15 +208,21 @@ def olmoe(config: Configuration) -> Recipe:
 
 def flex_olmo(config: Configuration) -> Recipe:
     """FlexOlmo: OLMo 2 with experts."""
-    sizes, count = sizes_of(config), config.get_int("num_experts", 7)
+    sizes = sizes_of(config)
+    count = config.get_int("num_experts", 7)
     routing = Routing(_top(config, 5), normalised=config.get_flag("norm_topk_prob"))
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
     )
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=500_000.0), names=Names(**AFTER),
-        head_norm=sublayers.across_heads, network=mixture, biases=_attention_biases(config),
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=500_000.0),
+        names=Names(**AFTER),
+        head_norm=sublayers.across_heads,
+        network=mixture,
+        biases=_attention_biases(config),
+    )
 
 
 def cohere2_moe(config: Configuration) -> Recipe:
@@ -195,9 +231,11 @@ def cohere2_moe(config: Configuration) -> Recipe:
     norm = sublayers.layer_norm_without_shift
     if config.get("rms_norm_eps") is not None:
         config.ignore("layer_norm_eps")
-        names, norm = SizeNames(), sublayers.rms_norm
+        names = SizeNames()
+        norm = sublayers.rms_norm
     sizes = sizes_of(config, names, norm_eps=1e-5, head_dim=128)
-    depth, first = sizes.depth, config.get_int("first_k_dense_replace", 0, least=0)
+    depth = sizes.depth
+    first = config.get_int("first_k_dense_replace", 0, least=0)
     period, prefix = (
         config.get_int(f"{name}sliding_window_pattern", usual)
         for name, usual in (("", 4), ("prefix_dense_", 1))
@@ -230,10 +268,15 @@ def _of_cohere(
     routing = Routing(_top(config, 2), scores, normalised, half)
     count = config.get_int("num_experts", 8)
     return expert_sublayers.Mixture(
-        count, hidden, routing, expert_sublayers.PROJECTIONS, shared_scale=half,
-        shared=("shared_experts", hidden * shared) if shared else None, dense_layers=dense,
+        count,
+        hidden,
+        routing,
+        expert_sublayers.PROJECTIONS,
+        shared_scale=half,
+        shared=("shared_experts", hidden * shared) if shared else None,
+        dense_layers=dense,
         dense_intermediate_size=config.get_int_or("prefix_dense_intermediate_size", hidden),
-    )  # fmt: skip
+    )
 
 
 def phimoe(config: Configuration) -> Recipe:
@@ -243,14 +286,22 @@ def phimoe(config: Configuration) -> Recipe:
     kinds = slide_if_stated(config, sizes.depth)
     rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 16), sizes.intermediate_size,
-        SparseMixer(config.get_positive("router_jitter_noise", 0.01)), OF_MIXTRAL,
-    )  # fmt: skip
+        config.get_int("num_local_experts", 16),
+        sizes.intermediate_size,
+        SparseMixer(config.get_positive("router_jitter_noise", 0.01)),
+        OF_MIXTRAL,
+    )
     biases = _attention_biases(config)._replace(head=config.get_flag("lm_head_bias"))
     return llama_like(
-        config, sizes, masks_of(config, kinds, rotary), norm=sublayers.layer_norm, names=BLOCK,
-        biases=biases, network=mixture, longest=longest,
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_of(config, kinds, rotary),
+        norm=sublayers.layer_norm,
+        names=BLOCK,
+        biases=biases,
+        network=mixture,
+        longest=longest,
+    )
 
 
 def _rotary_of_phimoe(
@@ -275,7 +326,8 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
     """ERNIE 4.5 with experts beside shared ones, in all layers but some."""
     config.refuse(use_bias=False, moe_norm_min=1e-12)
     config.ignore("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
-    sizes, end = sizes_of(config, norm_eps=1e-5), config.get("moe_layer_end_index")
+    sizes = sizes_of(config, norm_eps=1e-5)
+    end = config.get("moe_layer_end_index")
     start, step = (
         config.get_int(f"moe_layer_{name}", 1, least=0) for name in ("start_index", "interval")
     )
@@ -294,9 +346,15 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
         dense_layers=frozenset({*range(sizes.depth)} - sparse),
     )
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=500_000.0), rope_interleaved=True,
-        tied=True, biases=Biases(), network=mixture, names=Names(further="model.mtp_"),
-    )  # fmt: skip
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=500_000.0),
+        rope_interleaved=True,
+        tied=True,
+        biases=Biases(),
+        network=mixture,
+        names=Names(further="model.mtp_"),
+    )
 
 
 def hunyuan_v1_moe(config: Configuration) -> Recipe:
@@ -307,13 +365,20 @@ def hunyuan_v1_moe(config: Configuration) -> Recipe:
     stated = {name: config.get_alike(name, value) for name, value in only.items()}
     Configuration(stated).refuse(**only)
     config.refuse(
-        norm_topk_prob=True, moe_layer_num_skipped=0, use_mla=False, group_limited_greedy=False,
-    )  # fmt: skip
+        norm_topk_prob=True,
+        moe_layer_num_skipped=0,
+        use_mla=False,
+        group_limited_greedy=False,
+    )
     config.ignore(*OF_HUNYUAN_MOE)
     mixture = expert_sublayers.Mixture(
-        config.get_alike("num_experts", 1), hidden, Routing(config.get_alike("moe_topk", 1)),
-        expert_sublayers.PROJECTIONS, router="gate.wg", shared=("shared_mlp", hidden),
-    )  # fmt: skip
+        config.get_alike("num_experts", 1),
+        hidden,
+        Routing(config.get_alike("moe_topk", 1)),
+        expert_sublayers.PROJECTIONS,
+        router="gate.wg",
+        shared=("shared_mlp", hidden),
+    )
     return recipe._replace(network=mixture)
 
 
@@ -338,30 +403,41 @@ def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> expert_
     at = "block_sparse_moe"
     config.ignore(*REPEATED)
     return expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 8), sizes.intermediate_size, Routing(_top(config, 2)),
+        config.get_int("num_local_experts", 8),
+        sizes.intermediate_size,
+        Routing(_top(config, 2)),
         expert_sublayers.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
-        router=f"{at}.router.layer", shared=("shared_mlp", shared) if shared else None,
+        router=f"{at}.router.layer",
+        shared=("shared_mlp", shared) if shared else None,
         read_shared=sublayers.fused_gated_mlp,
-    )  # fmt: skip
+    )
 
 
 def gpt_oss(config: Configuration) -> Recipe:
     """gpt-oss: sinks, every other layer in a window, experts with clamped gates."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
-    usual, rope = full_every(2, sizes.depth), {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
+    usual = full_every(2, sizes.depth)
+    rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 128), sizes.intermediate_size,
-        Routing(_top(config, 4)), expert_sublayers.Stacked(transposed=True, interleaved=True),
-        router="router", router_bias=True,
+        config.get_int("num_local_experts", 128),
+        sizes.intermediate_size,
+        Routing(_top(config, 4)),
+        expert_sublayers.Stacked(transposed=True, interleaved=True),
+        router="router",
+        router_bias=True,
         combine=ClampedGate(
             config.get_positive("swiglu_alpha", 1.702), config.get_positive("swiglu_limit", 7.0)
         ),
-    )  # fmt: skip
+    )
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, masks_by_kind(config, sizes, usual, 128, **rope), network=mixture,
-        names=Names(sinks="self_attn.sinks"), biases=biases_of(config, default=True),
-    )  # fmt: skip
+        config,
+        sizes,
+        masks_by_kind(config, sizes, usual, 128, **rope),
+        network=mixture,
+        names=Names(sinks="self_attn.sinks"),
+        biases=biases_of(config, default=True),
+    )
 
 
 def llama4_text(config: Configuration) -> Recipe:
@@ -376,14 +452,16 @@ def llama4_text(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
     if config.get("use_qk_norm", True):
         rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
-    scale, floor = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
+    scale = config.get("attn_scale", 0.1)
+    floor = config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
     seen = masks_of(config, kinds, rotary)
     of_layers = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
-    step, layers = config.get_int("interleave_moe_layer_step", 1), config.get("moe_layers")
+    step = config.get_int("interleave_moe_layer_step", 1)
+    layers = config.get("moe_layers")
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     mixture = expert_sublayers.Mixture(
         config.get_int("num_local_experts", 16),
@@ -398,33 +476,51 @@ def llama4_text(config: Configuration) -> Recipe:
     )
     config.ignore(*REPEATED)
     return llama_like(
-        config, sizes, of_layers, names=Names(network="feed_forward"), rope_interleaved=True,
+        config,
+        sizes,
+        of_layers,
+        names=Names(network="feed_forward"),
+        rope_interleaved=True,
         network=mixture,
-    )  # fmt: skip
+    )
 
 
 def minimax_m2(config: Configuration) -> Recipe:
     """MiniMax M2: norms of all heads, a part of each rotated; experts are chosen by sigmoids."""
     config.refuse(
-        use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, scoring_func="sigmoid",
-        shared_intermediate_size=0, sliding_window=None, **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
-    )  # fmt: skip
+        use_qk_norm=True,
+        qk_norm_type="per_layer",
+        use_routing_bias=True,
+        scoring_func="sigmoid",
+        shared_intermediate_size=0,
+        sliding_window=None,
+        **dict.fromkeys(SCALES_OF_MINIMAX, 1.0),
+    )
     config.ignore("shared_moe_mode", "mlp_intermediate_size", "use_mtp")
-    sizes, count = sizes_of(config, head_dim=128), config.get_int("num_local_experts", 256)
+    sizes = sizes_of(config, head_dim=128)
+    count = config.get_int("num_local_experts", 256)
     kind = {"attn_type_list": config.get_alike("attn_type_list", 1)}
     Configuration(kind).refuse(attn_type_list=1)  # others are no softmax attention
     part = config.get_int("rotary_dim", sizes.head_dim) / sizes.head_dim
     mixture = expert_sublayers.Mixture(
-        count, sizes.intermediate_size, Routing(_top(config, 8), "sigmoid"), OF_MIXTRAL,
+        count,
+        sizes.intermediate_size,
+        Routing(_top(config, 8), "sigmoid"),
+        OF_MIXTRAL,
         preference="e_score_correction_bias",
-    )  # fmt: skip
+    )
     config.ignore(*REPEATED)
     mtp = config.get("num_mtp_modules") or 0, config.get("mtp_transformer_layers") or 1
     return llama_like(
-        config, sizes, rotary_masks(config, sizes, default=5e6, default_part=part),
-        names=BLOCK, biases=Biases(), head_norm=sublayers.across_heads, network=mixture,
+        config,
+        sizes,
+        rotary_masks(config, sizes, default=5e6, default_part=part),
+        names=BLOCK,
+        biases=Biases(),
+        head_norm=sublayers.across_heads,
+        network=mixture,
         num_mtp_layers=math.prod(mtp),
-    )  # fmt: skip
+    )
 
 
 def _attention_biases(config: Configuration) -> Biases:

@@ -112,7 +112,7 @@ OTHER_LAYERS = {
     "Mamba": ("falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
     "linear attention": ("rwkv",),
     "recurrent": ("recurrent_gemma", "xlstm"),
-}  # fmt: skip
+}
 # Families whose layers are no flow on one state, or differ in shape, by what they have.
 OTHER_FLOWS = {
     "attention to compressed tokens, and several residual streams": ("deepseek_v4",),
@@ -167,7 +167,11 @@ def _require_attention(family: Any, kind: str | None) -> None:
 
 def _other_kind(config: Options) -> str | None:
     names = [name for name, value in config.items() if value]
-    names += [str(kind) for name in names if "layer" in name and isinstance(config[name], list)
-              for kind in config[name]]  # fmt: skip
+    names += [
+        str(kind)
+        for name in names
+        if "layer" in name and isinstance(config[name], list)
+        for kind in config[name]
+    ]
     told = (kind for kind, starts in TELLING.items() if any(n.startswith(starts) for n in names))
     return next(told, None)

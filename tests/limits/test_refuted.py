@@ -1,0 +1,109 @@
+"""Hypotheses of the limits that a study's own arguments refute are refused, by their names."""
+
+# pyright: reportArgumentType=false
+
+import math
+from functools import partial
+
+import jax.numpy as jnp
+import pytest
+
+import lim_jax as lim
+from lim_jax.limits.attention import attention_constant
+from lim_jax.limits.fields import averaging_attention
+from lim_jax.limits.position import cesaro_study, input_adjoint_studies, singularity_study
+from lim_jax.limits.refinement import fit_order
+
+pytestmark = pytest.mark.usefixtures("as_users_run")  # what is refused needs no network
+SIZES = (10, 20, 40, 80)
+READOUT = lim.LinearReadout(jnp.eye(2))
+
+
+def column(p):
+    return p[:, None]
+
+
+def pair(p):
+    return jnp.stack([p, 1 - p], axis=1)
+
+
+def falling(p):
+    """Negative from a quarter on, and of integral -1."""
+    return 1 - 4 * p
+
+
+attention = partial(lim.limits.attention_studies, averaging_attention(), column, SIZES)
+loss = partial(lim.limits.loss_study, pair, pair, SIZES)
+terminal = partial(
+    lim.limits.terminal_adjoint_study, lambda size: READOUT, READOUT, pair, pair, SIZES
+)
+consistency = partial(
+    lim.limits.readout_consistency_study, lambda size: READOUT, READOUT, pair, pair, SIZES
+)
+input_adjoints = partial(input_adjoint_studies, None, None, column, SIZES)
+TWICE = {"references": (lim.gauss_grid(8), lim.gauss_grid(8))}
+
+
+@pytest.mark.parametrize("inside", [-0.1, 0.0, 1.0, math.nan])
+def test_positions_inside_begin_in_the_interval(inside):
+    # `eq:attention-continuum-pointwise-error`.
+    with pytest.raises(ValueError, match=f"inside: got {inside}, expected a position above 0"):
+        attention(inside=inside)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.5, math.nan])
+def test_the_left_region_is_part_of_the_context(delta):
+    # `eq:attention-left-regional-error`.
+    with pytest.raises(ValueError, match=f"delta: got {delta}, expected a width above 0, and 1"):
+        attention(delta=delta)
+
+
+@pytest.mark.parametrize("study", [attention, loss, terminal, consistency, input_adjoints])
+def test_a_reference_does_not_tell_its_own_error(study):
+    with pytest.raises(ValueError, match="references: got PanelGrid twice, expected two grids"):
+        study(**TWICE)
+
+
+@pytest.mark.parametrize("study", [loss, terminal])
+def test_a_query_density_is_nowhere_negative(study):
+    # `eq:continuum-ar-loss`, `eq:continuum-ar-terminal-adjoint`.
+    with pytest.raises(ValueError, match="query_density: got -0.002 at 0.251, expected a density"):
+        study(query_density=falling)
+
+
+def test_a_constant_is_measured_at_two_points_at_least():
+    # `thm:attention-continuum-error`.
+    with pytest.raises(ValueError, match="points: got 1, expected a whole number"):
+        attention_constant(averaging_attention(), column, 1)
+
+
+@pytest.mark.parametrize("halving", [0, 199])
+def test_no_adjoint_is_read_nearer_to_zero_than_the_panels_reach(halving):
+    with pytest.raises(ValueError, match=f"halvings: got {halving}, expected a whole number"):
+        singularity_study(None, None, column, halvings=(50, 75, 100, halving))
+
+
+def test_the_closed_form_is_of_a_positive_strength_and_a_whole_series():
+    for strength in (-1.0, 0.0, math.nan):
+        with pytest.raises(ValueError, match="strength: got .*, expected a positive finite"):
+            cesaro_study(strength, SIZES)
+    with pytest.raises(RuntimeError, match="terms: got too few of them"):
+        cesaro_study(1.0, SIZES, terms=5)
+    cesaro_study(1.0, SIZES, terms=30)
+
+
+def test_an_order_is_of_different_refinements():
+    with pytest.raises(ValueError, match="expected at least four positive errors, each of anoth"):
+        fit_order((10, 10, 20, 40), (1.0, 0.9, 0.5, 0.25))
+
+
+@pytest.mark.parametrize("positions", [(1.5,), (0.0, 0.5), (-0.25,)])
+def test_positions_of_a_cones_mass_are_of_the_context(positions):
+    # `eq:cone-mass`; beyond the last node a grid would extrapolate.
+    with pytest.raises(ValueError, match="positions: got .* expected positions in"):
+        lim.limits.cone_mass_study(averaging_attention(), column, SIZES, positions=positions)
+
+
+def test_a_cones_mass_has_two_references():
+    with pytest.raises(ValueError, match="references"):
+        lim.limits.cone_mass_study(averaging_attention(), column, SIZES, **TWICE)
