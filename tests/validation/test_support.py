@@ -1,6 +1,5 @@
 """The study of what tells supported answers: its questions, statistics and page."""
 
-
 import numpy as np
 import pytest
 from reference.as_users import ROOT
