@@ -26,6 +26,7 @@ from tqdm import tqdm
 import lim_jax as lim
 from benchmarks.validation.facts import FACTS, NAMES
 from benchmarks.validation.prose import sentences_of
+from lim_jax._digest import digest
 from lim_jax._resuming import each_once
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.prompts import Document
@@ -82,38 +83,57 @@ def drawn_question(kind: str, seed: int) -> Question:
 
     >>> found = drawn_question("facts", 3)
     >>> found.text, found.evidence, found.contradiction
-    ('Which metal did Frank buy?', 'Frank bought the copper.', 'Frank bought the silver.')
+    ('Which instrument does Simon play?', 'Simon plays the drum.', 'Simon plays the horn.')
     """
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     place = seed % (DOCUMENTS - 1)
-    if kind == "keys":
-        places = rng.permutation(PLACES).tolist()
-        codes = [f"{code}" for code in rng.choice(np.arange(1000, 10_000), 12, replace=False)]
-        says = "The code of {} is {}.".format
-        rest = [(f"Record {n + 1}", says(places[n], codes[n])) for n in range(DOCUMENTS - 1)]
-        asked, another = places[DOCUMENTS - 1], places[DOCUMENTS]
-        question, right, wrong = f"What is the code of {asked}?", codes[-1], codes[-2]
-        statements = says(asked, right), says(another, codes[-3]), says(asked, wrong)
-        return Question(question, tuple(rest), place, *statements, right, wrong)
-    names = rng.permutation(NAMES).tolist()
+    return _of_codes(rng, place) if kind == "keys" else _of_facts(rng, place, kind == "prose")
+
+
+def _of_codes(rng: np.random.Generator, place: int) -> Question:
+    places = rng.permutation(PLACES).tolist()
+    codes = [f"{code}" for code in rng.choice(np.arange(1000, 10_000), 12, replace=False)]
+    says = "The code of {} is {}.".format
+    asked = places[DOCUMENTS - 1]
+    another = places[DOCUMENTS]
+    return Question(
+        text=f"What is the code of {asked}?",
+        documents=tuple(
+            (f"Record {n + 1}", says(places[n], codes[n])) for n in range(DOCUMENTS - 1)
+        ),
+        place=place,
+        evidence=says(asked, codes[-1]),
+        other=says(another, codes[-3]),
+        contradiction=says(asked, codes[-2]),
+        right=codes[-1],
+        wrong=codes[-2],
+    )
+
+
+def _of_facts(rng: np.random.Generator, place: int, prose: bool) -> Question:
+    asked, another, *others = rng.permutation(NAMES).tolist()
     facts = [FACTS[number] for number in rng.permutation(len(FACTS))[:DOCUMENTS]]
     drawn = [rng.permutation(things.split()).tolist() for _, _, things in facts]
     says, asks, _ = facts[0]
     right, wrong, third = drawn[0][:3]
-
-    def states(name: str, thing: str) -> str:
-        return f"{name} {says.format(thing)}"
-
-    rest = [
+    documents = [
         (name, f"{name} {fact[0].format(things[0])}")
-        for name, fact, things in zip(names[2:], facts[1:], drawn[1:], strict=False)
+        for name, fact, things in zip(others, facts[1:], drawn[1:], strict=False)
     ]
-    if kind == "prose":
+    if prose:
         long = [topic for topic in topics if len(sentences_of(topic)) >= SENTENCES]
         chosen = rng.choice(long, DOCUMENTS - 1, replace=False).tolist()
-        rest = [(topic.capitalize(), _some_sentences(topic, rng)) for topic in chosen]
-    statements = states(names[0], right), states(names[1], third), states(names[0], wrong)
-    return Question(asks.format(names[0]), tuple(rest), place, *statements, right, wrong)
+        documents = [(topic.capitalize(), _some_sentences(topic, rng)) for topic in chosen]
+    return Question(
+        text=asks.format(asked),
+        documents=tuple(documents),
+        place=place,
+        evidence=f"{asked} {says.format(right)}",
+        other=f"{another} {says.format(third)}",
+        contradiction=f"{asked} {says.format(wrong)}",
+        right=right,
+        wrong=wrong,
+    )
 
 
 def _some_sentences(topic: str, rng: np.random.Generator) -> str:
@@ -126,7 +146,8 @@ def documents_of(question: Question, statements: Sequence[str], prose: bool) -> 
     """The documents with statements added: into one of prose, or as documents of their own."""
     documents = [Document(title, text) for title, text in question.documents]
     for number, name in enumerate(statements):
-        said, at = getattr(question, name), (question.place + 2 * number) % len(documents)
+        said = getattr(question, name)
+        at = (question.place + 2 * number) % len(documents)
         if prose:
             before = documents[at]
             documents[at] = Document(before.title, f"{before.text} {said}")
@@ -152,7 +173,7 @@ def row_of(
     question = drawn_question(kind, seed)
     statements, _ = CONDITIONS[condition]
     documents = documents_of(question, statements, kind == "prose")
-    forced = None if asked == "own" else f"{getattr(question, asked)}"
+    forced = None if asked == "own" else getattr(question, asked)
     answered = lim.ask(
         model, question.text, documents, answer=forced, answer_tokens=TOKENS, parts="answer"
     )
@@ -164,7 +185,8 @@ def row_of(
     supported = ("evidence" in statements and states(answered.text, question.right)) or (
         "contradiction" in statements and states(answered.text, question.wrong)
     )
-    given = float(answered.given or 0.0)
+    given = answered.given
+    assert given is not None  # the mask gradient says it
     return {
         "kind": kind,
         "seed": seed,
@@ -195,7 +217,8 @@ def ask_all(model: LanguageModel, draws: int, folder: Path) -> list[dict[str, An
         for asked in answers
     }
     bar = partial(tqdm, desc="asking", unit="answer")
-    return list(each_once(rows, folder / "unfinished.json", {"function": "support"}, bar).values())
+    run = {"function": "ask_all", "model": digest(model.network)}
+    return list(each_once(rows, folder / "unfinished.json", run, bar).values())
 
 
 def auroc(positive: Float[np.ndarray, " n"], negative: Float[np.ndarray, " m"]) -> float:
@@ -276,8 +299,8 @@ FINDING = """\
 **No one number of a small model's tells it: the best, {best}, puts a supported answer above one
 that is not in {auroc:.0%} of pairs ({low:.0%} to {high:.0%}).** A model that copies another code
 out of the documents owes it to them as much as a right one; and of prose this one often takes no
-notice, so that the evidence gives nothing. So `lim-jax ask` says how much the documents give, and
-gives no verdict."""
+notice, so that the evidence gives nothing. These are few questions of one model, and statistics of
+whole answers alone: a direction, on which `lim-jax ask` rests no verdict."""
 
 
 def page_of(rows: list[dict[str, Any]], model: str) -> str:

@@ -102,7 +102,7 @@ class Estimator:
 
 
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:  # noqa: D417 (of the call)
+def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
     r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
     A ratio of means, whose bias is
@@ -117,6 +117,9 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     energies
         Every example's energy at every position or pool, of shape ``(examples, places)``, nowhere
         negative.
+    mean
+        What the second step takes in place of them: their mean :math:`\hat I` over examples, of
+        shape ``(places,)``.
     weights
         The measure of every place, nowhere negative: ``grid.weights``, or the pools' sizes.
     epsilon
@@ -158,7 +161,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
 
 
 @partial(Estimator, _means_of_halves)
-def crossed_density(  # noqa: D417 (of the call)
+def crossed_density(
     halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
 ) -> Places:
     r"""Estimate the density with independent denominators: each half over the other's total.
@@ -182,6 +185,9 @@ def crossed_density(  # noqa: D417 (of the call)
         Every example's energy at every position or pool, of shape ``(examples, places)``: at least
         two examples, in an order that says nothing of them. Of an odd number the second half has
         one more.
+    halves
+        What the second step takes in place of them: their means over the first and the second half
+        of the examples, of shape ``(2, places)``.
     weights
         The size of every place, nowhere negative: ``grid.weights``, or those of pools.
     epsilon

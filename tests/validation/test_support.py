@@ -1,10 +1,13 @@
 """The study of what tells supported answers: its questions, statistics and page."""
 
+import jax
 import numpy as np
 import pytest
 from reference.as_users import ROOT
 from reference.networks import byte_network
+from scipy.special import log_softmax, logit
 
+import lim_jax as lim
 from benchmarks.validation import support
 from lim_jax.models import LanguageModel
 
@@ -78,5 +81,13 @@ def test_a_row_is_what_ask_says_of_one_answer(tmp_path):
     assert row["supported"] == 1 and row["text"] == support.drawn_question("facts", 0).right
     assert row["tokens"] == len(row["text"].encode()) + 1  # after a space
     np.testing.assert_allclose(row["log odds"] - row["without documents"], row["given"], rtol=1e-6)
-    assert row["largest"] - row["beside the rest"] <= row["largest"]
+    question = support.drawn_question("facts", 0)
+    documents = support.documents_of(question, ("evidence",), False)
+    context = lim.ask(
+        model, question.text, documents, answer=question.right, parts="answer"
+    ).context
+    logits = np.asarray(model.network.logits(jax.device_put(context.window[:-1])))
+    at = np.flatnonzero(context.weights)
+    likely = np.exp(log_softmax(logits, axis=1)[at, context.window[at + 1]])
+    np.testing.assert_allclose(row["log odds"], np.mean(logit(likely)), rtol=1e-6)
     assert support.row_of(model, "facts", 0, "none", "right")["supported"] == 0
