@@ -155,9 +155,10 @@ def _room(room: str) -> str:
         f"Programs write `lim.{room}.NAME` for a name of any of these files.",
     ]
     for module, names in public(room).items():
-        file = module.rpartition(".")[2]
+        file = module.removeprefix(f"lim_jax.{room}.")
+        page = page_of(module).removeprefix(f"{room}/")
         lines = [f"- {_link(f'{module}.{name}')}: {line}" for name, line in names.items()]
-        parts += [f"## [{file}]({file}.md)", _lines(module)[0], "\n".join(lines)]
+        parts += [f"## [{file}]({page})", _lines(module)[0], "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -166,7 +167,8 @@ def _file(module: str, names: Iterable[str]) -> str:
     room, _, file = module.removeprefix("lim_jax.").partition(".")
     title = f"{room}.{file}" if file else room
     question = rooms()[room]["question"]
-    of = f"A file of [{room}](index.md): *{question}*" if file else f"*{question}*"
+    room_page = "../" * file.count(".") + "index.md"
+    of = f"A file of [{room}]({room_page}): *{question}*" if file else f"*{question}*"
     heading = f"# {title} {{#{module}}}"
     return "\n\n".join([f"---\ntitle: {title}\n---", heading, of, _shown(module, names)]) + "\n"
 

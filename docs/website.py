@@ -16,7 +16,7 @@ import rooms
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SOURCES = ROOT / "build" / "docs"  # as zensical.toml has it
-SHOWN = {".md", ".png", ".svg", ".js", ".css"}
+SHOWN = {".md", ".png", ".svg", ".js", ".css", ".csv"}
 LABEL_ROW = re.compile(r"^\| `([\w:-]+)` \|", re.MULTILINE)
 CODE_LINK = re.compile(r"\[`([\w.:]+)`\]\(\.\./([\w/.]+)\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)

@@ -149,7 +149,8 @@ def test_every_public_name_has_its_anchor_on_its_files_page_and_a_link_on_its_ro
             expected = {f"{module}.{name}" for name in names}
             assert {module, *expected} <= of_file.anchors, module
             if file != place:
-                assert {f"{file.name}#{name}" for name in expected} <= of_room.links, module
+                page = file.relative_to(place.parent)
+                assert {f"{page}#{name}" for name in expected} <= of_room.links, module
     front = {f"lim_jax.{name}" for name in ROOMS["front_door"]()}
     assert front <= pages[folder / "rooms" / "index.html"].anchors
 

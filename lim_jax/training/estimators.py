@@ -109,17 +109,14 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order, which
     `ratio_bias` estimates.
 
-    An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)``; its statistic
-    is the mean energy :math:`\hat I`. The default of a `Penalty`.
+    An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)`` with every
+    example's energy at every position or pool: an array of shape ``(examples, places)``, nowhere
+    negative. Its statistic is their mean. The default of a `Penalty`.
 
     Parameters
     ----------
-    energies
-        Every example's energy at every position or pool, of shape ``(examples, places)``, nowhere
-        negative.
     mean
-        What the second step takes in place of them: their mean :math:`\hat I` over examples, of
-        shape ``(places,)``.
+        The mean :math:`\hat I` of the energies over examples, of shape ``(places,)``.
     weights
         The measure of every place, nowhere negative: ``grid.weights``, or the pools' sizes.
     epsilon
@@ -176,18 +173,15 @@ def crossed_density(
     `balanced_density` has where the examples' totals vary little and their profiles much, and more
     where the totals vary alone, of which the plain ratio has no bias: ask `ratio_bias`.
 
-    An `Estimator`, to be called as ``crossed_density(energies, weights, epsilon=)``; its statistic
-    is the two halves' mean energies.
+    An `Estimator`, to be called as ``crossed_density(energies, weights, epsilon=)`` with every
+    example's energy at every position or pool, an array of shape ``(examples, places)``: at least
+    two examples, in an order that says nothing of them. Its statistic is the means of two halves.
 
     Parameters
     ----------
-    energies
-        Every example's energy at every position or pool, of shape ``(examples, places)``: at least
-        two examples, in an order that says nothing of them. Of an odd number the second half has
-        one more.
     halves
-        What the second step takes in place of them: their means over the first and the second half
-        of the examples, of shape ``(2, places)``.
+        The mean energies of the first and of the second half of the examples, of shape
+        ``(2, places)``. Of an odd number the second half has one more.
     weights
         The size of every place, nowhere negative: ``grid.weights``, or those of pools.
     epsilon

@@ -1,1 +1,1 @@
-"""Ways to say which parts of a context an answer comes from: a file each, and their table."""
+"""The published families of models: a file for those alike, and the table of all."""
