@@ -101,6 +101,21 @@ def penalty_of_pools(pools, **options):
     return influence_penalty(linear_loss, None, batch, GRID, Penalty(pools=pools, **options))
 
 
+def scaled_sum(params, x, y):
+    return params * jnp.sum(x)
+
+
+SCALED = scaled_sum, full((), 1.0), (full((2, 4, 6), 1.0), None), GRID
+
+
+def balanced_traces(objective, noise, **options):
+    def seen(params, x):
+        return x.reshape(1, -1)
+
+    loss, *problem = SCALED
+    return objective(loss, seen, *problem, noise, strength=1.0, step=1.0, **options)
+
+
 def penalty_of_readout(weight):
     def loss(readout, x, y):
         return lim.cross_entropy(readout(x, GRID), LABELS, GRID)
@@ -312,6 +327,72 @@ STATIC = {
     "a layer's weight below zero": (
         lambda: layer_steps(-1.0, STATES),
         "step: got -1.0, expected nothing below zero",
+    ),
+    "a layer's weight that is nan": (
+        lambda: layer_steps(float("nan"), STATES),
+        "step: got nan, expected a finite number",
+    ),
+    "an infinite weight of a layer": (
+        lambda: layer_steps(float("inf"), STATES),
+        "step: got inf, expected a finite number",
+    ),
+    "a risk of vectors": (
+        lambda: training.risk(lambda params, x, y: x[0], None, (STATES[None], None)),
+        r"loss: got an array of float64 with shape \(6,\), expected a scalar",
+    ),
+    "a direction of another structure": (
+        lambda: training.density_dynamics(*SCALED, {"weight": full((), 1.0)}),
+        "direction: got dict, expected arrays of the shapes and dtypes of the parameters'",
+    ),
+    "a direction of another shape": (
+        lambda: training.density_dynamics(*SCALED, full(2, 1.0)),
+        r"direction: got an array of float64 with shape \(2,\), expected arrays of the shapes",
+    ),
+    "a direction of another precision": (
+        lambda: training.density_dynamics(*SCALED, array(1.0, "float32")),
+        "direction: got an array of float32",
+    ),
+    "a norm of another exponent": (
+        lambda: training.sensitivity_norm(*SCALED, exponent=3, key=jax.random.key(0)),
+        "exponent: got 3, expected 2 or 4",
+    ),
+    "memory of no earlier energies": (
+        lambda: risk_and_penalty(*SCALED, memory=0.9),
+        "memory: got 0.9 without previous, expected 0. Pass what the step before returned",
+    ),
+    "memory of no earlier traces": (
+        lambda: balanced_traces(training.observability_objective, full((1, 6), 1.0), memory=0.9),
+        "memory: got 0.9 without previous",
+    ),
+    "memory of no earlier injected traces": (
+        lambda: balanced_traces(
+            training.injected_objective, full((1, 1, 1, 24), 1.0), memory=full((), 0.9)
+        ),
+        r"memory: got an array of float64 with shape \(\) without previous",
+    ),
+    "densities of no influence": (
+        lambda: plots.draw_densities(plots.new_figure("density")[1], {}),
+        "results: got none, expected influences by name, at least one",
+    ),
+    "densities without names": (
+        lambda: plots.draw_densities(plots.new_figure("density")[1], [1.0]),
+        "results: got list, expected influences by name",
+    ),
+    "a density alone where an influence is drawn": (
+        lambda: plots.draw_densities(plots.new_figure("density")[1], {"a": full(4, 1.0)}),
+        r"results\['a'\]: got an array of float64 with shape \(4,\), expected one of Influence",
+    ),
+    "no curves": (
+        lambda: plots.error_against_cost([], "products"),
+        "curves: got none.*Take what limits.measure returns second",
+    ),
+    "a context's number below zero": (
+        lambda: lim.models.contexts(WINDOWS, segments=full((2, 5), -1)),
+        "segments: got numbers below one",
+    ),
+    "a context's number of zero where the mask keeps": (
+        lambda: lim.models.contexts(WINDOWS, full((2, 5), 1), segments=full((2, 5), 0)),
+        "segments: got numbers below one.*zero is padding, where the mask is zero too",
     ),
     "probes of another width": (
         lambda: observability.probed_observability(

@@ -12,6 +12,7 @@ import lim_jax as lim
 from lim_jax import training
 from lim_jax._checks import require_floats
 from lim_jax._errors import in_our_words
+from lim_jax._jit import filter_jit
 from lim_jax._refusal import MARK, Refusal, refusal
 from lim_jax.adjoint.queries import readout_support
 from lim_jax.grid import cell_embedding
@@ -53,6 +54,52 @@ def full(shape, value):
 
 
 BELOW_ZERO = full((2, 4, 6), -1.0)
+
+
+def scaled_roots(params, x, y):
+    return params * jnp.sum(jnp.sqrt(x))
+
+
+def scaled_sum(params, x, y):
+    return params * jnp.sum(x)
+
+
+ROOTS_OF_ZERO = scaled_roots, array(1.0), (full((2, 4, 6), 0.0), None), GRID
+LINEAR = scaled_sum, array(2.0), (full((2, 4, 6), 1.0), None), GRID
+
+
+def seen(x):
+    return 3 * x.reshape(1, -1)
+
+
+def gramians_of(step, mode="forward"):
+    return lim.observability.observability_gramians(seen, full((4, 1), 1.0), step, mode)
+
+
+def scaled_seen(params, x):
+    return params * seen(x)
+
+
+def own_value(params, x, y):
+    return params
+
+
+def balanced_traces(loss=own_value, **changed):
+    """Algorithm 3's objective by probes, of four positions that are seen alike."""
+    options = {"probes": full((1, 6), 1.0), "strength": 1.0, "step": 1.0} | changed
+    batch = full((2, 4, 6), 1.0), None
+    return training.observability_objective(loss, scaled_seen, array(1.0), batch, GRID, **options)
+
+
+def injected_traces(loss=own_value, **changed):
+    """The same objective by injected noise."""
+    options = {"injected": full((2, 1, 1, 24), 1.0), "strength": 1.0, "step": 1.0} | changed
+    batch = full((2, 4, 6), 1.0), None
+    return training.injected_objective(loss, scaled_seen, array(1.0), batch, GRID, **options)
+
+
+def nan_loss(params, x, y):
+    return params * jnp.nan
 
 
 def influence_of(x, y=None, loss=linear_loss, **options):
@@ -199,6 +246,105 @@ TRACED = {
             full((4, 6), np.inf), GRID
         ),
         "x: got NaN or infinite",
+    ),
+    "a negative weight of a layer": (
+        lambda: gramians_of(array([-1.0])),
+        "step: expected nothing below zero",
+    ),
+    "a layer's weight that is nan": (
+        lambda: gramians_of(array([np.nan]), mode="reverse"),
+        "step: got NaN or infinite",
+    ),
+    "an infinite weight of probed layers": (
+        lambda: lim.observability.probed_observability(
+            seen, full((4, 1), 1.0), array(np.inf), full((1, 1), 1.0)
+        ),
+        "step: got NaN or infinite",
+    ),
+    "a negative weight where noise is injected": (
+        lambda: lim.observability.layer_injected_traces(
+            seen, full((4, 1), 1.0), array([-1.0]), full((1, 1, 4), 1.0)
+        ),
+        "step: expected nothing below zero",
+    ),
+    "a nan loss beside probed traces": (lambda: balanced_traces(nan_loss), "loss: got NaN"),
+    "a nan loss beside injected traces": (lambda: injected_traces(nan_loss), "loss: got NaN"),
+    "nan probes": (lambda: balanced_traces(probes=full((1, 6), np.nan)), "traces: got NaN"),
+    "nan in earlier traces": (
+        lambda: balanced_traces(previous=full(4, np.nan), memory=0.5),
+        "previous: got NaN",
+    ),
+    "nan in earlier injected traces": (
+        lambda: injected_traces(previous=full(4, np.nan), memory=0.5),
+        "previous: got NaN",
+    ),
+    "a negative weight of a monitored position": (
+        lambda: balanced_traces(weights=array([-1.0, 1, 1, 1])),
+        "weights: expected finite numbers, none below zero and not all zero",
+    ),
+    "a nan weight of a monitored position": (
+        lambda: balanced_traces(weights=array([np.nan, 1, 1, 1])),
+        "weights: expected finite numbers",
+    ),
+    "monitored positions that weigh nothing": (
+        lambda: balanced_traces(weights=full(4, 0.0)),
+        "weights: expected finite numbers",
+    ),
+    "nan adjoints in a penalty": (
+        lambda: influence_penalty(*ROOTS_OF_ZERO),
+        "adjoint energies: got NaN",
+    ),
+    "nan adjoints in the gradients of both": (
+        lambda: risk_and_penalty(*ROOTS_OF_ZERO)[1],
+        "adjoint energies: got NaN",
+    ),
+    "nan adjoints in fourth moments": (
+        lambda: fourth_moments(*ROOTS_OF_ZERO, array(1.0)),
+        "adjoint energies: got NaN",
+    ),
+    "nan adjoints in a sensitivity": (
+        lambda: sensitivity_norm(*ROOTS_OF_ZERO, steps=1, key=jax.random.key(0)),
+        "adjoint energies: got NaN",
+    ),
+    "a nan direction": (
+        lambda: training.density_dynamics(*LINEAR, array(np.nan)),
+        "direction: got NaN",
+    ),
+    "a nan direction of fourth moments": (
+        lambda: fourth_moments(*LINEAR, array(np.nan)),
+        "direction: got NaN",
+    ),
+    "a nan density, far from its target": (
+        lambda: training.influence_discrepancy(array([np.nan, 1, 1, 1]), 1.0, GRID),
+        "density, target: got NaN",
+    ),
+    "a nan target, traced": (
+        lambda: filter_jit(training.influence_discrepancy)(full(4, 1.0), full((), np.nan), GRID),
+        "density, target: got NaN",
+    ),
+    "a nan target that is a float": (
+        lambda: training.influence_discrepancy(full(4, 1.0), float("nan"), GRID),
+        "density, target: got NaN",
+    ),
+    "nan in traces": (
+        lambda: filter_jit(lambda traces: training.trace_penalty(traces, GRID))(full(4, np.nan)),
+        "traces: got NaN",
+    ),
+    "nan in a gramian": (
+        lambda: training.gramian_penalty(full((4, 2, 2), np.nan), GRID),
+        "gramians: got NaN",
+    ),
+    "nan in an estimate of traces": (
+        lambda: training.crossfit_penalty(full(4, 1.0), full(4, np.nan), GRID),
+        "second: got NaN",
+    ),
+    "a nan weight that is moved to first order": (
+        lambda: training.first_order_step(full(4, np.nan), full(4, 1.0), 1.0, GRID, rate=0.5),
+        "weights, density, target: got NaN",
+    ),
+    "a nan target of a first-order step": (
+        lambda: training.first_order_step(full(4, 1.0), full(4, 1.0), float("nan"), GRID, rate=0.5),
+        "weights, density, target: got NaN",
     ),
     "position outside": (
         lambda: cell_embedding(array(np.arange(4.0)), GRID, array([1.5])),

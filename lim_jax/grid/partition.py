@@ -123,7 +123,7 @@ def boundary_regions(
     """
     require_grid(grid)
     require_name(convention, ("overlap", "points"), "convention", "See boundary_regions.")
-    exact = _exact_fraction(delta)
+    exact = exact_fraction(delta)
     expected = "a number strictly between 0 and 1/2"
     cure = "delta is the width of each boundary region; the paper takes 0.2."
     require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
@@ -145,7 +145,7 @@ def interval_weights(
     require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
     weights = np.zeros(grid.size)
     reached = Fraction(0)
-    exact = [tuple(_exact_fraction(end, "intervals") for end in pair) for pair in intervals]
+    exact = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(exact):
         inside = 0 <= start <= stop <= 1
         got = f"[{start}, {stop})"
@@ -223,7 +223,8 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     )
 
 
-def _exact_fraction(value: Exact, name: str = "delta") -> Fraction:
+def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
+    """The decimal that a number prints, exactly; raise ValueError at what is no known number."""
     if isinstance(value, Fraction):
         return value
     try:

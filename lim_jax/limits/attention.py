@@ -13,6 +13,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
+from lim_jax.grid.partition import exact_fraction
 from lim_jax.limits.premises import require_smooth
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.network.attention import causal_attention
@@ -71,7 +72,8 @@ def attention_studies(
     inside
         The position above 0 and below 1 from which ``inside`` and ``mean square`` count cells.
     delta
-        The width :math:`\delta` of the left region, above 0 and 1 at most.
+        The width :math:`\delta` of the left region, above 0 and 1 at most; as for
+        `grid.boundary_regions` a float stands for the decimal that it prints.
     references
         Two grids for the continuum: the second gives the limit, the first tells its error. Their
         panels must separate the jumps of `states`. By default 64 and 96 Gauss nodes on one panel,
@@ -118,7 +120,11 @@ def attention_studies(
     got = f"{min(sizes)} tokens at delta = {delta}"
     expected = "a token in the left region"
     cure = "Take more tokens, or a larger delta."
-    require(math.floor(delta * min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
+
+    def in_left(size: int) -> int:
+        return math.floor(exact_fraction(delta) * size)
+
+    require(in_left(min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
     if smooth:
         require_smooth(states)
     grids = {size: make_grid(size) for size in sizes}
@@ -159,8 +165,8 @@ def attention_studies(
         "left region": (
             "left-regional-error",
             1.0,
-            lambda e, ok: e[: math.floor(delta * e.size)].mean(),
-            lambda n: (1 + math.log(math.floor(delta * n))) / math.floor(delta * n),
+            lambda e, ok: e[: in_left(e.size)].mean(),
+            lambda n: (1 + math.log(in_left(n))) / in_left(n),
         ),
     }
     return {name: study(*part) for name, part in parts.items()}

@@ -25,10 +25,10 @@ def contexts(
         The ids, of shape ``(rows, tokens)``.
     mask
         One for an id and zero for padding, left or right, of the shape of `ids`; None for rows
-        without padding, which `segments` then cut.
+        without padding, or of which `segments` mark it.
     segments
-        The number of each id's context within its row, from 1 where there is no padding, of the
-        shape of `ids`; None for one context in each row.
+        The number of each id's context within its row, from 1, and zero for padding, of the shape
+        of `ids`; None for one context in each row.
 
     Returns
     -------
@@ -39,8 +39,8 @@ def contexts(
     Raises
     ------
     ValueError
-        If neither mask nor segments are given, shapes differ, a row is all padding, or a mask or a
-        segment has a hole.
+        If neither mask nor segments are given, shapes differ, a number is below zero, or zero where
+        the mask is one, a row is all padding, or a mask or a segment has a hole.
 
     Examples
     --------
@@ -58,14 +58,15 @@ def contexts(
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
             _require_table(table, name, ids)
-    kept = np.ones(ids.shape, int) if mask is None else np.asarray(mask).astype(int)
+    padded = np.asarray(segments) != 0 if mask is None else mask
+    kept = np.asarray(padded).astype(int)
     binary = bool(np.isin(kept, (0, 1)).all())
     cure = "One is an id, zero is padding."
     require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
     numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
     positive = bool((numbers[kept == 1] > 0).all())
     expected = "positive numbers except for padding"
-    cure = "Number contexts from one, and mark padding by mask."
+    cure = "Number contexts from one; zero is padding, where the mask is zero too."
     require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
     pairs = zip(np.asarray(ids), numbers, strict=True)
     return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
+    as_finite,
     as_int,
     as_nonnegative,
     error_if,
+    error_if_not_finite,
     require,
     require_callable,
     require_floating,
@@ -151,10 +153,10 @@ def observability_gramians(
     ------
     ValueError
         If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, `step` is a negative number or has not one weight for each layer, or `mode` has no
-        such name.
+        numbers, `step` is a number below zero, NaN or infinite or has not one weight for each
+        layer, or `mode` has no such name.
     EquinoxRuntimeError
-        If x has no such position.
+        If x has no such position, or a weight in an array `step` is below zero, NaN or infinite.
 
     Examples
     --------
@@ -309,15 +311,16 @@ def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gram
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """The weight of every layer's observations, from one for all or one for each."""
-    if isinstance(step, int | float):
-        step = as_nonnegative(step, "step", LEFT_OUT)
-        return jnp.full(observed.shape[:1], step, observed.dtype)
-    require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     layers = observed.shape[:1]
+    if isinstance(step, int | float):
+        step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
+        return jnp.full(layers, step, observed.dtype)
+    require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"
     require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
-    return jnp.broadcast_to(step.astype(observed.dtype), layers)
+    weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
+    return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:

@@ -73,9 +73,10 @@ def probed_observability(
     ------
     ValueError
         If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, or the probes or the weights of layers have another shape.
+        numbers, the probes or the weights of layers have another shape, or `step` is a number below
+        zero, NaN or infinite.
     EquinoxRuntimeError
-        If x has no such position.
+        If x has no such position, or a weight in an array `step` is below zero, NaN or infinite.
 
     Examples
     --------
@@ -139,8 +140,10 @@ def layer_injected_traces(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, or `injected` or the weights
-        of layers do not fit what is observed.
+        If `observations` cannot be called, `x` is not of one example, `injected` or the weights of
+        layers do not fit what is observed, or `step` is a number below zero, NaN or infinite.
+    EquinoxRuntimeError
+        If a weight in an array `step` is below zero, NaN or infinite.
 
     Examples
     --------

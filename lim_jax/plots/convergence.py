@@ -178,7 +178,12 @@ def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     ValueError
         If `curves` is not a sequence of curves, at least one, or `cost` not a string.
     """
-    require_several(curves, Curve, "curves", "Take what limits.position_costs gives.")
+    require_several(
+        curves,
+        Curve,
+        "curves",
+        'Take what limits.measure returns second, under "depth" or "position".',
+    )
     require_text(cost, "cost")
     figure, axes = new_figure(ERROR, cost)
     ends = []

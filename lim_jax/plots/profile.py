@@ -7,7 +7,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lim_jax._checks import require_kind
+from lim_jax._checks import described, require, require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.partition import Regions
 from lim_jax.plots import drawing
@@ -131,7 +131,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     Raises
     ------
     ValueError
-        If a density is NaN or infinite.
+        If `results` are no influences by name, or none, or a density is NaN or infinite.
 
     Examples
     --------
@@ -144,6 +144,12 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     >>> [line.get_label() for line in axes.lines]
     ['gate 0.0', 'gate 1.0']
     """
+    named = isinstance(results, Mapping) and len(results) > 0
+    got = "none" if isinstance(results, Mapping) else described(results)
+    cure = 'Pass for example {"trained": lim.influence(...)}.'
+    require(named, "results", got=got, expected="influences by name, at least one", cure=cure)
+    for name, result in results.items():
+        require_kind(result, Influence, f"results[{name!r}]", "Take what lim.influence returns.")
     kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
     density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
     drawing.require_drawable(np.concatenate(list(density.values())), "results")

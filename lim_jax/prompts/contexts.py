@@ -109,6 +109,7 @@ class PromptOnly(NamedTuple):
             np.concatenate([self.encoded.last, ends]),
         )
         kind = loss_kind(asked)
+        require_foil_read(self.foil, kind, "foil")
         if kind.needs_foil:
             context = _contrast(encoded, self.laid, kind, self.foil, tokenizer, "foil")
         else:
@@ -144,8 +145,8 @@ def context_of(
         "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
         "next-token", "last-token" and "own-margin" need none.
     foil
-        What might have followed instead of the answer, with the space before it; "contrast" alone
-        reads it. Empty for none.
+        What might have followed instead of the answer, with the space before it, for "contrast"
+        alone. Empty for none.
     where
         What errors call the context, such as a file and its line.
 
@@ -158,8 +159,9 @@ def context_of(
     Raises
     ------
     ValueError
-        If the answer or foil that the loss needs is empty, the prompt is empty, a span does not lie
-        in the text, or the letters of a token of control cannot be read as text.
+        If the answer or foil that the loss needs is empty, the loss reads no foil and there is one,
+        the prompt is empty, a span does not lie in the text, or the letters of a token of control
+        cannot be read as text.
 
     Examples
     --------
@@ -173,6 +175,7 @@ def context_of(
     require_text(answer, "answer")
     require_text(foil, "foil")
     kind = loss_kind(asked)
+    require_foil_read(foil, kind, where)
     encoded = _encoded(laid, answer, tokenizer, where)
     if kind.needs_foil:
         context = _contrast(encoded, laid, kind, foil, tokenizer, where)
@@ -222,6 +225,17 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
     )
     end = int(spelt[-1]) + 1
     return PromptOnly(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
+
+
+def require_foil_read(foil: str, kind: LossKind, where: str) -> None:
+    """Raise ValueError at a foil that the loss would not read."""
+    require(
+        kind.needs_foil or not foil,
+        where,
+        got=f"the foil {foil!r}",
+        expected="none, since this loss reads no foil",
+        cure='Leave the foil out, or ask by the loss "contrast".',
+    )
 
 
 def _contrast(

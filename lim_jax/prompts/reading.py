@@ -21,6 +21,7 @@ from lim_jax.prompts.contexts import (
     PromptOnly,
     context_of,
     places_by_name,
+    require_foil_read,
     unanswered,
 )
 from lim_jax.prompts.documents import (
@@ -194,6 +195,7 @@ def context_of_line(
         laid = line.laid
         context = None
         if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
+            require_foil_read(line.foil, loss_kind(asked), "foil")
             context = unanswered(laid, tokenizer, line.foil)
     if context is None:
         context = context_of(

@@ -33,6 +33,7 @@ from lim_jax.training.estimators import (
     Places,
     Pools,
     Statistic,
+    as_memory,
     balanced_density,
     pooled_energies,
 )
@@ -187,8 +188,8 @@ def influence_penalty(
         or closes over traced values; or if `penalty` is no `Penalty`, or its target or pools do not
         fit the grid or the batch.
     EquinoxRuntimeError
-        If the batch, a loss or a number of the penalty is NaN or infinite, or a pool has a negative
-        weight or none.
+        If the batch, a loss, an adjoint energy or a number of the penalty is NaN or infinite, or a
+        pool has a negative weight or none.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
     options = _options(penalty, grid, share=0.0, strength=1.0)
@@ -243,7 +244,8 @@ def balanced_objective(
         or closes over traced values; if the penalty's target or pools do not fit the grid or the
         batch; or if `strength` is no finite number.
     EquinoxRuntimeError
-        If the batch, a loss, a number of the penalty or a traced strength is NaN or infinite.
+        If the batch, a loss, an adjoint energy, a number of the penalty or a traced strength is NaN
+        or infinite.
 
     Examples
     --------
@@ -316,8 +318,8 @@ def constrained_objective(
     ValueError
         If an argument is not of its kind or its shape.
     EquinoxRuntimeError
-        If a number of the batch or of the constraint is not finite, the multiplier negative, or the
-        stiffness not positive.
+        If a number of the batch or of the constraint, a loss or an adjoint energy is not finite,
+        the multiplier negative, or the stiffness not positive.
 
     Examples
     --------
@@ -444,7 +446,7 @@ def risk_and_penalty(
         `memory` 0. Not for a target with a row for each example.
     memory
         :math:`\mu` in [0, 1), the share of `previous` in the average; 0 by default, and without
-        `previous` it does nothing.
+        `previous`.
 
     Returns
     -------
@@ -461,9 +463,11 @@ def risk_and_penalty(
     ------
     ValueError
         If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
-        if the penalty's target or pools or `previous` do not fit; or if `memory` is outside [0, 1).
+        if the penalty's target or pools or `previous` do not fit; or if `memory` is outside [0, 1)
+        or given without `previous`.
     EquinoxRuntimeError
-        If the batch, a loss, `previous` or a number of the penalty is NaN or infinite.
+        If the batch, a loss, an adjoint energy, `previous` or a number of the penalty is NaN or
+        infinite.
 
     Examples
     --------
@@ -479,7 +483,7 @@ def risk_and_penalty(
     >>> average.tolist(), float(values.penalty)  # uniform
     ([8.0, 8.0], 0.0)
     """
-    memory = as_finite_nonnegative(memory, "memory", below=1.0)
+    memory = as_memory(memory, previous)
     options = _options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows

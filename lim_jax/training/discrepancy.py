@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from lim_jax._checks import as_nonnegative, require_floats, require_scalar
+from lim_jax._checks import as_nonnegative, error_if_not_finite, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
@@ -49,6 +49,8 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
     ValueError
         If `density` has not a floating-point number for each position, or `target` neither that nor
         one number.
+    EquinoxRuntimeError
+        If the density or the target is NaN or infinite.
 
     Examples
     --------
@@ -58,6 +60,7 @@ def influence_discrepancy(density: Profile, target: Profile | Scalar | float, gr
     """
     require_on_grid(density, grid, "density", "length")
     require_profile(target, grid, "target")
+    density, _ = error_if_not_finite((density, jnp.asarray(target)), "density, target")
     return squared_discrepancy(density, target, grid.weights)
 
 

@@ -26,12 +26,20 @@ from lim_jax._checks import (
 )
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
-from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, embedded, embedded_on
+from lim_jax.density.adjoints import (
+    Batch,
+    Loss,
+    adjoint_energies,
+    embedded,
+    embedded_on,
+    scalar_loss,
+)
 from lim_jax.density.statistics import Indices, indices
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
+from lim_jax.training.sensitivity import as_direction
 
 Profile = Float[Array, " length"]
 
@@ -58,8 +66,8 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     Raises
     ------
     ValueError
-        If `loss` cannot be called, or the batch is no pair ``(x, y)`` with floating-point x (ids
-        for `density.LossOfIds`).
+        If `loss` cannot be called or returns no scalar, or the batch is no pair ``(x, y)`` with
+        floating-point x (ids for `density.LossOfIds`).
 
     Examples
     --------
@@ -67,7 +75,7 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     2.0
     """
     loss, (x, y) = embedded(loss, params, batch)
-    return jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y).mean()
+    return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean()
 
 
 class DensityDynamics(eqx.Module):
@@ -187,9 +195,10 @@ def density_dynamics(
     Raises
     ------
     ValueError
-        If the batch is no pair, is empty or does not fit the grid, or the loss returns no scalar.
+        If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
+        `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch, the losses or the energies are NaN or infinite.
+        If the batch, the losses, the energies or `direction` are NaN or infinite.
 
     Examples
     --------
@@ -201,10 +210,11 @@ def density_dynamics(
     ([1.0, 1.0], [0.0, 2.0], [-1.0, 1.0])
     """
     embedded_on(grid, loss, params, batch)
+    arrays, static = eqx.partition(params, eqx.is_inexact_array)
     if direction is None:
         slope = eqx.filter_grad(lambda params: risk(loss, params, batch))(params)
         direction = jax.tree.map(jnp.negative, slope)
-    arrays, static = eqx.partition(params, eqx.is_inexact_array)
+    direction = as_direction(direction, arrays)
 
     def energies(arrays: PyTree) -> Profile:
         return adjoint_energies(loss, eqx.combine(arrays, static), batch, grid).mean(axis=0)

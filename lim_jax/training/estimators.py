@@ -6,12 +6,16 @@ records and regions. Places have a measure, the positions' weights or the pools'
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from numbers import Real
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import (
+    as_finite_nonnegative,
     as_nonnegative,
+    described,
     error_if,
     require,
     require_callable,
@@ -25,6 +29,17 @@ Energies = Float[Array, "examples places"]
 Statistic = Float[Array, "*groups places"]
 Pools = Float[Array, "pools length"]
 SIZES = "They are the sizes of the places: grid.weights, or those of pools."
+
+
+def as_memory(memory: Any, previous: Any) -> Any:
+    """Return the share of `previous` in an average; raise outside [0, 1) and without `previous`."""
+    memory = as_finite_nonnegative(memory, "memory", below=1.0)
+    if previous is None:
+        got = f"{described(memory)} without previous"
+        cure = "Pass what the step before returned as previous; at the first step leave memory out."
+        holds = isinstance(memory, Real) and memory == 0
+        require(holds, "memory", got=got, expected="0", cure=cure)
+    return memory
 
 
 class Estimator:

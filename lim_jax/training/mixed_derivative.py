@@ -94,7 +94,7 @@ def functional_of_adjoints(
         If the functional cannot be called, the batch is no pair, is empty or does not fit the grid,
         the loss returns no scalar, or closes over traced values.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses or the adjoints' energies are NaN or infinite.
 
     Examples
     --------
@@ -121,7 +121,8 @@ def functional_of_adjoints(
 @eqx.filter_custom_jvp
 def _value_and_aux(params, batch, options, *, functional, loss, grid):
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    value, aux = check_finite(functional(losses, adjoints, options), batch, losses)
+    result = functional(losses, adjoints, options)
+    value, aux = check_finite(result, batch, losses, _energies(adjoints))
     return value, jax.lax.stop_gradient(aux)
 
 
@@ -131,7 +132,8 @@ def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     of_batch = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
-    (value, aux), (a, c) = check_finite(of_batch(losses, adjoints, options), batch, losses)
+    result = of_batch(losses, adjoints, options)
+    (value, aux), (a, c) = check_finite(result, batch, losses, _energies(adjoints))
     direction = _direction(c, batch, grid)
     has_tangent = jax.tree.map(lambda t: t is not None, tangents[:2], is_leaf=lambda t: t is None)
     moving, still = eqx.partition((params, batch), has_tangent)
@@ -211,7 +213,7 @@ def gradients_apart(
         If the functional cannot be called, the batch is no pair, is empty or does not fit the grid,
         or the loss returns no scalar.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses or the adjoints' energies are NaN or infinite.
 
     Examples
     --------
@@ -227,8 +229,8 @@ def gradients_apart(
     losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
     with_aux = functional if has_aux else lambda *given: (functional(*given), None)
     slopes = jax.value_and_grad(with_aux, argnums=(0, 1), has_aux=True)
-    of_batch = slopes(losses, adjoints, options)
-    losses, ((penalty, aux), (a, c)) = check_finite((losses, of_batch), states, losses)
+    result = losses, slopes(losses, adjoints, options)
+    losses, ((penalty, aux), (a, c)) = check_finite(result, states, losses, _energies(adjoints))
     moving, still = eqx.partition(params, eqx.is_inexact_array)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
@@ -241,6 +243,10 @@ def gradients_apart(
     values = RiskAndPenalty(losses.mean(), penalty)
     gradients = RiskAndPenalty(of_risk, of_penalty)
     return (values, gradients, aux) if has_aux else (values, gradients)
+
+
+def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
+    return (adjoints**2).sum(axis=2)
 
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:

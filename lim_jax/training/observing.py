@@ -9,20 +9,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
+    all_finite,
     as_finite,
-    as_finite_nonnegative,
+    error_if,
     error_if_not_finite,
     require,
     require_callable,
     require_floats,
     require_indices,
 )
-from lim_jax.density.adjoints import Batch, Loss, embedded_on, scalar_loss
+from lim_jax.density.adjoints import Batch, Loss, check_finite, embedded_on, scalar_loss
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes
+from lim_jax.training.estimators import as_memory
 from lim_jax.training.mixed_derivative import Adjoints, Losses, functional_of_adjoints
 
 Profile = Float[Array, " length"]
@@ -52,6 +54,8 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     ------
     ValueError
         If `traces` has not a floating-point number for each position.
+    EquinoxRuntimeError
+        If a trace is NaN or infinite.
 
     Examples
     --------
@@ -60,6 +64,10 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     1.0
     """
     require_on_grid(traces, grid, "traces", "length")
+    return _unevenness(error_if_not_finite(traces, "traces"), grid)
+
+
+def _unevenness(traces: Profile, grid: Grid) -> Scalar:
     return integral((traces - integral(traces, grid)) ** 2, grid)
 
 
@@ -87,6 +95,8 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
     ------
     ValueError
         If `gramians` is no floating-point array of shape ``(length, width, width)``.
+    EquinoxRuntimeError
+        If a Gramian is NaN or infinite.
 
     Examples
     --------
@@ -95,6 +105,7 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
     0.5
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
+    gramians = error_if_not_finite(gramians, "gramians")
     deviations = gramians - integral(gramians, grid)[None]
     return integral((deviations**2).sum(axis=(1, 2)), grid)
 
@@ -126,6 +137,8 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
     ------
     ValueError
         If `first` or `second` has not a floating-point number for each position.
+    EquinoxRuntimeError
+        If an estimate is NaN or infinite.
 
     Examples
     --------
@@ -134,6 +147,7 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
     """
     require_on_grid(first, grid, "first", "length")
     require_on_grid(second, grid, "second", "length")
+    first, second = error_if_not_finite(first, "first"), error_if_not_finite(second, "second")
     return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
 
 
@@ -201,7 +215,7 @@ def observability_objective(
         Traces of earlier steps at these positions, to average this step's with; None, the default,
         averages nothing. Only this step's share of the average has a gradient in the parameters.
     memory
-        The share of `previous` in the average, in [0, 1); 0 by default.
+        The share of `previous` in the average, in [0, 1); 0 by default, and without `previous`.
 
     Returns
     -------
@@ -216,12 +230,14 @@ def observability_objective(
     ValueError
         If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
         if the probes, positions, weights or previous traces have not the shapes above; or if
-        `strength` is no finite number or `memory` outside [0, 1).
+        `strength` is no finite number, or `memory` outside [0, 1) or given without `previous`.
     EquinoxRuntimeError
-        If the batch is NaN or infinite, or a position is not on the grid.
+        If the batch, a loss, a trace or `previous` is NaN or infinite, a position is not on the
+        grid, `weights` are below zero, NaN, infinite or all zero, or a weight in an array `step` is
+        below zero, NaN or infinite.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    strength, memory = _options(observations, strength, memory)
+    strength, memory = _options(observations, strength, memory, previous)
     require_floats(probes, "probes", "probes width", width=batch[0].shape[2])
     if positions is not None:
         require_indices(positions, "positions")
@@ -230,7 +246,7 @@ def observability_objective(
         if values is not None:
             cure = "Pass one number for each position."
             require_floats(values, name, "positions", cure, positions=size)
-    x, y = error_if_not_finite(batch, "batch")
+    x, _ = batch
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
         samples = probed_observability(
@@ -240,12 +256,14 @@ def observability_objective(
 
     traces = jax.vmap(traces_of)(x).mean(axis=0)
     if previous is not None:
-        traces = memory * jax.lax.stop_gradient(previous) + (1 - memory) * traces
-    risk = jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean()
+        previous = error_if_not_finite(jax.lax.stop_gradient(previous), "previous")
+        traces = memory * previous + (1 - memory) * traces
+    risk = _finite_risk(loss, params, batch)
+    traces = error_if_not_finite(traces, "traces")
     if positions is None and weights is None:
-        penalty = trace_penalty(traces, grid)
+        penalty = _unevenness(traces, grid)
     else:
-        weights = grid.weights[positions] if weights is None else weights
+        weights = grid.weights[positions] if weights is None else _as_weights(weights)
         penalty = sampled_trace_penalty(traces, weights)
     return risk + strength / 2 * penalty, traces
 
@@ -301,7 +319,7 @@ def injected_objective(
         Traces of earlier steps at all positions, to average this step's with; None, the default,
         averages nothing. Only this step's share of the average has a gradient in the parameters.
     memory
-        The share of `previous` in the average, in [0, 1); 0 by default.
+        The share of `previous` in the average, in [0, 1); 0 by default, and without `previous`.
 
     Returns
     -------
@@ -316,10 +334,11 @@ def injected_objective(
     ValueError
         If the batch is no pair, is empty or does not fit the grid; if the loss returns no scalar;
         if `injected` has not one entry for each number that is observed, or `previous` one for each
-        position; if the observations close over traced values; or if `strength` is no finite number
-        or `memory` outside [0, 1).
+        position; if the observations close over traced values; or if `strength` is no finite
+        number, or `memory` outside [0, 1) or given without `previous`.
     EquinoxRuntimeError
-        If x, the noise or the observations are NaN or infinite.
+        If the batch, a loss, the noise, the observations, their gradients or `previous` are NaN or
+        infinite, or a weight in an array `step` is below zero, NaN or infinite.
 
     Examples
     --------
@@ -333,11 +352,12 @@ def injected_objective(
     (3.25, [1.0, 4.0])
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    strength, memory = _options(observations, strength, memory)
+    strength, memory = _options(observations, strength, memory, previous)
     require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
     if previous is not None:
         require_on_grid(previous, grid, "previous", "length")
-    x, y = batch
+        previous = error_if_not_finite(previous, "previous")
+    x, _ = batch
     depth, observed = injected.shape[2:]
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
@@ -363,15 +383,26 @@ def injected_objective(
         options,
         has_aux=True,
     )
-    return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean() + penalty, traces
+    return _finite_risk(loss, params, batch) + penalty, traces
 
 
 def _options(
-    observations: Any, strength: Scalar | float, memory: Scalar | float
+    observations: Any, strength: Scalar | float, memory: Scalar | float, previous: Any
 ) -> tuple[Scalar | float, Scalar | float]:
     require_callable(observations, "observations", "observations(params, x)")
-    memory = as_finite_nonnegative(memory, "memory", below=1.0)
-    return as_finite(strength, "strength"), memory
+    return as_finite(strength, "strength"), as_memory(memory, previous)
+
+
+def _finite_risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
+    x, y = batch
+    losses = jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y)
+    return check_finite(losses.mean(), batch, losses)
+
+
+def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions"]:
+    fits = all_finite(weights) & jnp.all(weights >= 0) & (weights.sum() > 0)
+    message = "weights: expected finite numbers, none below zero and not all zero, got others."
+    return error_if(weights, ~fits, message)
 
 
 class _TraceBalance(eqx.Module):
@@ -385,4 +416,4 @@ class _TraceBalance(eqx.Module):
         # The samples are Euclidean, the adjoints densities.
         traces = self.grid.weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
         traces = memory * previous + (1 - memory) * traces
-        return strength / 2 * trace_penalty(traces, self.grid), traces
+        return strength / 2 * _unevenness(traces, self.grid), traces

@@ -139,6 +139,8 @@ def first_order_step(
     ValueError
         If `weights` or `density` has not a floating-point number for each position, `target`
         neither that nor one number, or the rate is no finite number.
+    EquinoxRuntimeError
+        If a profile or a traced rate is NaN or infinite.
 
     Examples
     --------
@@ -148,6 +150,8 @@ def first_order_step(
     """
     _require_profiles(weights, density, target, grid)
     rate = as_finite(rate, "rate")
+    profiles = weights, density, jnp.asarray(target)
+    weights, density, _ = error_if_not_finite(profiles, "weights, density, target")
     missing = target - density
     return rate * weights * (missing - integral(weights * missing, grid))
 

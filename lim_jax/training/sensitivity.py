@@ -6,7 +6,7 @@ must stay bounded as the context grows (`rem:l4-sensitivity-practice`).
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from lim_jax._checks import ARRAYS, as_int, described, require, require_key
+from lim_jax._checks import (
+    ARRAYS,
+    as_int,
+    described,
+    error_if_not_finite,
+    is_real,
+    require,
+    require_key,
+)
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
@@ -91,7 +99,7 @@ def fourth_moments(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
 
     Examples
     --------
@@ -106,7 +114,7 @@ def fourth_moments(
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
 
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
-    adjoints, slopes = check_finite((adjoints, slopes), batch, losses)
+    adjoints, slopes = check_finite((adjoints, slopes), batch, losses, adjoints)
     return FourthMoments(moment(adjoints), moment(slopes))
 
 
@@ -162,7 +170,7 @@ def penalty_premises(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
 
     Examples
     --------
@@ -238,7 +246,7 @@ def adjoint_growth(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
 
     Examples
     --------
@@ -263,7 +271,7 @@ def _squares(
     ]
     data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
     squares = jnp.stack(data, axis=1), (adjoints**2).sum(axis=2), (slopes**2).sum(axis=2)
-    return check_finite(squares, batch, losses)
+    return check_finite(squares, batch, losses, adjoints)
 
 
 def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:
@@ -340,9 +348,9 @@ def sensitivity_norm(
     ------
     ValueError
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar,
-        `steps` is no whole number of at least 1, or `key` is no key.
+        `exponent` is neither 2 nor 4, `steps` is no whole number of at least 1, or `key` is no key.
     EquinoxRuntimeError
-        If the batch or its losses are NaN or infinite.
+        If the batch, its losses or their adjoints are NaN or infinite.
 
     Examples
     --------
@@ -352,10 +360,13 @@ def sensitivity_norm(
     >>> round(float(norm.values[-1]), 5), (10 * jnp.abs(norm.direction)).round(4).tolist()
     (5.0, [6.0, 8.0])
     """
+    cure = "Leave it out for 4, that of eq:adjoint-l4-sensitivity-assumption."
+    known = is_real(exponent) and exponent in (2, 4)
+    require(known, "exponent", got=described(exponent), expected="2 or 4", cure=cure)
     require_key(key)
     steps = as_int(steps, "steps")
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    _, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
+    found, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
     _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
     leaves, tree = jax.tree.flatten(arrays)
     keys = jax.random.split(key, len(leaves))
@@ -371,7 +382,7 @@ def sensitivity_norm(
 
     first = _unit(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
-    return check_finite(SensitivityNorm(values, direction), batch, losses)
+    return check_finite(SensitivityNorm(values, direction), batch, losses, found)
 
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
@@ -391,6 +402,12 @@ def _adjoints_and_slopes(
 ) -> tuple[Vectors, Vectors, Losses]:
     """The adjoints, their derivative along a unit direction, and the losses."""
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
+    direction = _unit(as_direction(direction, arrays))
+    return jax.jvp(adjoints, (arrays,), (direction,), has_aux=True)
+
+
+def as_direction(direction: Any, arrays: PyTree) -> PyTree:
+    """Return a direction of parameters' arrays; raise at other shapes, NaN and infinities."""
     pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
     fits = jax.tree.structure(direction) == jax.tree.structure(arrays) and all(
         isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
@@ -399,7 +416,7 @@ def _adjoints_and_slopes(
     expected = "arrays of the shapes and dtypes of the parameters'"
     cure = "Pass one for each floating-point array, such as the risk's gradient."
     require(fits, "direction", got=described(direction), expected=expected, cure=cure)
-    return jax.jvp(adjoints, (arrays,), (_unit(direction),), has_aux=True)
+    return error_if_not_finite(direction, "direction")
 
 
 def _unit(direction: PyTree) -> PyTree:

@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import lim_jax as lim
@@ -32,6 +33,10 @@ def falling(p):
     return 1 - 4 * p
 
 
+def squares(p):
+    return p[:, None] ** 2
+
+
 attention = partial(lim.limits.attention_studies, averaging_attention(), column, SIZES)
 loss = partial(lim.limits.loss_study, pair, pair, SIZES)
 terminal = partial(
@@ -42,6 +47,19 @@ consistency = partial(
 )
 input_adjoints = partial(input_adjoint_studies, None, None, column, SIZES)
 TWICE = {"references": (lim.gauss_grid(8), lim.gauss_grid(8))}
+
+
+def test_the_left_region_ends_at_the_decimal_that_delta_spells():
+    """The average of p² up to cell i of 100 errs by (3i + 1)/60,000, and 0.29 · 100 falls short."""
+    # `eq:attention-left-regional-error`.
+    studies = lim.limits.attention_studies(
+        averaging_attention(), squares, (100,), delta=0.29, smooth=True
+    )
+    left, inside = studies["left region"], studies["inside"]
+    assert left.bounds is not None and inside.bounds is not None
+    np.testing.assert_allclose(left.errors, [(3 * 15 + 1) / 60_000], rtol=1e-9)
+    ratio = left.bounds[0] / inside.bounds[0]
+    np.testing.assert_allclose(ratio, (1 + math.log(29)) / 29 * 100, rtol=1e-12)
 
 
 @pytest.mark.parametrize("inside", [-0.1, 0.0, 1.0, math.nan])

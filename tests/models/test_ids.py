@@ -427,6 +427,8 @@ def test_packed_rows_are_cut_into_their_contexts():
         segments[row, start : start + len(window)] = number
     found = models.contexts(rows, mask=segments > 0, segments=segments)
     assert [row.tolist() for row in found] == [window.tolist() for window in windows]
+    by_zeros = models.contexts(rows, segments=segments)
+    assert [row.tolist() for row in by_zeros] == [window.tolist() for window in windows]
     whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
     assert [len(row) for row in whole] == [6, 2, 4]
     # A mask leaves out what segments count: the first id of one context, the last of another.

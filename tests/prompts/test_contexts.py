@@ -1,6 +1,7 @@
 """What users wrote is never a token of control; and what is no span, no order, no line."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +163,11 @@ made: Any = SimpleNamespace(laid=RenderedPrompt)  # of whatever is put in
             r"text: got half of a character, '\\ud800', expected",
         ),
         (unanswered, (RenderedPrompt("a"), None, 3), "foil: got 3"),
+        (
+            partial(context_of, foil="c"),
+            (RenderedPrompt("a"), "b"),
+            "context: got the foil 'c', expected none, .* Leave the foil out, or ask by the",
+        ),
         (self_answered, ([LINE], LanguageModel(made)), "prompts: got Line, expected contexts, or"),
         (self_answered, ([LINE], None), "model: got None, expected one of LanguageModel"),
     ],

@@ -441,10 +441,20 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     assert [part.tolist() for part in parts] == [[3, 4], [10], [1, 1], [1], 3]
     assert log_weights is None and labels is None
     assert second.contrast.foil.tolist() == [6, 6]
-    answer = read_contexts(data, letters, "answer", 9)[0]
-    assert answer.asked is answer.weights and answer.contrast is None
     with pytest.raises(ValueError, match="line 3: got no foil, expected what might have followed"):
         read_contexts(data, letters, "contrast", 9)
+
+
+def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
+    message = "got the foil 'k', expected none, since this loss reads no foil. Leave the foil out"
+    answered = lines(tmp_path, {"prompt": "abc", "answer": "de", "foil": "k"})
+    with pytest.raises(ValueError, match=f"line 1: {message}"):
+        read_prompts(answered, letters, "answer", 9)
+    asked = lines(tmp_path, {"prompt": "ab", "foil": "k"})
+    with pytest.raises(ValueError, match=f"line 1, foil: {message}"):
+        read_prompts(asked, letters, "answer", 9)
+    with pytest.raises(ValueError, match="foil: got the foil '5', expected none"):
+        unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]))
 
 
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
