@@ -21,7 +21,7 @@ from lim_jax import models
 from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels
 from lim_jax.models.small_models import byte_model, standard_library_text
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.density_objectives import balanced_objective
 
 LENGTH = 64  # of the contexts of networks that are trained here
 PROMPTS = (

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
-from lim_jax.training.balancing import Penalty, balanced_objective
+from lim_jax.training.density_objectives import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
 OURS = "lim_jax"

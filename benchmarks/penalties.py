@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 import lim_jax as lim
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.density_objectives import balanced_objective
 from lim_jax.training.discrepancy import influence_discrepancy
 from lim_jax.training.dynamics import density_dynamics, risk
 

@@ -14,7 +14,7 @@ from functools import wraps
 from types import FunctionType, ModuleType
 from typing import Any
 
-from lim_jax.cli.compiled import keep_programs
+from lim_jax.cli.program_cache import keep_programs
 
 # What a file's functions are called for, and JAX's events by what they take.
 OF_FILES = {

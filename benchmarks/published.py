@@ -27,8 +27,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import tiny
 
 import lim_jax as lim
-from lim_jax._refusal import Refusal
-from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax._argument_error import Refusal
+from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.models.causal import open_files
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "checkpoints" / "published.json"

@@ -35,7 +35,7 @@ from record import RESULTS, allowing_library, keep, own_peak, processor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lim_jax as lim
-from lim_jax.training.balancing import Penalty, balanced_objective
+from lim_jax.training.density_objectives import Penalty, balanced_objective
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 SIDES = {"gradient": (OURS, KEEPING, "torch"), "algorithm 1": (OURS, "torch")}

@@ -2,7 +2,7 @@
 
 ``python benchmarks/recorded.py [FAMILY ...]`` (the extra ``parity``). Of every configuration it
 keeps ``config.json`` as transformers saves it, the names and shapes of the tensors there, and some
-logits of `drawing.drawn`'s weights, read by transformers and computed in double
+logits of `random_weights.drawn`'s weights, read by transformers and computed in double
 (`peer_transformers.Doubled`). `tests/checkpoints/test_families.py` needs neither it nor torch.
 """
 
@@ -16,7 +16,7 @@ import peer_transformers as peer
 import torch
 import transformers
 from configurations import CONFIGURATIONS, IDS, PUBLISHED, chosen, ids_of
-from drawing import write
+from random_weights import write
 from safetensors import safe_open
 
 RECORD = Path(__file__).parent.parent / "tests" / "checkpoints" / "recorded.json"

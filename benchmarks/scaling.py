@@ -28,7 +28,7 @@ from tqdm import tqdm
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.density_objectives import balanced_objective
 
 RESULTS = record.file_of_processor("scaling")
 Axis = Literal["length", "width", "depth", "batch"]

@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from lim_jax.checkpoints.families.table import FAMILIES
+from lim_jax.checkpoints.families.family_table import FAMILIES
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "parity.json"

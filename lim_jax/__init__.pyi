@@ -21,9 +21,9 @@ from . import tasks as tasks
 from . import training as training
 from . import weights as weights
 from ._version import __version__ as __version__
-from .adjoint.continuous import continuous_adjoint as continuous_adjoint
+from .adjoint.adjoint_equation import continuous_adjoint as continuous_adjoint
 from .adjoint.sweep import adjoint_trajectory as adjoint_trajectory
-from .attribution.asking import ask as ask
+from .attribution.questions import ask as ask
 from .density.measurement import influence as influence
 from .density.measurement import influence_stream as influence_stream
 from .density.statistics import Influence as Influence
@@ -43,7 +43,7 @@ from .loss.readouts import BandReadout as BandReadout
 from .loss.readouts import LinearReadout as LinearReadout
 from .loss.readouts import TokenwiseReadout as TokenwiseReadout
 from .network.attention import causal_attention as causal_attention
-from .network.continuous import ContinuousFlow as ContinuousFlow
+from .network.continuous_flow import ContinuousFlow as ContinuousFlow
 from .network.field import TransformerField as TransformerField
 from .network.flow import ResidualFlow as ResidualFlow
 from .network.flow import euler as euler

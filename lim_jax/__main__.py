@@ -12,11 +12,11 @@ from threading import Timer
 from typing import Any
 
 try:
-    from lim_jax._refusal import refusal
+    from lim_jax._argument_error import refusal
     from lim_jax._terminal import in_one_line
     from lim_jax.cli.commands import STOPPED, as_flags
     from lim_jax.cli.commands import main as run
-    from lim_jax.cli.compiled import keep_programs
+    from lim_jax.cli.program_cache import keep_programs
 
     if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
         raise ModuleNotFoundError(name="matplotlib")

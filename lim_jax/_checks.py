@@ -24,10 +24,10 @@ from jax.core import Tracer
 from jax.experimental import checkify
 from jaxtyping import Array, Bool, PyTree
 
+from lim_jax._argument_error import MARK, MissingPackage, Refusal
 from lim_jax._errors import in_our_words
 from lim_jax._jit import CHECKS_ARE_VALUES
-from lim_jax._refusal import MARK, MissingPackage, Refusal
-from lim_jax._varying import varying_as, varying_axes
+from lim_jax._sharded_axes import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
 AnyPath = Path | str

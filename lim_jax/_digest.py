@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import ARRAYS
-from lim_jax._refusal import Refusal
 
 PLAIN = NoneType | Number | str | bytes | PurePath | Enum | range | slice | EllipsisType | np.dtype
 NUMBERS = (*ARRAYS, np.generic)

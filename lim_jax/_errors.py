@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import equinox as eqx
 
-from lim_jax._refusal import Refusal, refusal
+from lim_jax._argument_error import Refusal, refusal
 
 # JAX's words, and Equinox's, of derivatives that a loop or a custom_vjp does not have.
 UNDIFFERENTIABLE = re.compile(

@@ -7,8 +7,8 @@ from typing import Any
 
 import lazy_loader
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import require, require_extra
-from lim_jax._refusal import Refusal
 
 docx: Any = lazy_loader.load("docx")  # both of the extra "documents"; texts do without
 pypdf: Any = lazy_loader.load("pypdf")

@@ -19,7 +19,7 @@ from jaxtyping import Array, Shaped
 
 from lim_jax._jit import jit_is_off
 from lim_jax._precision import precision_asked
-from lim_jax._varying import varying_as
+from lim_jax._sharded_axes import varying_as
 
 try:  # Kernels of a platform may be cut up among devices; no public name says that of a primitive.
     from jax._src.dispatch import prim_requires_devices_during_lowering as asks_for_devices

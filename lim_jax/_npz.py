@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from lim_jax._argument_error import Refusal
+from lim_jax._atomic_files import whole_file
 from lim_jax._checks import require
-from lim_jax._refusal import Refusal
-from lim_jax._writing import whole_file
 
 VERSION = 1
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which an .npz is

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._linear import RUNS, bound, in_its_precision, lower_on, primitive_of
 from lim_jax._precision import accumulator, rounds
-from lim_jax._varying import varying_as
+from lim_jax._sharded_axes import varying_as
 
 Axes = tuple[int, ...]  # a number for each axis, as in `jax.numpy.einsum`
 

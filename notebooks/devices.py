@@ -33,7 +33,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import lim_jax as lim
 from lim_jax.network import RingAttention
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.density_objectives import balanced_objective
 
 WIDTH, WORDS = 16, 11
 keys = jax.random.split(jax.random.key(0), 6)

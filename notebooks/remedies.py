@@ -29,7 +29,7 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.small_models import byte_model, sample_windows, standard_library_text
 from lim_jax.observability.gramian import ObservedTokens, gramian_traces, observability_gramians
 from lim_jax.plots import draw_densities, legend_below, line_style
-from lim_jax.training.balancing import Penalty, balanced_objective
+from lim_jax.training.density_objectives import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
 
 LENGTH, STEPS, BATCH = 32, 60, 16

@@ -27,7 +27,7 @@ import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import CausalAttention, attention, tiles
 from lim_jax.network.ring import RingAttention
-from lim_jax.training.balancing import Penalty, balanced_objective, risk_and_penalty
+from lim_jax.training.density_objectives import Penalty, balanced_objective, risk_and_penalty
 from lim_jax.training.dynamics import density_dynamics
 from lim_jax.training.estimators import Estimator, balanced_density
 

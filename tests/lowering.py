@@ -24,10 +24,10 @@ import lim_jax as lim
 from lim_jax import adjoint, models
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.loss import teacher_forcing
-from lim_jax.network import CausalAttention, attention, fused, tiles
+from lim_jax.network import CausalAttention, attention, cudnn_attention, tiles
 from lim_jax.network.ring import RingAttention
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
-from lim_jax.training.balancing import balanced_objective
+from lim_jax.training.density_objectives import balanced_objective
 from lim_jax.training.dynamics import density_dynamics
 
 LENGTH = 12
@@ -163,7 +163,7 @@ def with_cudnn():
     """As on a machine whose card and library are there."""
     cudnn.check_cudnn_version = lambda: 91300
     cudnn.check_compute_capability = lambda *_: True
-    fused._capability = lambda: 9.0
+    cudnn_attention._capability = lambda: 9.0
     single = jax.eval_shape(network)
     half = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), single)
     say("influence", influence, *half, ("cuda",), ("tpu", "cpu"))

@@ -42,7 +42,7 @@ LAYER = {
 }  # fmt: skip
 BESIDE = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH), "model.norm": (WIDTH,)}
 RECORD = ROOT / "tests" / "checkpoints" / "recorded.json"
-WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 WINDOW = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5])
 GRID = lim.token_grid(8, float)
 loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)

@@ -20,19 +20,19 @@ from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
 from lim_jax import __main__, paper, plots
+from lim_jax._argument_error import MissingPackage, Refusal
 from lim_jax._checks import error_if
 from lim_jax._errors import RefusedValue
-from lim_jax._refusal import MissingPackage, Refusal
-from lim_jax.cli import commands, reproduction
-from lim_jax.cli import rates as rates_command
+from lim_jax.cli import commands, reproduce_command
+from lim_jax.cli import rates_command as rates_command
 from lim_jax.cli.commands import main
-from lim_jax.cli.rates import rates
-from lim_jax.limits import convergence
+from lim_jax.cli.rates_command import rates
+from lim_jax.limits import paper_studies
 from lim_jax.limits import position as in_position
 from lim_jax.limits.layers import LAYER_ROWS
 from lim_jax.limits.refinement import Study
 from lim_jax.limits.rows import Curve, Row
-from lim_jax.paper.printed import Comparison
+from lim_jax.paper.printed_figures import Comparison
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
@@ -54,7 +54,7 @@ CURVES = {
 
 
 def run(monkeypatch, folder, rows, curves):
-    monkeypatch.setattr(convergence, "measure", lambda **arguments: (rows, curves))
+    monkeypatch.setattr(paper_studies, "measure", lambda **arguments: (rows, curves))
     out = folder / "new" / "folder"
     return main(["rates", "--out", str(out), "--overwrite"])
 
@@ -102,7 +102,7 @@ def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_pat
 
 
 def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path, undrawn):
-    rows = list(convergence._cesaro_rows((50, 100, 200, 400)))
+    rows = list(paper_studies._cesaro_rows((50, 100, 200, 400)))
     assert all(found.agrees for found in rows)
     assert run(monkeypatch, tmp_path, rows, {}) == 0
 
@@ -120,7 +120,7 @@ class Sized:
         self.run = []
         monkeypatch.setitem(LAYER_ROWS, "depth", partial(self.rows, "depth"))
         for name in ("attention", "adjoint", "terminal", "cesaro"):
-            monkeypatch.setattr(convergence, f"_{name}_rows", partial(self.rows, name))
+            monkeypatch.setattr(paper_studies, f"_{name}_rows", partial(self.rows, name))
 
     def rows(self, name, *arguments, **options):
         self.run.append(name)
@@ -172,12 +172,12 @@ def test_rates_that_are_interrupted_go_on_to_the_same_numbers(
 def test_other_studies_are_not_gone_on_with(monkeypatch, tmp_path):
     Sized(monkeypatch)
     checkpoint = tmp_path / "new" / "rates.json"
-    rows, curves = convergence.measure(quick=True, checkpoint=checkpoint)
+    rows, curves = paper_studies.measure(quick=True, checkpoint=checkpoint)
     assert curves == {} and all(isinstance(row.study, Study) for row in rows)
-    again, _ = convergence.measure(quick=True, checkpoint=checkpoint)
+    again, _ = paper_studies.measure(quick=True, checkpoint=checkpoint)
     assert again == rows and rows[1].study == GOOD.study
     with pytest.raises(ValueError, match="checkpoint: got .*of quick True, expected .*quick False"):
-        convergence.measure(checkpoint=checkpoint)
+        paper_studies.measure(checkpoint=checkpoint)
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
     found = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
     monkeypatch.setattr(paper, "section4", lambda progress: None)
-    monkeypatch.setattr(reproduction, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(reproduction, "compare", lambda numbers: found)
-    monkeypatch.setattr(reproduction, "beyond_the_paper", lambda numbers: "")
+    monkeypatch.setattr(reproduce_command, "summary", lambda results: {"total": 2.0})
+    monkeypatch.setattr(reproduce_command, "compare", lambda numbers: found)
+    monkeypatch.setattr(reproduce_command, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
         draw.__name__ = name
@@ -365,7 +365,7 @@ def test_every_group_of_studies_is_named_in_the_help():
     named = re.search(r"only: (.*?)\n    sizes", inspect.getdoc(rates) or "", re.DOTALL)
     assert named is not None
     words = set(re.findall(r"[\w-]+", named.group(1)))
-    assert set(convergence.groups()) <= words
+    assert set(paper_studies.groups()) <= words
 
 
 def test_a_missing_extra_is_named_before_any_work(tmp_path):

@@ -23,7 +23,7 @@ from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed
 from lim_jax.paper.algorithms import algorithm2_run
 from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training.estimators import balanced_density
-from lim_jax.training.observing import gramian_penalty, trace_penalty
+from lim_jax.training.gramian_penalties import gramian_penalty, trace_penalty
 
 ROOT = Path(__file__).parent.parent
 ERRATA = (ROOT / "docs" / "errata.md").read_text()

@@ -28,9 +28,9 @@ from lim_jax import (
     plots,
     training,
 )
+from lim_jax._argument_error import MissingPackage, Refusal
 from lim_jax._checks import error_if, warn_of_miscompiling_jaxlib
 from lim_jax._errors import RefusedValue
-from lim_jax._refusal import MissingPackage, Refusal
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.loss import LocalReadout, last_token

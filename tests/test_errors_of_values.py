@@ -10,11 +10,11 @@ from reference.networks import random_labels, random_states
 
 import lim_jax as lim
 from lim_jax import training
+from lim_jax._argument_error import MARK, Refusal, refusal
 from lim_jax._checks import require_floats
 from lim_jax._errors import in_our_words
 from lim_jax._jit import filter_jit
-from lim_jax._refusal import MARK, Refusal, refusal
-from lim_jax.adjoint.queries import readout_support
+from lim_jax.adjoint.terminal_covectors import readout_support
 from lim_jax.grid import cell_embedding
 from lim_jax.paper.simulation import gate_gramians
 from lim_jax.training import (

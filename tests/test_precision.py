@@ -13,7 +13,7 @@ from reference.networks import GRIDS
 import lim_jax as lim
 from lim_jax.adjoint import cone_mass, probed_cone_mass
 from lim_jax.network import attention_kernel, attention_weights
-from lim_jax.network.blocked import blocked_attention
+from lim_jax.network.tiled_attention import blocked_attention
 
 LENGTH = 7
 WIDTH = 6

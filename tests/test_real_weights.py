@@ -29,7 +29,7 @@ from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
 from lim_jax.models.causal import open_network
 from lim_jax.prompts import context_of, document_prompt, named_documents
-from lim_jax.prompts.cutting import sentences
+from lim_jax.prompts.sentence_spans import sentences
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

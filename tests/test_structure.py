@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 import tomllib
+from collections import Counter
 from pathlib import Path
 from pydoc import locate
 
@@ -67,6 +68,12 @@ def test_the_table_lists_every_file_once():
     files = set(map(module_of, FILES))
     assert files - set(ORDER) == set(), "docs/house.toml has no place for these files"
     assert sorted(ORDER) == sorted(files), "docs/house.toml has files that are not there, or twice"
+
+
+def test_no_two_files_have_one_name():
+    """Doors and `__main__` apart: a reader who knows a file's name knows the file."""
+    names = Counter(file.stem for file in FILES if not file.stem.startswith("__"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

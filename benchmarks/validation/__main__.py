@@ -5,7 +5,7 @@ import sys
 import tyro
 
 from benchmarks.validation.runs import study
-from lim_jax._refusal import refusal
+from lim_jax._argument_error import refusal
 
 if __name__ == "__main__":
     try:

@@ -28,7 +28,7 @@ from lim_jax.density.statistics import Influence
 from lim_jax.explanations.explanation import explain
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
-from lim_jax.loss.queries import last_token
+from lim_jax.loss.query_weights import last_token
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.prompts import Example, record_weights
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.validation.documents import Question
+from benchmarks.validation.document_study import Question
 
 NAMES = (
     "Alice", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Helen", "Henry", "Hugo",

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.validation.faithfulness import RANDOM
 from benchmarks.validation.judged_faithfulness import SCORE
-from lim_jax.attribution.scores import Cost
-from lim_jax.plots.drawing import COLOURS, MARKERS, ShownFigure, legend_below
+from lim_jax.attribution.method import Cost
+from lim_jax.plots.figure_style import COLOURS, MARKERS, ShownFigure, legend_below
 
 Record = Mapping[str, Any]
 SHOWN = (SCORE, "top-3 drop")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from benchmarks.validation.ablations import (
+from benchmarks.validation.ablation_study import (
     Ablated,
     context_size,
     ids_of_texts,
@@ -20,7 +20,7 @@ from benchmarks.validation.ablations import (
     sparse_regression,
     without_the_first,
 )
-from benchmarks.validation.documents import question_prompt
+from benchmarks.validation.document_study import question_prompt
 from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.key_values import draw_key_values, key_value_prompt
 from benchmarks.validation.prose import DOCUMENTS, prose_prompt
@@ -34,7 +34,7 @@ from benchmarks.validation.scored_parts import (
 from benchmarks.validation.stopwatch import Stopwatch
 from lim_jax._checks import AnyPath, require, require_extra
 from lim_jax._digest import digest
-from lim_jax._resuming import each_once
+from lim_jax._partial_runs import each_once
 from lim_jax.attribution.methods.integrated_gradients import STEPS
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.causal import CausalLM
@@ -56,8 +56,8 @@ PATH = "integrated gradients"
 ROLLOUT = "attention rollout"
 AT2 = "AT2"
 # The methods of the package that read the whole text, as they are. Others read texts without parts
-# (`ablations.Ablated`), which the study tokenizes anew as its authors do; the package closes up the
-# tokens that it has, and takes the log odds of each token of the answer.
+# (`ablation_study.Ablated`), which the study tokenizes anew as its authors do; the package closes
+# up the tokens that it has, and takes the log odds of each token of the answer.
 METHODS = {
     INFLUENCE: MethodOfLoss("influence", CausalLM.loss),
     OF_MARGIN: MethodOfLoss("influence", CausalLM.margin_loss),

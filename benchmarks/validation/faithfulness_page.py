@@ -6,8 +6,8 @@ from typing import Any
 from benchmarks.validation.faithfulness import AT2, INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
 from benchmarks.validation.findings_page import markdown_table, page_of
 from benchmarks.validation.judged_faithfulness import MASK, SCORE
+from lim_jax.attribution.method import Cost
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
-from lim_jax.attribution.scores import Cost
 
 Record = Mapping[str, Any]
 TAKEN = f"{MASK} at {WEIGHT:g}, margin, own"  # by `lim-jax ask`

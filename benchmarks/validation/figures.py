@@ -15,7 +15,7 @@ from benchmarks.validation.prompted import PromptedStudy
 from benchmarks.validation.remedies import PLAIN
 from benchmarks.validation.retrievers import in_the_middle
 from benchmarks.validation.study import LONG
-from lim_jax.plots.drawing import (
+from lim_jax.plots.figure_style import (
     COLOURS,
     ShownFigure,
     fit_scale,

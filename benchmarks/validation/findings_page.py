@@ -17,7 +17,7 @@ from benchmarks.validation.remedies import PLAIN, TOLD
 from benchmarks.validation.retrievers import in_the_middle
 from benchmarks.validation.study import LONG
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.plots.drawing import save_figure
+from lim_jax.plots.figure_style import save_figure
 from lim_jax.report.wording import digits, with_error
 from lim_jax.results.tables import write_json
 

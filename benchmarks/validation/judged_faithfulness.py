@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks.validation.ablations import datamodeling_score
+from benchmarks.validation.ablation_study import datamodeling_score
 from benchmarks.validation.faithfulness import (
     AT2,
     FACTS,
@@ -27,7 +27,7 @@ from benchmarks.validation.faithfulness import (
     variants_of,
 )
 from benchmarks.validation.intervals import bootstrap_interval
-from lim_jax.attribution.scores import Cost
+from lim_jax.attribution.method import Cost
 
 SCORE = "datamodeling score"
 MASK = "mask-gradient"

@@ -14,7 +14,7 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from benchmarks.validation.ablations import Ablated, logits_of, without_the_first
+from benchmarks.validation.ablation_study import Ablated, logits_of, without_the_first
 from benchmarks.validation.faithfulness import (
     AT2,
     Explained,
@@ -27,7 +27,7 @@ from benchmarks.validation.judged_faithfulness import Run
 from benchmarks.validation.scored_parts import context_of_prompt, parts_of_prompt
 from lim_jax._checks import require
 from lim_jax._digest import digest
-from lim_jax._resuming import each_once
+from lim_jax._partial_runs import each_once
 from lim_jax.adjoint.sites import attention_of
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid

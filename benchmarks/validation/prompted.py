@@ -19,14 +19,14 @@ from benchmarks.validation.texts import PromptSetting, drawn_prompt, text_batch
 from lim_jax._checks import AnyPath, require
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
-from lim_jax._resuming import each_once
+from lim_jax._partial_runs import each_once
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate
+from lim_jax.tasks.accuracy import decodes_greedily
 from lim_jax.tasks.prompts import Example
-from lim_jax.tasks.scores import decodes_greedily
 
 LOSSES = ("cross-entropy", "margin")
 PROMPTED = tuple(

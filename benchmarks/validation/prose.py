@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-from benchmarks.validation.documents import TASK
+from benchmarks.validation.document_study import TASK
 from benchmarks.validation.facts import draw_facts
 from lim_jax.tasks.prompts import Prompt, laid_out, moved
 

@@ -31,7 +31,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.small_models import gaussian_model
 from lim_jax.tasks.prompts import Example, record_weights
-from lim_jax.training.balancing import Penalty, influence_penalty
+from lim_jax.training.density_objectives import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.training.loop import resumable
 

@@ -32,7 +32,7 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
 from lim_jax.tasks.prompts import Example, record_weights
-from lim_jax.training.balancing import (
+from lim_jax.training.density_objectives import (
     Penalty,
     influence_penalty,
     raised_multiplier,
@@ -46,7 +46,7 @@ from lim_jax.training.estimators import (
     balanced_density,
     over_total,
 )
-from lim_jax.training.observing import observability_objective
+from lim_jax.training.gramian_penalties import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions
 
 Scalar = Float[Array, ""]

@@ -28,7 +28,7 @@ from benchmarks.validation.train_published import train_published
 from lim_jax._checks import AnyPath, as_path, require
 from lim_jax.cli.arguments import Named, Unnamed
 from lim_jax.models import LanguageModel
-from lim_jax.plots.drawing import save_figure
+from lim_jax.plots.figure_style import save_figure
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import write_json
 

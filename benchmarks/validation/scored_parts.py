@@ -20,8 +20,8 @@ from lim_jax.attribution.mask_gradients import (
     whole_mask_gradient,
     with_documents_at,
 )
-from lim_jax.attribution.methods.table import method_named
-from lim_jax.attribution.scores import Run, scores_by_token
+from lim_jax.attribution.method import Run, scores_by_token
+from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.segments import Segment, document_numbers, whole_answer
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets

@@ -41,7 +41,7 @@ from benchmarks.validation.retrievers import (
 )
 from benchmarks.validation.shifting import shift_record
 from lim_jax._checks import AnyPath, as_path
-from lim_jax._resuming import each_once
+from lim_jax._partial_runs import each_once
 from lim_jax.cost.job import job_cost
 from lim_jax.tasks.prompts import Example
 

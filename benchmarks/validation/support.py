@@ -27,7 +27,7 @@ import lim_jax as lim
 from benchmarks.validation.facts import FACTS, NAMES
 from benchmarks.validation.prose import sentences_of
 from lim_jax._digest import digest
-from lim_jax._resuming import each_once
+from lim_jax._partial_runs import each_once
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.prompts import Document
 

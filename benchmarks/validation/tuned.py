@@ -32,7 +32,7 @@ from lim_jax._checks import (
 )
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
-from lim_jax._resuming import Run, each_once
+from lim_jax._partial_runs import Run, each_once
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import resumable

@@ -24,8 +24,8 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.tasks.scores import decodes_greedily
-from lim_jax.training.balancing import Penalty, influence_penalty
+from lim_jax.tasks.accuracy import decodes_greedily
+from lim_jax.training.density_objectives import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.weights import FetchedLayers
 

@@ -16,8 +16,8 @@ from lim_jax._checks import as_nonnegative, error_if, require_floats, require_ki
 from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
-from lim_jax.adjoint.queries import query_masses
 from lim_jax.adjoint.residual import GeneratorNorms
+from lim_jax.adjoint.terminal_covectors import query_masses
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 

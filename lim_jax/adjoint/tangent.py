@@ -30,7 +30,6 @@ from lim_jax._precision import beyond_rounding, promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.attention import causal_attention, continued_kernel, score_slopes
-from lim_jax.network.blocked import blocked_attention
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields, TransformerField
 from lim_jax.network.gated_delta import GatedDelta, KimiDelta
@@ -41,6 +40,7 @@ from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.ring import RingAttention
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import Field, State
+from lim_jax.network.tiled_attention import blocked_attention
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 BLOCKS_OF_SOFTMAX = (

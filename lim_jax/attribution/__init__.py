@@ -1,5 +1,5 @@
 """Which parts of a context does a model use? Methods, the run, and shares of parts."""
 
-from lim_jax._doors import opened
+from lim_jax._public import opened
 
 __getattr__, __dir__, __all__ = opened(__name__, __file__)

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._tables import text_table
 from lim_jax._terminal import in_lines
-from lim_jax.attribution.comparing import ComparedAnswers, compare_answers, shown_answer
-from lim_jax.attribution.methods.table import METHODS
+from lim_jax._text_tables import text_table
+from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answers, shown_answer
+from lim_jax.attribution.method import Scores
+from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, REST
-from lim_jax.attribution.scores import Scores
 from lim_jax.prompts.contexts import Context
-from lim_jax.results.measured import percent
+from lim_jax.results.context_energies import percent
 from lim_jax.results.tables import FILES
 
 
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     cut
         Whether the model's own answer did not end within its tokens.
     method
-        A name of `attribution.methods.table`.
+        A name of `attribution.methods.method_table`.
     parts
         The documents by their scores, then other parts, and what is in none.
     context

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lim_jax.attribution.scores import Run, Scores, of_context, require_whole, scores_by_token
+from lim_jax.attribution.method import Run, Scores, of_context, require_whole, scores_by_token
 from lim_jax.attribution.segments import Segment, document_numbers
 from lim_jax.density.adjoints import Loss
 from lim_jax.models import ids

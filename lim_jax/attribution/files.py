@@ -8,17 +8,17 @@ import numpy as np
 
 from lim_jax._checks import require
 from lim_jax.attribution.answer import Answer
-from lim_jax.attribution.comparing import ANSWER, ComparedAnswers
-from lim_jax.attribution.measuring import Measured
+from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
+from lim_jax.attribution.mean_scores import ScoredContexts
+from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
-from lim_jax.attribution.scores import Scores
-from lim_jax.attribution.scoring import ScoredContexts
-from lim_jax.attribution.signed import SignedProfile
-from lim_jax.attribution.tokens import joined_tokens
+from lim_jax.attribution.profile_run import Measured
+from lim_jax.attribution.signed_profile import SignedProfile
+from lim_jax.attribution.token_text import joined_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
-from lim_jax.results.measured import MeasuredContexts
+from lim_jax.results.context_energies import MeasuredContexts
 from lim_jax.results.tables import FILES, write_json, write_table
 
 CONTEXTS = "contexts.npz"

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._tables import text_table
+from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
-from lim_jax.attribution.explaining import ReadContexts
-from lim_jax.attribution.measuring import Bar, no_bar
+from lim_jax.attribution.explanation_run import ReadContexts
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
 from lim_jax.attribution.parts import REST, parts_of
+from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import FIRST, document_numbers
 from lim_jax.attribution.time_budget import HEADS, NetworkAndLoss
 from lim_jax.density.adjoints import LossOfIds

@@ -20,7 +20,7 @@ from lim_jax.attribution.answer_losses import (
     padded_rows,
 )
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.scores import Run, of_context
+from lim_jax.attribution.method import Run, of_context
 from lim_jax.attribution.segments import FIRST, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lim_jax.attribution.parts import Shares, part_text, record_shares
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.prompts.contexts import Context, places_by_name
-from lim_jax.prompts.shuffling import ShuffledContexts
+from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.results.two_way import TwoWayShares, two_way_shares
 
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax.attribution.tokens import held_by_text, most_in_words
+from lim_jax.attribution.token_text import held_by_text, most_in_words
 from lim_jax.probes import sample_mean
 from lim_jax.prompts.contexts import Context, places_by_name
 from lim_jax.prompts.documents import QUESTION, is_reserved
-from lim_jax.results.measured import MeasuredContexts
+from lim_jax.results.context_energies import MeasuredContexts
 
 Energy = Float[np.ndarray, " _"]
 REST = "rest"  # the kind of what is in no part

@@ -12,11 +12,11 @@ from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
 from lim_jax.attribution.parts import REST, is_document, parts_of
-from lim_jax.attribution.tokens import joined_tokens
+from lim_jax.attribution.token_text import joined_tokens
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, cut_text, places_by_name
-from lim_jax.prompts.cutting import paragraphs, sentences
 from lim_jax.prompts.documents import title_size
+from lim_jax.prompts.sentence_spans import paragraphs, sentences
 from lim_jax.tasks.prompts import last_visible
 
 AnswerParts = Literal["answer", "sentence", "token"]

@@ -17,7 +17,7 @@ from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.cost.counting import operations
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.tables import contexts_needed
+from lim_jax.explanations.influence_table import contexts_needed
 from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_queries
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
@@ -28,7 +28,7 @@ from lim_jax.network.gated_delta import KimiDelta
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.recurrent import RecurrentMixer
-from lim_jax.results.measured import influence_of_contexts
+from lim_jax.results.context_energies import influence_of_contexts
 from lim_jax.weights import FetchedLayers
 
 FIRST = 16  # contexts of a first look, and of every further one

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import require
 from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows
+from lim_jax.attribution.method import Run
 from lim_jax.attribution.parts import windows_and_asked
-from lim_jax.attribution.scores import Run
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, Targets

@@ -13,7 +13,7 @@ from . import multimodal as multimodal
 from . import options as options
 from . import own_options as own_options
 from . import placement as placement
-from . import quantised as quantised
+from . import quantised_formats as quantised_formats
 from . import recipe as recipe
 from . import recurrent_sublayers as recurrent_sublayers
 from . import rope_config as rope_config

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import lazy_loader
 import numpy as np
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_path, require_extra
-from lim_jax._refusal import Refusal
-from lim_jax.checkpoints import integers, quantised
+from lim_jax.checkpoints import integers, quantised_formats
 from lim_jax.checkpoints.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
     config: Configuration
     files: Mapping[str, Path]
     stored: Mapping[str, Path]
-    quantisation: quantised.Quantisation | None = None
+    quantisation: quantised_formats.Quantisation | None = None
     aliases: Mapping[str, str] = {}
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -112,7 +112,7 @@ class Checkpoint(NamedTuple):
     def _scheme(self, name: str, shape: tuple[int, ...]) -> str | None:
         """How a matrix is quantised, by what its files hold; None if it is not."""
         if name not in self.stored:
-            return "mxfp4" if name + quantised.BLOCKS in self.stored else "nvfp4"
+            return "mxfp4" if name + quantised_formats.BLOCKS in self.stored else "nvfp4"
         if self.quantisation is None or len(shape) != 2:
             return None
         with _opened(self.stored[name]) as file:
@@ -152,33 +152,33 @@ class Checkpoint(NamedTuple):
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
         numbers = self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        known = [name + end for end in quantised.SCALE if name + end in self.stored]
-        scales = self._scales(known[0] if known else name + quantised.SCALE[0], blocks)
-        return lambda part: quantised.dequantise_fp8(
+        known = [name + end for end in quantised_formats.SCALE if name + end in self.stored]
+        scales = self._scales(known[0] if known else name + quantised_formats.SCALE[0], blocks)
+        return lambda part: quantised_formats.dequantise_fp8(
             numbers(part), scales, part.start, (block[0], block[1])
         )
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        fits = len(shape) == 2 and shape[1] % quantised.GROUP == 0
+        fits = len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0
         got = "numbers of four bits"
         cure = integers.UNQUANTISED
         require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
-        packed = name + quantised.PACKED
+        packed = name + quantised_formats.PACKED
         rows, columns = shape
         packed = packed if packed in self.stored else name
         pairs = self._rows(packed, (rows, columns // 2), (BYTES,))
-        groups = rows, columns // quantised.GROUP
-        scales = self._rows(name + quantised.SCALE[1], groups, (EIGHT_BITS,))
+        groups = rows, columns // quantised_formats.GROUP
+        scales = self._rows(name + quantised_formats.SCALE[1], groups, (EIGHT_BITS,))
         if packed == name:
-            factor = self._scales(name + quantised.FACTOR, (1, 1))
+            factor = self._scales(name + quantised_formats.FACTOR, (1, 1))
         else:
-            divisor = self._scales(name + quantised.DIVISOR, (1, 1))
+            divisor = self._scales(name + quantised_formats.DIVISOR, (1, 1))
             got = str(divisor.item())
             expected = "a number to divide by"
-            require_in(name + quantised.DIVISOR, divisor.item() != 0, got, expected)
+            require_in(name + quantised_formats.DIVISOR, divisor.item() != 0, got, expected)
             factor = 1 / divisor
-        return lambda part: quantised.dequantise_nvfp4(
-            pairs(part), quantised.eight_bits(scales(part)) * factor
+        return lambda part: quantised_formats.dequantise_nvfp4(
+            pairs(part), quantised_formats.eight_bits(scales(part)) * factor
         )
 
     def _scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -194,14 +194,16 @@ class Checkpoint(NamedTuple):
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads some experts' matrices, which files hold transposed."""
-        fits = len(shape) == 3 and shape[1] % (2 * quantised.PAIRS) == 0
+        fits = len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
         require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
         experts, columns, rows = shape
-        scale_shape = experts, rows, columns // (2 * quantised.PAIRS)
-        blocks = self._rows(name + quantised.BLOCKS, (*scale_shape, quantised.PAIRS), (BYTES,))
-        scales = self._rows(name + quantised.SCALES, scale_shape, (BYTES,))
-        return lambda part: quantised.dequantise_mxfp4(blocks(part), scales(part))
+        scale_shape = experts, rows, columns // (2 * quantised_formats.PAIRS)
+        blocks = self._rows(
+            name + quantised_formats.BLOCKS, (*scale_shape, quantised_formats.PAIRS), (BYTES,)
+        )
+        scales = self._rows(name + quantised_formats.SCALES, scale_shape, (BYTES,))
+        return lambda part: quantised_formats.dequantise_mxfp4(blocks(part), scales(part))
 
 
 def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
@@ -279,13 +281,15 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     got = f"an adapter ({ADAPTER}) in {folder}"
     require_in("folder", not adapter.exists(), got, "whole weights", cure)
     config = Configuration(json_object(folder / "config.json"))
-    quantisation = quantised.quantisation_of(_stated_quantisation(folder, config))
+    quantisation = quantised_formats.quantisation_of(_stated_quantisation(folder, config))
     if (folder / INDEX).is_file():
         files = _sharded(folder)
     else:
         _require_weights(folder)
         files = dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
-    return Checkpoint(config, quantised.unquantised_names(files, quantisation), files, quantisation)
+    return Checkpoint(
+        config, quantised_formats.unquantised_names(files, quantisation), files, quantisation
+    )
 
 
 def _stated_quantisation(folder: Path, config: Configuration) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import lazy_loader
 import numpy as np
 
-from lim_jax._refusal import Refusal
+from lim_jax._argument_error import Refusal
 from lim_jax.checkpoints.checkpoint import Rows, read_rows, require_shape, require_tensor
 from lim_jax.checkpoints.gguf_header import Stored
 from lim_jax.checkpoints.options import Configuration

@@ -10,7 +10,7 @@ import numpy as np
 from lim_jax.checkpoints import sublayers
 from lim_jax.checkpoints.checkpoint import require_shape, require_tensor
 from lim_jax.checkpoints.expert_sublayers import ByExpert, Mixture, Stacked
-from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.gguf_architectures import (
     ARCHITECTURES,
     FREQUENCIES,

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, NamedTuple
 import lazy_loader
 import numpy as np
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import require_extra
-from lim_jax._refusal import Refusal
 from lim_jax.checkpoints.options import require_in
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import lazy_loader
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import require
-from lim_jax._refusal import Refusal
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 CURE = "Put the publisher's tokenizer.json beside the weights."

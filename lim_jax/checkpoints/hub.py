@@ -7,8 +7,8 @@ from typing import Any
 
 import lazy_loader
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax._refusal import Refusal
 
 huggingface_hub: Any = lazy_loader.load("huggingface_hub")  # of the extra; the rest does without
 NAME = re.compile(r"(?P<name>\w[\w.-]*/[\w.-]*\w)(?:@(?P<revision>[\w./-]+))?")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lim_jax.checkpoints.checkpoint import Checkpoint
-from lim_jax.checkpoints.families.table import FAMILIES, recipe_of
+from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
 from lim_jax.checkpoints.options import (
     Configuration,
     refuse_other_architectures,

@@ -9,9 +9,9 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Array, Int
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
 from lim_jax._files import decoded
-from lim_jax._refusal import Refusal
 from lim_jax.checkpoints.checkpoint import absent, json_object
 from lim_jax.checkpoints.gguf_tokenizer import CURE, tokenizer_of_header
 

@@ -5,8 +5,8 @@ from functools import partial
 
 from tqdm import tqdm
 
-from lim_jax.attribution.asking import answer_text
-from lim_jax.attribution.comparing import DOTS, shown_answer
+from lim_jax.attribution.answer_comparison import DOTS, shown_answer
+from lim_jax.attribution.questions import answer_text
 from lim_jax.models import LanguageModel
 from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts import self_answered

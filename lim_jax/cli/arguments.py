@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import tyro
 
 from lim_jax._checks import AnyPath
-from lim_jax.attribution.methods.table import METHODS, MethodName
+from lim_jax.attribution.methods.method_table import METHODS, MethodName
 from lim_jax.models.loss_kinds import LOSSES, LossName
 
 # On the command line either is a path.

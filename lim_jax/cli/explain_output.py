@@ -8,14 +8,14 @@ import numpy as np
 
 from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.explaining import ReadContexts
+from lim_jax.attribution.explanation_run import ReadContexts
 from lim_jax.attribution.heads import HeadOfPart, heads_table
-from lim_jax.attribution.measuring import SHOWN, accounts_of_contexts
 from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
+from lim_jax.attribution.profile_run import SHOWN, accounts_of_contexts
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.account import HOPS
-from lim_jax.explanations.tables import influence_table
+from lim_jax.explanations.influence_table import influence_table
 from lim_jax.models import LanguageModel
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
@@ -49,7 +49,7 @@ def report_explanation(
     _write_profiles(result, out / "explanation.csv")
     figures = _figures(result, mass, title)
     for name, figure in figures.items():
-        plots.drawing.save_figure(figure, out, name)
+        plots.figure_style.save_figure(figure, out, name)
     print(f"Wrote explanation.json, explanation.csv and {len(figures)} figures to {out}.")
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, in_a_line, require_text
 from lim_jax._digest import digest
 from lim_jax._jit import filter_jit
-from lim_jax._refusal import Refusal
-from lim_jax._resuming import reduced
+from lim_jax._partial_runs import reduced
 from lim_jax.density.adjoints import Batch, Loss, adjoint_energies, require_pair
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.measure import Grid, require_grid

@@ -26,8 +26,8 @@ from lim_jax.adjoint.ledger import (
     regional_channels,
     relative_energies,
 )
-from lim_jax.adjoint.queries import readout_residual_energies
 from lim_jax.adjoint.sites import attention_of, reads_by_softmax
+from lim_jax.adjoint.terminal_covectors import readout_residual_energies
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence, numbers_by_name
 from lim_jax.explanations.account import (
@@ -39,7 +39,7 @@ from lim_jax.explanations.account import (
     squares,
 )
 from lim_jax.explanations.certificates import Judged, primacy_of_the_cone, survival_of_recency
-from lim_jax.explanations.tables import density_rows, index_lines, regional_lines
+from lim_jax.explanations.influence_table import density_rows, index_lines, regional_lines
 from lim_jax.explanations.windows import (
     QueryWeights,
     Windows,

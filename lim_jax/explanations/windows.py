@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import ARRAYS, described, require, require_floats, require_kind
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import Regions, boundary_regions, require_regions
 from lim_jax.models.causal import CausalLM
 

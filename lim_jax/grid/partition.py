@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, described, require, require_name
-from lim_jax._refusal import Refusal
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 Convention = Literal["overlap", "points"]

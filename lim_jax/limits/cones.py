@@ -13,7 +13,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import MakeGrid, PositionField, References, require_references
+from lim_jax.limits.attention_error import MakeGrid, PositionField, References, require_references
 from lim_jax.limits.refinement import Study, refine, refine_against
 from lim_jax.network.multihead import CausalAttention
 

@@ -9,15 +9,15 @@ from jaxtyping import Array
 
 from lim_jax._checks import require
 from lim_jax._jit import filter_jit
+from lim_jax.adjoint.adjoint_equation import continuous_adjoint
 from lim_jax.adjoint.cone import cone_mass
-from lim_jax.adjoint.continuous import continuous_adjoint
 from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.limits.schemes import Control, Flows, Scheme, reference_flows
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
-from lim_jax.limits.attention import MakeGrid
+from lim_jax.limits.attention_error import MakeGrid
 from lim_jax.limits.refinement import Study, refine
 from lim_jax.training.sensitivity import fourth_moments
 

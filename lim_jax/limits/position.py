@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 from lim_jax._checks import as_int, error_if, require, require_positive
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.sweep import adjoint_trajectory, terminal_adjoint
-from lim_jax.grid.carrying import cell_embedding
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import integral
+from lim_jax.grid.interpolation import cell_embedding
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import PanelGrid, gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.attention import (
+from lim_jax.limits.attention_error import (
     SMOOTH,
     MakeGrid,
     PositionField,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from lim_jax._tables import text_table
+from lim_jax._text_tables import text_table
 from lim_jax.limits.refinement import Study
 
 TOLERANCE = 0.15

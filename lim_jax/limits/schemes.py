@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._jit import filter_jit
-from lim_jax.network.continuous import ContinuousFlow
+from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow, euler, unit_profile
 from lim_jax.network.slots import State
 

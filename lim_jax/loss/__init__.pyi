@@ -1,5 +1,5 @@
 from . import losses as losses
-from . import queries as queries
+from . import query_weights as query_weights
 from . import readouts as readouts
 from .losses import autoregressive_cross_entropy as autoregressive_cross_entropy
 from .losses import contrast_loss as contrast_loss
@@ -8,8 +8,8 @@ from .losses import logit_residual as logit_residual
 from .losses import margin_loss as margin_loss
 from .losses import own_margin_loss as own_margin_loss
 from .losses import positionwise_cross_entropy as positionwise_cross_entropy
-from .queries import last_token as last_token
-from .queries import teacher_forcing as teacher_forcing
+from .query_weights import last_token as last_token
+from .query_weights import teacher_forcing as teacher_forcing
 from .readouts import BandReadout as BandReadout
 from .readouts import LinearReadout as LinearReadout
 from .readouts import LocalReadout as LocalReadout

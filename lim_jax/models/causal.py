@@ -27,7 +27,7 @@ from lim_jax._precision import computing
 from lim_jax._products import product
 from lim_jax.checkpoints.checkpoint import json_object, open_checkpoint
 from lim_jax.checkpoints.decoder import read_decoder
-from lim_jax.checkpoints.families.table import recipe_of, refuse_unsupported
+from lim_jax.checkpoints.families.family_table import recipe_of, refuse_unsupported
 from lim_jax.checkpoints.gguf_file import open_gguf
 from lim_jax.checkpoints.hub import model_path
 from lim_jax.checkpoints.multimodal import text_part
@@ -48,10 +48,10 @@ from lim_jax.grid.measure import Grid
 from lim_jax.loss import losses
 from lim_jax.loss.losses import Labels, Scalar, Slices
 from lim_jax.loss.readouts import Logits
+from lim_jax.network.caps_and_sinks import capped
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import Norm
-from lim_jax.network.shaping import capped
 from lim_jax.network.slots import State
 from lim_jax.weights import Rows, gather_rows, slice_rows
 

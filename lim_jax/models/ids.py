@@ -24,13 +24,13 @@ from lim_jax._checks import (
 )
 from lim_jax._digest import digest
 from lim_jax._jit import cached_jit
-from lim_jax._resuming import checkpoint_folder, once
+from lim_jax._partial_runs import checkpoint_folder, once
 from lim_jax.density.adjoints import Loss, LossOfIds, adjoint_energies, check_finite
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import Regions, require_regions
-from lim_jax.loss.queries import teacher_forcing
+from lim_jax.loss.query_weights import teacher_forcing
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, states_size

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._jit import filter_jit
-from lim_jax._resuming import Run, store, stored
+from lim_jax._partial_runs import Run, store, stored
 from lim_jax.density.adjoints import Ids, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
-from lim_jax.network.blocked import blocked_attention, require_heads
-from lim_jax.network.shaping import PLAIN, Shaping, capped
+from lim_jax.network.caps_and_sinks import PLAIN, Shaping, capped
+from lim_jax.network.tiled_attention import blocked_attention, require_heads
 
 DENSE = 96  # positions: up to here whole matrices are the faster
 

@@ -31,9 +31,9 @@ from lim_jax._checks import (
 from lim_jax._precision import PRECISIONS, computing
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
-from lim_jax.network.blocked import ATTENTION_OUTPUTS
 from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of, layer_of
 from lim_jax.network.slots import Field, State
+from lim_jax.network.tiled_attention import ATTENTION_OUTPUTS
 from lim_jax.weights import FetchedLayers, in_memory, like_of
 
 Result = TypeVar("Result")

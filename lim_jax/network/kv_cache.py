@@ -17,6 +17,7 @@ from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention, weights_of_rows
+from lim_jax.network.caps_and_sinks import PLAIN, Shaping
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
@@ -26,7 +27,6 @@ from lim_jax.network.mamba2 import Mamba2
 from lim_jax.network.masks import Rope
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.recurrent import RecurrentMixer
-from lim_jax.network.shaping import PLAIN, Shaping
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import State
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual

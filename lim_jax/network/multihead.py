@@ -16,10 +16,10 @@ from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
+from lim_jax.network.caps_and_sinks import Shaping
 from lim_jax.network.masks import AttentionMask, Rope, SwitchedMask
 from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
 from lim_jax.network.positions import Rotary
-from lim_jax.network.shaping import Shaping
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
 

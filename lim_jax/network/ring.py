@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
-from lim_jax.network.blocked import require_heads, tiled_attention
-from lim_jax.network.shaping import PLAIN, Shaping
+from lim_jax.network.caps_and_sinks import PLAIN, Shaping
+from lim_jax.network.tiled_attention import require_heads, tiled_attention
 from lim_jax.network.tiles import per_position, tiling
 
 

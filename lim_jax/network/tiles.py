@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from lim_jax._linear import Points, Program, Vectors
-from lim_jax._varying import varying_as
+from lim_jax._sharded_axes import varying_as
 from lim_jax.grid.cells import CellGrid
 
 TILE = 128  # positions

@@ -1,5 +1,5 @@
 """The paper's section 4, and its counterexamples."""
 
-from lim_jax._doors import opened
+from lim_jax._public import opened
 
 __getattr__, __dir__, __all__ = opened(__name__, __file__)

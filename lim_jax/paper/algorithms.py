@@ -21,7 +21,7 @@ from lim_jax.paper.simulation import (
     influence_imbalance,
     trace_density,
 )
-from lim_jax.training.observing import trace_penalty
+from lim_jax.training.gramian_penalties import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 Objective = Callable[[Profile], tuple[Scalar, Scalar]]

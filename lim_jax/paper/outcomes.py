@@ -34,7 +34,7 @@ from lim_jax.paper.simulation import (
     influence_imbalance,
     trace_density,
 )
-from lim_jax.training.observing import trace_penalty
+from lim_jax.training.gramian_penalties import trace_penalty
 
 SEED = 20260717
 PROBE_COUNTS = (1, 2, 4, 8, 16, 32)

@@ -15,7 +15,7 @@ from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.explanation import Explanation
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, require_regions
-from lim_jax.plots import drawing
+from lim_jax.plots import figure_style
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
 
@@ -53,7 +53,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
         If `result` is not an Explanation, or `title` not a string.
     """
     require_kind(result, Explanation, "result", FROM)
-    figure = drawing.ShownFigure(7, 7)
+    figure = figure_style.ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions = np.asarray(result.influence.grid.nodes)
     total = float(result.influence.total)
@@ -63,7 +63,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     only = together / (total or 1)
     upper.plot(positions, density, "k", label="influence density")
     upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
-    drawing.fit_scale(upper, log=drawing.spans_decades(density, only))
+    figure_style.fit_scale(upper, log=figure_style.spans_decades(density, only))
     upper.set_ylabel(DENSITY, fontsize=8)
     some = np.maximum(together, np.finfo(energies.dtype).tiny)
     middle.stackplot(positions, energies / some, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
@@ -73,13 +73,13 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     lower.axhline(0, color="black", linewidth=0.8)
     lower.set_ylim(-1.05, max(0.25, 1.1 * crossed.max()))
     lower.set_ylabel("cross terms over the\nchannels' energies (no unit)", fontsize=8)
-    lower.set_xlabel(drawing.POSITION)
-    heading = drawing.headed(title, result.influence.grid.size, int(result.influence.count))
+    lower.set_xlabel(figure_style.POSITION)
+    heading = figure_style.headed(title, result.influence.grid.size, int(result.influence.count))
     upper.set_title(heading, fontsize=10, wrap=True)
     for axes in (upper, middle, lower):
-        drawing.shade_boundaries(axes, float(result.influence.regions.delta))
+        figure_style.shade_boundaries(axes, float(result.influence.regions.delta))
         axes.spines[["top", "right"]].set_visible(False)
-    drawing.legend_below(figure, columns=3)
+    figure_style.legend_below(figure, columns=3)
     return figure
 
 
@@ -107,19 +107,20 @@ def hop_energies(result: Explanation, title: str) -> Figure:
         If `result` is not an Explanation, or `title` not a string.
     """
     require_kind(result, Explanation, "result", FROM)
-    figure, axes = drawing.new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
+    figure, axes = figure_style.new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions = np.asarray(result.influence.grid.nodes)
     parts = np.asarray(result.hop_energies)
     axes.plot(positions, np.asarray(result.influence.energy), "k--", linewidth=0.8, label="all")
     for index, (name, part) in enumerate(zip(HOPS, parts, strict=True)):
-        style = drawing.line_style(index)
-        axes.plot(positions, drawing.positive_part(part), **style, clip_on=False, label=name)
+        style = figure_style.line_style(index)
+        axes.plot(positions, figure_style.positive_part(part), **style, clip_on=False, label=name)
     axes.set_yscale("log")
     axes.set_title(
-        drawing.headed(title, result.influence.grid.size, int(result.influence.count)), fontsize=10
+        figure_style.headed(title, result.influence.grid.size, int(result.influence.count)),
+        fontsize=10,
     )
-    drawing.shade_boundaries(axes, float(result.influence.regions.delta))
-    drawing.legend_below(figure, columns=5)
+    figure_style.shade_boundaries(axes, float(result.influence.regions.delta))
+    figure_style.legend_below(figure, columns=5)
     return figure
 
 
@@ -154,16 +155,16 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")
-    heading = drawing.headed(title, regions.grid.size)
-    figure, axes = drawing.new_figure("cone mass C(p) (a density over p)", title=heading)
+    heading = figure_style.headed(title, regions.grid.size)
+    figure, axes = figure_style.new_figure("cone mass C(p) (a density over p)", title=heading)
     positions = np.asarray(regions.grid.nodes)
     for index, (name, mass) in enumerate(masses.items()):
-        drawing.draw_with_errors(
-            axes, positions, mass.value, mass.error, name, drawing.line_style(index), log=True
+        figure_style.draw_with_errors(
+            axes, positions, mass.value, mass.error, name, figure_style.line_style(index), log=True
         )
     axes.set_yscale("log")
-    drawing.shade_boundaries(axes, float(regions.delta))
-    drawing.legend_below(figure, columns=2)
+    figure_style.shade_boundaries(axes, float(regions.delta))
+    figure_style.legend_below(figure, columns=2)
     return figure
 
 
@@ -194,7 +195,9 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     require_several(certificates, Certificate, "certificates", "Pass those of an Explanation.")
     require_text(title, "title")
     rows = [(claim, sides) for claim in certificates for sides in claim.inequalities]
-    figure, axes = drawing.new_figure("", "each side over the larger one's size (no unit)", title)
+    figure, axes = figure_style.new_figure(
+        "", "each side over the larger one's size (no unit)", title
+    )
     figure.set_size_inches(10, 1.4 + 0.55 * len(rows))
     for row, (certificate, inequality) in enumerate(rows):
         colour = VERDICTS[_verdict(certificate, inequality)]
@@ -211,7 +214,7 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
     verdicts = {_verdict(*row) for row in rows}
     named = [Patch(color=colour, label=word) for word, colour in VERDICTS.items()]
     patches = [patch for patch in named if patch.get_label() in verdicts]
-    drawing.legend_below(
+    figure_style.legend_below(
         figure,
         mark(marker="o", label="must be greater"),
         mark(marker="s", markerfacecolor="white", label="must be lesser"),

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from lim_jax._checks import described, require, require_kind
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.partition import Regions
-from lim_jax.plots import drawing
+from lim_jax.plots import figure_style
 from lim_jax.probes import Estimate
-from lim_jax.results.measured import ComparedInfluences
+from lim_jax.results.context_energies import ComparedInfluences
 from lim_jax.results.two_way import TwoWayShares
 
 Column = Float[np.ndarray, " positions"]
@@ -54,16 +54,16 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     """
     cure = "Measure it with lim.influence, or make it of energies: Influence.from_energies."
     require_kind(result, Influence, "result", cure)
-    figure, axes = drawing.new_figure(DENSITY)
+    figure, axes = figure_style.new_figure(DENSITY)
     draw_densities(axes, {"density": result})
     weights = np.asarray(result.regions.kept_weights)
     left_out = len(result.regions.left_out)
     uniform = 1 / weights.sum()
     axes.axhline(uniform, color="black", linewidth=0.8, linestyle=":", label="uniform")
-    drawing.draw_averages(axes, result.regions, np.asarray(result.regional_averages))
-    heading = drawing.headed(title, result.grid.size, int(result.count), left_out)
+    figure_style.draw_averages(axes, result.regions, np.asarray(result.regional_averages))
+    heading = figure_style.headed(title, result.grid.size, int(result.count), left_out)
     axes.set_title(f"{heading}\n{_indices(result)}", fontsize=10)
-    drawing.legend_below(figure)
+    figure_style.legend_below(figure)
     return figure
 
 
@@ -71,7 +71,7 @@ def influence_difference(
     compared: ComparedInfluences, names: Sequence[str] = ("first", "second"), title: str = ""
 ) -> Figure:
     """Draw two influence densities, and below them the second minus the first."""
-    figure = drawing.ShownFigure(7, 6)
+    figure = figure_style.ShownFigure(7, 6)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     draw_densities(upper, dict(zip(names, compared[:2], strict=True)))
     upper.set_ylabel(DENSITY)
@@ -79,32 +79,32 @@ def influence_difference(
     kept = np.asarray(compared.first.regions.kept_weights) > 0
     columns = change.regions.grid.nodes, change.density, change.density_error
     _draw_signed(lower, *(np.asarray(column)[kept] for column in columns))
-    drawing.shade_boundaries(lower, float(change.regions.delta))
+    figure_style.shade_boundaries(lower, float(change.regions.delta))
     lower.set_ylabel(f"{names[1]} minus {names[0]}")
-    lower.set_xlabel(drawing.POSITION)
+    lower.set_xlabel(figure_style.POSITION)
     counts = " and ".join(str(int(influence.count)) for influence in compared[:2])
     heading = f"{counts} contexts, {change.pairs or 0} in both"
     upper.set_title(f"{title}\n{heading}" if title else heading, fontsize=10, wrap=True)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
-    drawing.legend_below(figure)
+    figure_style.legend_below(figure)
     return figure
 
 
 def signed_density(density: Estimate, regions: Regions, contexts: int, title: str) -> Figure:
     """Draw a signed profile by position; the band is two standard errors to either side."""
-    figure, axes = drawing.new_figure("signed profile (of the loss, per unit of p)")
+    figure, axes = figure_style.new_figure("signed profile (of the loss, per unit of p)")
     grid = regions.grid
     _draw_signed(axes, *map(np.asarray, (grid.nodes, *density)))
-    drawing.shade_boundaries(axes, float(regions.delta))
-    axes.set_title(drawing.headed(title, grid.size, contexts, 0), fontsize=10)
+    figure_style.shade_boundaries(axes, float(regions.delta))
+    axes.set_title(figure_style.headed(title, grid.size, contexts, 0), fontsize=10)
     return figure
 
 
 def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) -> None:
     """A line with its band about zero, which is dotted."""
     if np.isfinite(errors).all():
-        band = drawing.error_band(values, errors, log=False)
+        band = figure_style.error_band(values, errors, log=False)
         axes.fill_between(positions, *band, color="black", alpha=0.2, linewidth=0)
     axes.plot(positions, values, color="black", linewidth=1.3)
     axes.axhline(0, color="black", linewidth=0.8, linestyle=":")
@@ -152,18 +152,18 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
         require_kind(result, Influence, f"results[{name!r}]", "Take what lim.influence returns.")
     kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
     density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
-    drawing.require_drawable(np.concatenate(list(density.values())), "results")
-    log = drawing.spans_decades(*density.values())
+    figure_style.require_drawable(np.concatenate(list(density.values())), "results")
+    log = figure_style.spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
         positions, error = (
             np.asarray(of)[kept[name]] for of in (result.grid.nodes, result.density_error)
         )
-        drawing.draw_with_errors(
-            axes, positions, density[name], error, name, drawing.line_style(index), log=log
+        figure_style.draw_with_errors(
+            axes, positions, density[name], error, name, figure_style.line_style(index), log=log
         )
-    drawing.fit_scale(axes, log=log)
+    figure_style.fit_scale(axes, log=log)
     for delta in {float(result.regions.delta) for result in results.values()}:
-        drawing.shade_boundaries(axes, delta)
+        figure_style.shade_boundaries(axes, delta)
 
 
 def _indices(result: Influence) -> str:
@@ -180,16 +180,16 @@ def _indices(result: Influence) -> str:
 
 def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "") -> Figure:
     """Draw each document's share of the influence by its place, and that of any, with its band."""
-    figure, axes = drawing.new_figure("share of the influence", "place of the document", title)
+    figure, axes = figure_style.new_figure("share of the influence", "place of the document", title)
     places = np.arange(1, len(names) + 1)
     for number, (name, row) in enumerate(zip(names, np.asarray(result.table.value), strict=True)):
-        style = drawing.line_style(number)
+        style = figure_style.line_style(number)
         style["linewidth"] = 0.7  # below that of any document
         # In quotation marks, which "any document" has not; dollars would begin a formula.
         axes.plot(places, row, **style, label=f"“{name}”".replace("$", r"\$"))
     every = {"color": "black", "linewidth": 2}
-    drawing.draw_with_errors(axes, places, *result.by_place, "any document", every, log=False)
+    figure_style.draw_with_errors(axes, places, *result.by_place, "any document", every, log=False)
     axes.set_xticks(places)
     axes.set_ylim(bottom=min(0.0, float(result.by_place.value.min())))
-    drawing.legend_below(figure)
+    figure_style.legend_below(figure)
     return figure

@@ -7,7 +7,13 @@ from matplotlib.ticker import PercentFormatter
 
 from lim_jax.paper.outcomes import Section4
 from lim_jax.paper.simulation import DELTA, GRID
-from lim_jax.plots.drawing import POSITION, legend_below, line_style, new_figure, shade_boundaries
+from lim_jax.plots.figure_style import (
+    POSITION,
+    legend_below,
+    line_style,
+    new_figure,
+    shade_boundaries,
+)
 
 NAMES = {
     "baseline": "Baseline",

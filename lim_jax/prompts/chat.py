@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import described, require, require_kind, require_several
-from lim_jax._refusal import Refusal
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.prompts.documents import (
     QUESTION,

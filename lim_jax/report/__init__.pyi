@@ -1,11 +1,11 @@
 from . import charts as charts
+from . import notebook as notebook
 from . import page as page
 from . import sentences as sentences
 from . import shades as shades
-from . import showing as showing
 from . import sources as sources
-from . import tokens as tokens
+from . import token_cards as token_cards
 from . import wording as wording
+from .notebook import show as show
 from .page import write_page as write_page
-from .showing import show as show
 from .sources import answer_page as answer_page

@@ -12,22 +12,22 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
+from lim_jax._atomic_files import write_file
 from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
-from lim_jax._writing import write_file
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.parts import REST
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenAccount
-from lim_jax.grid.carrying import carrying_shares
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
 from lim_jax.report.sentences import IN_NO_PART, finding, parts_finding, records_finding
 from lim_jax.report.shades import COUNT, Shading, shading, style
-from lim_jax.report.tokens import FIELDS, blocks_of, own_density, parts_shares, shown_context
+from lim_jax.report.token_cards import FIELDS, blocks_of, own_density, parts_shares, shown_context
 from lim_jax.report.wording import certificate_words, index_words, verdict
-from lim_jax.results.measured import percent
+from lim_jax.results.context_energies import percent
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
 markupsafe: Any = lazy_loader.load("markupsafe")

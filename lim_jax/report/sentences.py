@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._tables import text_table
+from lim_jax._text_tables import text_table
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
+from lim_jax.attribution.mean_scores import ScoredPart
 from lim_jax.attribution.parts import IN_NO_PART, REST, Record
-from lim_jax.attribution.scoring import ScoredPart
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
-from lim_jax.results.measured import error_words, percent
+from lim_jax.results.context_energies import error_words, percent
 
 ANSWERS = {True: "Yes, so it follows.", False: "No, so nothing follows."}
 CHANNELS_SAY = (

@@ -9,15 +9,15 @@ from jaxtyping import Float
 
 from lim_jax._checks import require_extra
 from lim_jax.attribution.answer import Answer
-from lim_jax.attribution.comparing import dots_after
-from lim_jax.attribution.methods.table import METHODS
-from lim_jax.attribution.scores import Scores, scores_by_token
+from lim_jax.attribution.answer_comparison import dots_after
+from lim_jax.attribution.method import Scores, scores_by_token
+from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
-from lim_jax.attribution.tokens import UNKNOWN, in_text, joined_tokens, readable
-from lim_jax.prompts import cutting
+from lim_jax.attribution.token_text import UNKNOWN, in_text, joined_tokens, readable
+from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
+from lim_jax.report.notebook import Page
 from lim_jax.report.page import HERE, template
-from lim_jax.report.showing import Page
 
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
@@ -165,7 +165,7 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     """The parts of the answer by sentence: the number and the text of each."""
     texts = [text or UNKNOWN for text in texts]
     shown = [readable(text) if text.strip("\n") else in_text(text) for text in texts]
-    sentences = cut_tokens(texts, cutting.sentences("".join(texts)))
+    sentences = cut_tokens(texts, sentence_spans.sentences("".join(texts)))
     return [[(row, shown[row]) for row in rows] for rows, _ in sentences]
 
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lim_jax._argument_error import refusal
 from lim_jax._checks import ARRAYS, AnyPath, as_path, described, require, require_known
 from lim_jax._npz import Arrays, Format, put_array, read_arrays, take_array, write_arrays
-from lim_jax._refusal import refusal
-from lim_jax._resuming import checkpoint_file
+from lim_jax._partial_runs import checkpoint_file
 
 RESULT = Format("lim_jax result", "path", "Write it again by results.save, or copy it whole.")
 # By room and name, with the file of each: it is loaded when a result of it is read.
@@ -35,7 +35,7 @@ KINDS = {
     "limits.Study": "limits.refinement",
     "probes.Estimate": "probes",
     "results.Comparison": "results.comparison",
-    "results.MeasuredContexts": "results.measured",
+    "results.MeasuredContexts": "results.context_energies",
     "training.TrainingPath": "training.dynamics",
 }
 # A study's rows are a sequence with a name.
@@ -181,7 +181,7 @@ def _read(value: Any, arrays: Arrays) -> Any:
         case {"tuple": entries}:
             return tuple(_read(entry, arrays) for entry in entries)
         case {"rates": entries}:  # its file loads the solvers of differential equations
-            rates = import_module("lim_jax.limits.own").Rates
+            rates = import_module("lim_jax.limits.network_studies").Rates
             return rates(_read(entry, arrays) for entry in entries)
         case {"float": text}:
             return float(text)

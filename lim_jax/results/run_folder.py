@@ -13,12 +13,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from lim_jax._argument_error import Refusal
+from lim_jax._atomic_files import write_file
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax._doors import PACKAGE
 from lim_jax._files import RECORD, files_within
-from lim_jax._refusal import Refusal
+from lim_jax._public import PACKAGE
 from lim_jax._terminal import in_lines
-from lim_jax._writing import write_file
 from lim_jax.results.tables import finite
 
 UNFINISHED = "unfinished"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lim_jax._writing import write_file
+from lim_jax._atomic_files import write_file
 
 NUMBER = "number"
 SHARE = "0 to 1"

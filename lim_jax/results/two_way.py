@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import described, require, require_floats, require_kind, require_several
-from lim_jax._tables import text_table
+from lim_jax._text_tables import text_table
 from lim_jax.probes import Estimate
 from lim_jax.results.archive import known
-from lim_jax.results.measured import error_words, points_in_words
+from lim_jax.results.context_energies import error_words, points_in_words
 
 Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
 

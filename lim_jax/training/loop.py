@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, PyTree
 
 from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable, require_known
 from lim_jax._digest import digest
-from lim_jax._resuming import RUN, Run, checkpoint_file, store, stored
+from lim_jax._partial_runs import RUN, Run, checkpoint_file, store, stored
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import require_callable
 from lim_jax._errors import in_our_words
-from lim_jax._refusal import Refusal
-from lim_jax._varying import varying_as
+from lim_jax._sharded_axes import varying_as
 from lim_jax.density.adjoints import (
     Batch,
     Loss,

@@ -9,7 +9,7 @@ import pytest
 from reference.networks import random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.adjoint import criteria, queries, residual
+from lim_jax.adjoint import criteria, residual, terminal_covectors
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.krylov import NormBounds
 from lim_jax.adjoint.ledger import channels
@@ -335,8 +335,8 @@ def test_queries_that_are_no_weights_are_refused():
         wrong = jax.device_put(wrong)
         for call in (
             lambda w=wrong: queried(w, energies),
-            lambda w=wrong: queries.query_masses(w, REGIONS),
-            lambda w=wrong: queries.readout_support(w, 1),
+            lambda w=wrong: terminal_covectors.query_masses(w, REGIONS),
+            lambda w=wrong: terminal_covectors.readout_support(w, 1),
         ):
             with pytest.raises(RuntimeError, match="query_weights: expected non-negative weights"):
                 call()
@@ -500,7 +500,7 @@ def test_a_readout_that_mixes_tokens_is_refused():
     states = random_states(1, 1, LENGTH, 6)
     targets = random_labels(3, 1, LENGTH, 5)
     query = jnp.eye(LENGTH)[11]
-    measured = eqx.filter_jit(queries.readout_residual_energies)
+    measured = eqx.filter_jit(terminal_covectors.readout_residual_energies)
     with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
         measured(band, states, targets, regions)
     # With energies from elsewhere the certificate sees that they are not this covector's.

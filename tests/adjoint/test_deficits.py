@@ -10,7 +10,7 @@ import pytest
 from reference.networks import random_flow, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.adjoint import criteria, deficits, queries, residual
+from lim_jax.adjoint import criteria, deficits, residual, terminal_covectors
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, certificate_table
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.ledger import RegionalChannels, channels, regional_channels
@@ -371,7 +371,9 @@ def test_whenever_a_certificate_holds_its_conclusion_does():
             return found, residual.amplification(norms), sites
 
         found, bounds, sites = jax.vmap(one)(states, labels)
-        energies = queries.readout_residual_energies(readout, found.states[:, -1], labels, regions)
+        energies = terminal_covectors.readout_residual_energies(
+            readout, found.states[:, -1], labels, regions
+        )
         regional = regional_channels(jax.vmap(lambda f: f.vectors)(found), regions)
         terminal = found.covectors[:, -1]
         initial = found.covectors[:, 0]

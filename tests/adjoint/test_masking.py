@@ -22,7 +22,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.adjoint import mask_gradient, mask_path
-from lim_jax.limits.own import Quantity
+from lim_jax.limits.network_studies import Quantity
 from lim_jax.loss import last_token
 from lim_jax.models import CausalLM, Targets
 from lim_jax.network import attention, tiles

@@ -3,12 +3,12 @@
 import numpy as np
 
 from lim_jax.attribution.answer import AnswerPart, finding_of
-from lim_jax.attribution.comparing import compare_answers, shown_answer
+from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
+from lim_jax.attribution.mean_scores import ScoredContexts, ScoredPart, scores_finding
 from lim_jax.attribution.parts import context_names
-from lim_jax.attribution.scoring import ScoredContexts, ScoredPart, scores_finding
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
 from lim_jax.attribution.time_budget import described_contexts, duration
-from lim_jax.attribution.tokens import (
+from lim_jax.attribution.token_text import (
     held_by_text,
     in_text,
     joined_tokens,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from reference.networks import byte_network
 
-from lim_jax._refusal import Refusal
+from lim_jax._argument_error import Refusal
 from lim_jax.attribution import files, mask_gradients
+from lim_jax.attribution.method import Run, scores_by_token
 from lim_jax.attribution.methods import mask_gradient, mask_path
-from lim_jax.attribution.scores import Run, scores_by_token
 from lim_jax.attribution.segments import (
     answer_segments,
     context_segments,

@@ -12,11 +12,11 @@ from reference import numpy_network
 from reference.networks import byte_network, layer_of
 
 import lim_jax as lim
-from lim_jax.attribution.explaining import ReadContexts
+from lim_jax.attribution.explanation_run import ReadContexts
 from lim_jax.attribution.heads import heads_table, strongest_heads
-from lim_jax.attribution.scores import Run
-from lim_jax.attribution.scoring import score_contexts
-from lim_jax.attribution.signed import signed_profile
+from lim_jax.attribution.mean_scores import score_contexts
+from lim_jax.attribution.method import Run
+from lim_jax.attribution.signed_profile import signed_profile
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.prompts.contexts import context_of

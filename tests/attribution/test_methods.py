@@ -12,12 +12,12 @@ import pytest
 from reference.networks import byte_network
 
 from lim_jax import models
-from lim_jax.attribution import scoring
+from lim_jax.attribution import mean_scores
 from lim_jax.attribution.files import write_scores
 from lim_jax.attribution.gradients import attention_rollout
+from lim_jax.attribution.method import Method, Run, Scores, scores_by_token
 from lim_jax.attribution.methods import ablations, integrated_gradients
-from lim_jax.attribution.methods.table import METHODS, MethodName
-from lim_jax.attribution.scores import Method, Run, Scores, scores_by_token
+from lim_jax.attribution.methods.method_table import METHODS, MethodName
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
@@ -204,7 +204,7 @@ def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
 def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
     method = "gradient-times-input"
     run = Run(tmp_path)
-    score = partial(scoring.score_contexts, model, loss="margin", run=run)
+    score = partial(mean_scores.score_contexts, model, loss="margin", run=run)
     first = score(CONTEXTS[:1], method=method)
     calls = []
     scores = models.ids._scores
@@ -227,11 +227,11 @@ def test_a_method_is_one_entry(model, monkeypatch):
 
     entry = Method("its position", "the position", positions, METHODS["rollout"].cost)
     monkeypatch.setitem(METHODS, "position", entry)
-    first, _ = scoring.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
+    first, _ = mean_scores.score_contexts(model, CONTEXTS, "margin", "position", Run()).scores
     rest = sum(range(CONTEXTS[0].length)) - (3 + 22 + 30)
     assert list(first.by_name().items()) == list(zip(NAMES, (3, 22, 30, rest), strict=True))
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
-        scoring.score_contexts(model, CONTEXTS, "margin", "guess", Run())
+        mean_scores.score_contexts(model, CONTEXTS, "margin", "guess", Run())
 
 
 def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
@@ -245,11 +245,11 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     entry = METHODS["mask-path"]._replace(scores=scores)
     monkeypatch.setitem(METHODS, "mask-path", entry)
     known, unknown = (
-        scoring.score_contexts(model, CONTEXTS, "margin", "mask-path", Run()) for _ in range(2)
+        mean_scores.score_contexts(model, CONTEXTS, "margin", "mask-path", Run()) for _ in range(2)
     )
     assert known.given is not None and known.given.tolist() == [3.0, 1.5]
     assert unknown.given is None
-    assert scoring.scores_finding(known) == scoring.scores_finding(unknown) + (
+    assert mean_scores.scores_finding(known) == mean_scores.scores_finding(unknown) + (
         " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
         "from it by at most 0.500 in a context."
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lim_jax.attribution.comparing import compare_answers, read_answers
+from lim_jax.attribution.answer_comparison import compare_answers, read_answers
 from lim_jax.attribution.orders import averaged_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     averaged_records,
@@ -14,10 +14,10 @@ from lim_jax.attribution.parts import (
     record_shares,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
-from lim_jax.attribution.tokens import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.token_text import held_by_text, in_text, joined_tokens, most_in_words
 from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
-from lim_jax.prompts.shuffling import ShuffledContexts
 
 
 def context(letters, **spans):

@@ -14,19 +14,14 @@ import pytest
 from reference.networks import byte_network, layer_of
 
 import lim_jax as lim
-from lim_jax.attribution import measuring
+from lim_jax.attribution import profile_run
 from lim_jax.attribution.files import (
     tokens_table,
     write_contexts,
     write_measured,
     write_orders,
 )
-from lim_jax.attribution.measuring import measure, require_fitting
-from lim_jax.attribution.methods.ablations import sparse_regression
-from lim_jax.attribution.orders import shuffled_shares
-from lim_jax.attribution.parts import measured_contexts, record_shares
-from lim_jax.attribution.scores import Run, Scores
-from lim_jax.attribution.scoring import (
+from lim_jax.attribution.mean_scores import (
     ScoredContexts,
     ScoredPart,
     cost_of_contexts,
@@ -34,11 +29,16 @@ from lim_jax.attribution.scoring import (
     scored_records,
     scores_finding,
 )
+from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.methods.ablations import sparse_regression
+from lim_jax.attribution.orders import shuffled_shares
+from lim_jax.attribution.parts import measured_contexts, record_shares
+from lim_jax.attribution.profile_run import measure, require_fitting
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.statistics import Influence
 from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
-from lim_jax.prompts.shuffling import ShuffledContexts
 from lim_jax.weights import FetchedLayers, LayerSource
 
 
@@ -234,8 +234,8 @@ def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options
     def accounts_of_contexts(network, windows, weights, **_):
         return [SimpleNamespace(energy=ENERGY[len(window) - 1]) for window in windows]
 
-    monkeypatch.setattr(measuring.models, "energies_of_ids", energies_of_ids)
-    monkeypatch.setattr(measuring, "accounts_of_contexts", accounts_of_contexts)
+    monkeypatch.setattr(profile_run.models, "energies_of_ids", energies_of_ids)
+    monkeypatch.setattr(profile_run, "accounts_of_contexts", accounts_of_contexts)
     return measure(network, contexts, "answer", shown=shown, **options), asked
 
 

@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 from lim_jax import models
 from lim_jax._digest import digest
 from lim_jax.checkpoints import placement
-from lim_jax.checkpoints.families.table import FAMILIES
+from lim_jax.checkpoints.families.family_table import FAMILIES
 from lim_jax.network.layer_kinds import kinds_of
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
-WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
 # One configuration of each family with recurrent layers; the others have rows of their own.

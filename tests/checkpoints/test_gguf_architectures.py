@@ -14,7 +14,7 @@ from reference import gguf_recorded, publishers
 
 from lim_jax import models
 from lim_jax.checkpoints import gguf_file
-from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.gguf_architectures import ARCHITECTURES, published_config
 from lim_jax.checkpoints.options import Configuration
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from lim_jax import models
 from lim_jax.checkpoints.checkpoint import WHOLE, open_checkpoint
-from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.multimodal import text_part
 from lim_jax.checkpoints.options import Configuration
 from lim_jax.checkpoints.tensor_reader import Reader

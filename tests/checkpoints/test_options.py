@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lim_jax.checkpoints import sublayers
-from lim_jax.checkpoints.families.table import FAMILIES, recipe_of
+from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
 from lim_jax.checkpoints.options import HARMLESS, Configuration
 from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
 from lim_jax.checkpoints.own_options import own_options

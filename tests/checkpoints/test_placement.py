@@ -26,7 +26,7 @@ from lim_jax.network import RingAttention
 from lim_jax.weights import FetchedLayers, FetchedRows, HalfLayers, HalfRows
 
 RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
-WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 FILE = "model.safetensors"
 

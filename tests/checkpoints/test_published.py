@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from lim_jax.checkpoints.checkpoint import Checkpoint
 from lim_jax.checkpoints.decoder import read_decoder
-from lim_jax.checkpoints.families.table import recipe_of
+from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.options import refuse_other_architectures
 from lim_jax.models.causal import open_files
 

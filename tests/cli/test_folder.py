@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from tqdm import tqdm
 
-from lim_jax.cli import explaining, profiling, questions
+from lim_jax.cli import ask_command, explain_command, profile_command
 from lim_jax.cli.commands import main
 from lim_jax.results import run_folder as runs
 from lim_jax.results.run_folder import finished_before, run_folder
@@ -140,9 +140,9 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "module, arguments",
     [
-        (questions, ["ask", "weights", "Who?", "--documents", "notes"]),
-        (profiling, ["profile", "weights", "--data", "lines.jsonl"]),
-        (explaining, ["explain", "weights", "--data", "lines.jsonl"]),
+        (ask_command, ["ask", "weights", "Who?", "--documents", "notes"]),
+        (profile_command, ["profile", "weights", "--data", "lines.jsonl"]),
+        (explain_command, ["explain", "weights", "--data", "lines.jsonl"]),
     ],
 )
 def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, WORDS, spelt, write_with_letters
 
 from lim_jax import models
-from lim_jax.cli import explaining, networks, profiling, questions
+from lim_jax.cli import ask_command, explain_command, networks, profile_command
 from lim_jax.cli.commands import main
 from lim_jax.weights import FetchedLayers
 
@@ -81,9 +81,9 @@ def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "module, arguments",
     [
-        (questions, ["ask", "weights", "Who?", "--documents", "notes"]),
-        (profiling, ["profile", "weights", "--data", "lines.jsonl"]),
-        (explaining, ["explain", "weights", "--data", "lines.jsonl"]),
+        (ask_command, ["ask", "weights", "Who?", "--documents", "notes"]),
+        (profile_command, ["profile", "weights", "--data", "lines.jsonl"]),
+        (explain_command, ["explain", "weights", "--data", "lines.jsonl"]),
     ],
 )
 def test_a_command_computes_in_the_precision_that_is_asked_for(

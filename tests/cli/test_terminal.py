@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, write_with_letters
 
 from lim_jax import __main__
-from lim_jax._refusal import Refusal
+from lim_jax._argument_error import Refusal
 from lim_jax._terminal import in_lines, in_one_line
-from lim_jax.attribution.comparing import shown_answer
+from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.cli.commands import main
 from lim_jax.prompts.documents import Document, document_prompt, named_documents
 from lim_jax.results.run_folder import finished_before, run_folder

@@ -9,7 +9,7 @@ from reference.networks import random_flow, random_states
 import lim_jax as lim
 from lim_jax.cost.counting import operations
 from lim_jax.cost.job import job_cost, require_fits
-from lim_jax.network import blocked, tiles
+from lim_jax.network import tiled_attention, tiles
 
 LENGTH = 10
 WIDTH = 6
@@ -60,7 +60,9 @@ def test_tiles_ahead_of_the_diagonal_do_not_count(derivative, monkeypatch):
 
     def job(x, layers):
         def layer(x, scale):
-            return scale * blocked.blocked_attention(x, x, x, lim.token_grid(x.shape[0])), None
+            return scale * tiled_attention.blocked_attention(
+                x, x, x, lim.token_grid(x.shape[0])
+            ), None
 
         def total(x):
             return jnp.sum(jax.lax.scan(layer, x, layers)[0] ** 2)

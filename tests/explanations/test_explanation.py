@@ -22,7 +22,7 @@ from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass, explanation_table
-from lim_jax.explanations.tables import contexts_needed, influence_table
+from lim_jax.explanations.influence_table import contexts_needed, influence_table
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import small_models
 from lim_jax.network.norms import LayerNorm

@@ -13,7 +13,7 @@ from reference.networks import GRIDS
 
 import lim_jax as lim
 from lim_jax.grid import cell_embedding
-from lim_jax.grid.carrying import carried
+from lim_jax.grid.interpolation import carried
 from lim_jax.grid.panels import PanelGrid
 from lim_jax.grid.partition import interval_weights
 

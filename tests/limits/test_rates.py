@@ -13,7 +13,7 @@ from reference.light import light_flow, light_layers, without_norm
 from reference.networks import layer_of, random_flow, small_fields
 
 import lim_jax as lim
-from lim_jax.limits.attention import attention_constant
+from lim_jax.limits.attention_error import attention_constant
 from lim_jax.limits.cones import printed_cone_mass_study
 from lim_jax.limits.depth import split_gap_study
 from lim_jax.limits.fields import gaussian_attention, smooth_labels, smooth_states
@@ -25,7 +25,7 @@ from lim_jax.limits.schemes import (
     perturbation,
     reference_flows,
 )
-from lim_jax.network.continuous import linear_control
+from lim_jax.network.continuous_flow import linear_control
 from lim_jax.network.flow import heun, rk4, strang
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
@@ -70,7 +70,7 @@ def test_attention_converges_to_the_volterra_operator(make_grid, inside, every_c
 
 
 def test_rotary_attention_claims_nothing():
-    """The theorem's keys do not turn; that such attention converges is in `test_own`."""
+    """The theorem's keys do not turn; that such attention converges is tested beside."""
     turning = dataclasses.replace(
         layer().attention, mask=AttentionMask(positions=Rotary((1.0,), tokens=12))
     )

@@ -8,7 +8,7 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax.limits import depth
-from lim_jax.limits.attention import attention_constant
+from lim_jax.limits.attention_error import attention_constant
 from lim_jax.limits.refinement import Study, fit_order
 from lim_jax.limits.rows import Row, rates_table
 from lim_jax.network.flow import unit_profile

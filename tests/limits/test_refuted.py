@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lim_jax as lim
-from lim_jax.limits.attention import attention_constant
+from lim_jax.limits.attention_error import attention_constant
 from lim_jax.limits.fields import averaging_attention
 from lim_jax.limits.position import cesaro_study, input_adjoint_studies, singularity_study
 from lim_jax.limits.refinement import fit_order

@@ -23,7 +23,7 @@ from lim_jax.network import ResidualFlow, TransformerField, causal_attention, eu
 from lim_jax.network.kv_cache import has_kv_cache
 
 RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())
-WRITE = runpy.run_path(str(ROOT / "benchmarks" / "drawing.py"))["write"]
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 KNOWN = 7  # logits are recorded after the seventh and the last
 # Learned places; layers that see differently, experts and sinks; latent vectors; linear biases;

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import lim_jax as lim
 from lim_jax import explanations, models
-from lim_jax.attribution.measuring import accounts_of_contexts, measure
+from lim_jax.attribution.profile_run import accounts_of_contexts, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.loss_kinds import LOSSES, LossKind, LossName, loss_kind

@@ -12,7 +12,7 @@ from scipy.special import softmax
 import lim_jax as lim
 from lim_jax.adjoint.cone import joint_cone
 from lim_jax.grid import segment_starts
-from lim_jax.network import Rotary, attention, blocked, tiles
+from lim_jax.network import Rotary, attention, tiled_attention, tiles
 from lim_jax.network.attention import attention_kernel, attention_weights, causal_attention
 
 # Two examples of eleven rows in tiles of four: tiles before every start, a row that sees nothing of
@@ -63,7 +63,7 @@ def test_rows_attend_from_where_they_start(name):
 
 
 def in_every_mode(formula, at, u, v):
-    """Values, and derivatives of both orders: none is a matrix; `test_blocked` nests them all."""
+    """Values, and derivatives of both orders: none is a matrix."""
     value = lambda at: formula(*at)  # noqa: E731
     gradient = jax.grad(lambda at: jnp.sum(jnp.sin(value(at))))
     slope = lambda at: jax.jvp(value, (at,), (u,))[1]  # noqa: E731
@@ -80,7 +80,7 @@ def in_every_mode(formula, at, u, v):
 
 @pytest.mark.slow
 def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
-    """With traced starts, of other examples others; without, in `test_blocked`."""
+    """With traced starts, of other examples others; without, in `test_tiled_attention`."""
     small_tiles(monkeypatch)
     grid = lim.graded_grid(11)
 
@@ -117,7 +117,7 @@ def test_windows_of_ragged_lengths_are_one_softmax_a_row(length, window):
     @jax.jit
     def attended(query, key, value):
         grid = lim.token_grid(length).windowed(window)
-        return blocked.blocked_attention(query, key, value, grid)
+        return tiled_attention.blocked_attention(query, key, value, grid)
 
     starts = np.maximum(np.arange(length) - window + 1, 0)
     expected = by_rows(query, key, lim.token_grid(length), starts) @ value

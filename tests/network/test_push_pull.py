@@ -9,7 +9,7 @@ from reference.networks import random_states
 
 import lim_jax as lim
 from lim_jax._linear import at
-from lim_jax.network import blocked, tiles
+from lim_jax.network import tiled_attention, tiles
 from lim_jax.network.attention import attention_weights
 
 # Eleven rows in tiles of four, the last not full; prefixes that begin in tiles and at their ends.
@@ -65,7 +65,7 @@ def tiled(grid):
     def outputs(query, key, value, starts):
         on = begun(grid, starts, key[:, 0])
         arrays = jax.tree.leaves(tiles.per_position(on))
-        return at(blocked._attention, [query, key, value, *arrays], [], tiles.tiling(on))
+        return at(tiled_attention._attention, [query, key, value, *arrays], [], tiles.tiling(on))
 
     return of_examples(outputs)
 
@@ -129,7 +129,7 @@ def at_a_point(grid, starts):
     def apply(primitive):
         return lambda vectors: at(primitive, point, vectors, tiling)
 
-    return (query, key, value, weights), apply(blocked._push), apply(blocked._pull)
+    return (query, key, value, weights), apply(tiled_attention._push), apply(tiled_attention._pull)
 
 
 def every_pair(some, others):
@@ -141,7 +141,7 @@ def test_an_accelerator_takes_all_heads_and_examples_at_once():
     """By where a program is lowered: one group of six in one tile; a CPU takes three of two."""
 
     def features(*point):
-        return at(blocked._attention, point, [], tiles.tiling(GRIDS["graded"]))[0]
+        return at(tiled_attention._attention, point, [], tiles.tiling(GRIDS["graded"]))[0]
 
     def pulled(*point):
         found, pull = jax.vjp(jax.vmap(jax.vmap(features)), *point)
@@ -203,7 +203,7 @@ def test_vectors_at_many_points_are_those_at_each():
 
     def features(query, key, value):
         tiling = tiles.tiling(GRIDS["midpoints"])
-        return at(blocked._attention, [query, key, value], [], tiling)[0]
+        return at(tiled_attention._attention, [query, key, value], [], tiling)[0]
 
     @jax.jit
     def both_ways(point, covectors):
@@ -233,8 +233,10 @@ def test_the_programs_are_transposes_by_jax_too():
 
     @jax.jit
     def both_ways(points, covectors):
-        pushed = jax.linear_transpose(lambda t: blocked._pushed(points, t, tiling), tangents)
-        return pushed(covectors)[0], blocked._pulled(points, covectors, tiling)
+        pushed = jax.linear_transpose(
+            lambda t: tiled_attention._pushed(points, t, tiling), tangents
+        )
+        return pushed(covectors)[0], tiled_attention._pulled(points, covectors, tiling)
 
     for ours, theirs in zip(*both_ways(points, covectors), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)

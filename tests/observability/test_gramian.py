@@ -29,7 +29,7 @@ from lim_jax.observability.trace_estimates import (
     probed_traces,
 )
 from lim_jax.training.discrepancy import influence_discrepancy
-from lim_jax.training.observing import sampled_trace_penalty, trace_penalty
+from lim_jax.training.gramian_penalties import sampled_trace_penalty, trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
 GRID = lim.graded_grid(5)

@@ -25,7 +25,7 @@ from lim_jax.observability.trace_estimates import (
     trace_products,
 )
 from lim_jax.paper.simulation import gate_gramians
-from lim_jax.training.observing import crossfit_penalty, gramian_penalty, trace_penalty
+from lim_jax.training.gramian_penalties import crossfit_penalty, gramian_penalty, trace_penalty
 
 GRID = lim.graded_grid(5)
 

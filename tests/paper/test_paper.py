@@ -11,7 +11,7 @@ from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
 from lim_jax.paper.algorithms import minimiser
 from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
-from lim_jax.paper.printed import compare, printed_figures
+from lim_jax.paper.printed_figures import compare, printed_figures
 from lim_jax.paper.simulation import (
     gate_gramians,
     gate_influence,

@@ -14,7 +14,7 @@ from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.paper.algorithms import adam_run, algorithm1_objective, algorithm3_objective
 from lim_jax.paper.outcomes import table_row
-from lim_jax.paper.printed import compare, comparison_table
+from lim_jax.paper.printed_figures import compare, comparison_table
 from lim_jax.paper.simulation import gate_influence
 
 pytestmark = pytest.mark.slow
@@ -55,9 +55,9 @@ def test_the_json_holds_what_it_promises(reproduced):
     _, _, numbers = reproduced
     assert set(numbers["table"]) == {"baseline", "algorithm1", "algorithm2", "algorithm3"}
     for row in numbers["table"].values():
-        assert set(row) == set(paper.printed.TABLE_COLUMNS)
+        assert set(row) == set(paper.printed_figures.TABLE_COLUMNS)
     for row in numbers["minimiser"].values():
-        assert set(row) == {*paper.printed.TABLE_COLUMNS, "objective"}
+        assert set(row) == {*paper.printed_figures.TABLE_COLUMNS, "objective"}
     assert set(numbers["observability"]) == {"imbalance", "trace_averages", "penalty"}
     assert set(numbers["probe"]) == {str(count) for count in paper.outcomes.PROBE_COUNTS}
     for row in numbers["probe"].values():
@@ -118,7 +118,7 @@ def test_single_precision_agrees_to_three_digits(reproduced):
         assert single["algorithm1"].density.dtype == jnp.float32
     for name, row in single.items():
         columns = row.indices._asdict() | {"influence_imbalance": row.imbalance, "Z": row.Z}
-        assert set(columns) == set(paper.printed.TABLE_COLUMNS)
+        assert set(columns) == set(paper.printed_figures.TABLE_COLUMNS)
         for column, found in columns.items():
             expected = double["table"][name][column]
             np.testing.assert_allclose(found, expected, rtol=5e-4, atol=5e-6, err_msg=column)

@@ -6,7 +6,7 @@ from matplotlib.text import Annotation
 from reference.drawn import assert_nothing_is_cut
 
 from lim_jax import plots
-from lim_jax.limits.own import Rates
+from lim_jax.limits.network_studies import Rates
 from lim_jax.limits.refinement import Study
 from lim_jax.limits.rows import Curve, Row
 

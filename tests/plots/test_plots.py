@@ -14,7 +14,7 @@ from lim_jax import plots, results
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
-from lim_jax.plots.drawing import shade_boundaries
+from lim_jax.plots.figure_style import shade_boundaries
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.probes import Estimate
 

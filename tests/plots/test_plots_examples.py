@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lim_jax.plots.drawing import error_band, headed
+from lim_jax.plots.figure_style import error_band, headed
 
 
 def test_headed():

@@ -28,7 +28,14 @@ from tokenizers.models import WordLevel
 
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import LanguageModel, byte_model
-from lim_jax.prompts import Document, answering, chat_prompt, context_of, self_answered, unanswered
+from lim_jax.prompts import (
+    Document,
+    chat_prompt,
+    context_of,
+    own_answers,
+    self_answered,
+    unanswered,
+)
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.templates import rendered
@@ -274,7 +281,7 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
         asked.append(end)
         return np.array([0, 0, tokenizer.token_to_id("<|im_end|>")])
 
-    monkeypatch.setattr(answering, "answer", answer)
+    monkeypatch.setattr(own_answers, "answer", answer)
     network = byte_model(64, width=4, depth=1, key=jax.random.key(0))
     ends: Any = map(tokenizer.token_to_id, ("<|endoftext|>", "<|im_end|>"))
     endoftext, im_end = ends

@@ -3,8 +3,8 @@
 import numpy as np
 
 from lim_jax.prompts.contexts import Span, places_by_name
-from lim_jax.prompts.cutting import paragraphs, sentences
-from lim_jax.prompts.reading import read_lines
+from lim_jax.prompts.prompt_files import read_lines
+from lim_jax.prompts.sentence_spans import paragraphs, sentences
 
 
 def test_places_by_name():

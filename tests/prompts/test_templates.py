@@ -8,7 +8,7 @@ from reference.chats import CHATML, USER, WEATHER
 
 from lim_jax.checkpoints.gguf_header import read_header
 from lim_jax.checkpoints.text import ChatTemplate, find_chat_template
-from lim_jax.prompts.reading import read_lines
+from lim_jax.prompts.prompt_files import read_lines
 
 
 def options(folder, **entries):

@@ -197,7 +197,7 @@ OF_TRAINING = {
             "quantities": {"state": limits.Quantity(lambda x, grid: x)},
             "depths": [1, 2, 3, 4],
             "scheme": limits.Scheme(),
-            "references": limits.attention.SMOOTH,
+            "references": limits.attention_error.SMOOTH,
         },
         accepts={
             "depths": "none, list",

@@ -15,7 +15,7 @@ from lim_jax.limits.refinement import Study
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.probes import Estimate
 from lim_jax.results.comparison import Comparison
-from lim_jax.results.measured import (
+from lim_jax.results.context_energies import (
     ComparedContexts,
     ComparedInfluences,
     ComparedShares,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.methods import mask_gradient
-from lim_jax.attribution.scores import scores_by_token
 from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt

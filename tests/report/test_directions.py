@@ -6,7 +6,7 @@ from reference import pages
 from reference.browser import PROGRAM, browser
 from reference.pages import Read
 
-from lim_jax.attribution.scores import scores_by_token
+from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments, document_segments
 from lim_jax.prompts import Document, context_of, document_prompt
 from lim_jax.report.page import write_comparison, write_page

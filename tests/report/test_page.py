@@ -17,7 +17,7 @@ from lim_jax.explanations.account import HOPS, TokenAccount
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
 from lim_jax.report.page import page_of
-from lim_jax.report.tokens import blocks_of
+from lim_jax.report.token_cards import blocks_of
 
 
 @pytest.fixture(scope="module")

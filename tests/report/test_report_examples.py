@@ -8,6 +8,7 @@ import numpy as np
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density import Influence
 from lim_jax.grid import boundary_regions, token_grid
+from lim_jax.report.notebook import Page
 from lim_jax.report.sentences import (
     certificate_lines,
     finding,
@@ -16,7 +17,6 @@ from lim_jax.report.sentences import (
     records_finding,
 )
 from lim_jax.report.shades import shading
-from lim_jax.report.showing import Page
 from lim_jax.report.wording import certificate_words, digits, with_error
 
 

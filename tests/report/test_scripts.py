@@ -7,10 +7,10 @@ import pytest
 from reference.pages import Read
 from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS, TOKENIZERS
 
-from lim_jax.attribution.scores import scores_by_token
+from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import DocumentParts, answer_segments, document_segments
 from lim_jax.prompts import context_of, document_prompt, named_documents
-from lim_jax.prompts.cutting import sentences
+from lim_jax.prompts.sentence_spans import sentences
 from lim_jax.report.sources import sources_page
 
 NAMES = [document.name for document in named_documents(DOCUMENTS)]

@@ -6,7 +6,7 @@ import numpy as np
 from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
-from lim_jax.attribution.scores import scores_by_token
+from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt

@@ -22,7 +22,7 @@ from reference.made_results import (
 
 import lim_jax as lim
 from lim_jax.adjoint import RegionalChannels
-from lim_jax.limits.own import Rates
+from lim_jax.limits.network_studies import Rates
 from lim_jax.limits.rows import Row
 from lim_jax.results import load, save, to_pandas, to_xarray
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lim_jax.results.measured import (
+from lim_jax.results.context_energies import (
     common_regions,
     energies_before_queries,
     error_words,

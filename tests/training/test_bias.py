@@ -15,8 +15,12 @@ from lim_jax import paper
 from lim_jax.loss import positionwise_cross_entropy
 from lim_jax.observability.gramian import gramian_traces, observability_gramians
 from lim_jax.paper.simulation import gate_influence
-from lim_jax.training.balancing import balanced_objective, influence_penalty, risk_and_penalty
-from lim_jax.training.observing import trace_penalty
+from lim_jax.training.density_objectives import (
+    balanced_objective,
+    influence_penalty,
+    risk_and_penalty,
+)
+from lim_jax.training.gramian_penalties import trace_penalty
 
 SIZE = 4
 GRID = lim.token_grid(SIZE)

@@ -17,16 +17,20 @@ from reference.light import light_flow
 from reference.networks import VOCABULARY, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network.continuous import LayerwiseControl
+from lim_jax.network.continuous_flow import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
-from lim_jax.training.balancing import (
+from lim_jax.training.density_objectives import (
     Penalty,
     balanced_objective,
     influence_penalty,
     risk_and_penalty,
 )
+from lim_jax.training.gramian_penalties import (
+    injected_objective,
+    observability_objective,
+    trace_penalty,
+)
 from lim_jax.training.mixed_derivative import functional_of_adjoints
-from lim_jax.training.observing import injected_objective, observability_objective, trace_penalty
 
 LENGTH = 6
 WIDTH = 4

@@ -18,7 +18,7 @@ from benchmarks.validation.remedies import example_density
 from lim_jax.cost.job import job_cost
 from lim_jax.density import LossOfIds
 from lim_jax.loss import margin_loss
-from lim_jax.training.balancing import (
+from lim_jax.training.density_objectives import (
     Penalty,
     balanced_objective,
     influence_penalty,

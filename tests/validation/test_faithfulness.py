@@ -11,9 +11,9 @@ import pytest
 from reference.networks import byte_network
 from scipy import stats
 
-from benchmarks.validation import ablations, faithfulness, learnt_heads
-from benchmarks.validation.ablations import ablated_text, random_ablations, sparse_regression
-from benchmarks.validation.documents import question_prompt
+from benchmarks.validation import ablation_study, faithfulness, learnt_heads
+from benchmarks.validation.ablation_study import ablated_text, random_ablations, sparse_regression
+from benchmarks.validation.document_study import question_prompt
 from benchmarks.validation.facts import draw_facts
 from benchmarks.validation.faithfulness import (
     AT2,
@@ -66,7 +66,7 @@ def model():
 def one_size():
     """One program serves all contexts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ablations, "STEP", PLACES)
+        patch.setattr(ablation_study, "STEP", PLACES)
         patch.setattr("lim_jax.models.ids.SHORTEST", PLACES)
         yield
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lim_jax._checks import require_extra
-from lim_jax.attribution.scores import Cost, Method, Run, Scores
+from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
 from lim_jax.attribution.without_parts import losses_without
 from lim_jax.density.adjoints import Loss

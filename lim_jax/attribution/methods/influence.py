@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from lim_jax.attribution.measuring import LAYERS
-from lim_jax.attribution.scores import (
+from lim_jax.attribution.method import (
     Cost,
     Method,
     Run,
@@ -13,6 +12,7 @@ from lim_jax.attribution.scores import (
     require_whole,
     scores_by_token,
 )
+from lim_jax.attribution.profile_run import LAYERS
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM

@@ -10,7 +10,7 @@ from lim_jax._checks import require
 from lim_jax.attribution import gradients
 from lim_jax.attribution.by_token import whole_by_token
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.scores import Cost, Method, Run, Scores
+from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM

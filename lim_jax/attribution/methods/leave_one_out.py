@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lim_jax.attribution.scores import Cost, Method, Run, Scores
+from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
 from lim_jax.attribution.without_parts import losses_without
 from lim_jax.density.adjoints import Loss

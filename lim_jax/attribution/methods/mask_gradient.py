@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lim_jax.attribution.mask_gradients import effects_of_documents, mask_gradients
-from lim_jax.attribution.scores import Cost, Method, Run, Scores, scores_by_token
+from lim_jax.attribution.method import Cost, Method, Run, Scores, scores_by_token
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.mask_gradients import LEAST, effects_of_documents, mask_gradients
-from lim_jax.attribution.scores import Cost, Method, Run, Scores, scores_by_token
+from lim_jax.attribution.method import Cost, Method, Run, Scores, scores_by_token
 from lim_jax.attribution.segments import Segment, document_numbers
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM

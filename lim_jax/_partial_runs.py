@@ -1,0 +1,193 @@
+"""Files from which a run that was interrupted goes on: arrays, or lines of plain values."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from lim_jax._argument_error import Refusal
+from lim_jax._atomic_files import saying_what_is_lacking, write_file
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._digest import digest
+from lim_jax._npz import (
+    Arrays,
+    Format,
+    put_array,
+    read_arrays,
+    take_array,
+    write_arrays,
+)
+
+Result = TypeVar("Result")
+# What tells one run from another: plain values by name.
+Run = Mapping[str, Any]
+REMOVE = "Remove it, or name another checkpoint."
+RUN = Format("lim_jax run", "checkpoint", f"Copy it whole. {REMOVE}")
+SAME = f"To go on, give what that run was given. {REMOVE}"
+
+
+def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
+    """A path where a file is or can be made."""
+    path = as_path(file, name)
+    _require_path(path, name, not path.is_dir(), "a folder", "a file, there or to be made")
+    return path
+
+
+def checkpoint_folder(checkpoint: AnyPath) -> Path:
+    """A path where a folder is or can be made."""
+    path = as_path(checkpoint, "checkpoint")
+    expected = "a folder, there or to be made"
+    _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
+    return path
+
+
+def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
+    within = next((parent for parent in path.parents if parent.is_file()), None)
+    got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
+    require(holds and within is None, name, got=got, expected=expected, cure="Name another.")
+
+
+def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
+    """Store a pytree's arrays and numbers, with what they are of: which run, and what of it."""
+    arrays: Arrays = {}
+    leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array_like))
+    kept = [put_array(np.asarray(leaf), str(n), arrays) for n, leaf in enumerate(leaves)]
+    write_arrays(path, RUN, {"run": run, **about, "leaves": kept}, arrays)
+
+
+def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Read what `store` wrote: what it says of the run, and the pytree's leaves."""
+    about, arrays = read_arrays(checkpoint_file(path), RUN)
+    _require_run(path, about, run)
+    return about, [take_array(leaf, arrays) for leaf in about["leaves"]]
+
+
+def _plain(value: Any) -> Any:
+    """What is read back of a value: lists for tuples."""
+    return json.loads(json.dumps(value))
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
+    kept = about.get("run")
+    got = f"{path}, which is of no run"
+    expected = "what a run stored"
+    require(isinstance(kept, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
+    assert isinstance(kept, dict)
+    for name, value in _plain(run).items():
+        got = f"{path}, of {name} {kept.get(name)}"
+        expected = f"one of {name} {value}"
+        require(kept.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
+
+
+def each_once(
+    groups: Mapping[str, Callable[[], Any]],
+    checkpoint: AnyPath | None,
+    run: Run,
+    progress: Callable[[list], Iterable] = iter,
+) -> dict[str, Any]:
+    """Run each group, unless a checkpoint holds what it gave, which JSON reads back."""
+    file = None if checkpoint is None else checkpoint_file(checkpoint)
+    begun = file is not None and file.exists()
+    done = _journal(file, run) if file is not None and begun else {}
+    for name in progress(list(groups)):
+        if name in done:
+            continue
+        done[name] = _plain(groups[name]())
+        if file is not None:
+            if not begun:
+                write_file(file, _line({"run": run}))
+                begun = True
+            line = _line({"name": name, "found": done[name]})
+            with saying_what_is_lacking(file, len(line)), file.open("ab") as grown:
+                grown.write(line)
+    return {name: done[name] for name in groups if name in done}
+
+
+def once(
+    path: Path,
+    run: Run,
+    measure: Callable[[], Result],
+    of_leaves: Callable[[list], Result] = itemgetter(0),
+) -> Result:
+    """Measure something, an array, and store it, unless a file holds its leaves from before."""
+    if path.exists():
+        return of_leaves(stored(path, run)[1])
+    measured = measure()
+    store(path, run, {}, measured)
+    return measured
+
+
+def _journal(path: Path, run: Run) -> dict[str, Any]:
+    """What a file of lines holds of a run, whose line is the first; a torn line is taken off."""
+    kept = path.read_bytes().splitlines(keepends=True)
+    head, *lines = [line for line in kept if line.endswith(b"\n")] or [b"".join(kept)[:-1]]
+    _require_run(path, _document(head), run)
+    entries = list(map(_document, lines))
+    if not all({"name", "found"} <= entry.keys() for entry in entries):
+        raise Refusal(
+            f"checkpoint: got {path}, which is cut short or damaged, expected all that a run "
+            f"stored. {RUN.cure}"
+        )
+    write_file(path, b"".join([head, *lines]))
+    return {entry["name"]: entry["found"] for entry in entries}
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
+def reduced(
+    measure: Callable[[Any], Result],
+    merge: Callable[[Result, Result], Result],
+    items: Iterable[Any],
+    checkpoint: AnyPath,
+    run: Run,
+    of_leaves: Callable[[list[Array]], Result],
+    *,
+    named: bool = False,
+) -> Result:
+    """Measure items, at least one, and merge the results, which are stored after each of them.
+
+    With `named` the run has a name of the user's, by which code in the items is told (`digest`).
+    """
+    checkpoint = checkpoint_file(checkpoint)
+    counted = 0
+    last_seen = ""
+    result = None
+    if checkpoint.exists():
+        about, leaves = stored(checkpoint, run)
+        counted = about["items"]
+        last_seen = about["seen"]
+        result = of_leaves(jax.device_put(leaves))
+    number = 0
+    seen = ""
+    for number, item in enumerate(items, start=1):
+        seen = digest(item, after=seen, named=named)
+        if number > counted:
+            result = measure(item) if result is None else merge(result, measure(item))
+            store(checkpoint, run, {"items": number, "seen": seen}, result)
+        elif number == counted:
+            _require_same_items(seen == last_seen, "others", checkpoint, counted)
+    _require_same_items(number >= counted, f"{number}", checkpoint, counted)
+    assert result is not None
+    return result
+
+
+def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:
+    expected = f"first the {counted} that {checkpoint} counts, the same in the same order"
+    cure = f"Give them again, for example by one seed. {REMOVE}"
+    require(same, "batches", got=got, expected=expected, cure=cure)

@@ -1,0 +1,142 @@
+"""Two answers beside each other: what each part of the context gave to the one and to the other."""
+
+import json
+from collections.abc import Mapping
+from math import isnan, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lim_jax._checks import require
+from lim_jax._terminal import in_one_line
+from lim_jax._text_tables import text_table
+from lim_jax.attribution.methods.method_table import METHODS
+from lim_jax.attribution.parts import IN_NO_PART, REST
+
+ANSWER = "answer.json"
+DOTS = "..."  # behind an answer that was cut
+ENTRIES = {"question", "answer", "cut", "foil", "method", "given", "parts"}
+Record = Mapping[str, Any]  # what answer.json holds
+
+
+class ComparedPart(NamedTuple):
+    """A part's scores in both answers, and the second less the first; NaN where one has it not."""
+
+    name: str
+    kind: str
+    first: float
+    second: float
+    difference: float
+
+
+class ComparedAnswers(NamedTuple):
+    """Two answers by one method, as `compare_answers` gives them."""
+
+    names: tuple[str, str]
+    answers: tuple[Record, Record]
+    parts: list[ComparedPart]
+
+    @property
+    def finding(self) -> str:
+        """Lines: both answers, the document that changed most, and those that one has alone."""
+        said = [shown_answer(one["answer"], one["cut"]) for one in self.answers]
+        lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
+        documents = [part for part in self.parts if part.kind == "document"]
+        both = [part for part in documents if not isnan(part.difference)]
+        most = max(both, key=lambda part: abs(part.difference))
+        scores = f"{self._spelt(most.first)} to {self._spelt(most.second)}"
+        lines.append(f"Of the documents of both “{most.name}” changed most, from {scores}.")
+        for name, column in zip(self.names, ("second", "first"), strict=True):
+            alone = [part for part in documents if isnan(getattr(part, column))]
+            held = [f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone]
+            if held:
+                lines.append(f"Only in {name}: {', '.join(held)}.")
+        given = [one["given"] for one in self.answers]
+        if None not in given:
+            both_give = "All documents together give {:+.2f} and {:+.2f} of log odds."
+            lines.append(both_give.format(*given))
+        return "\n".join(lines)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The rows of the table; the first names the columns."""
+        named = [IN_NO_PART if p.kind == REST else f"“{p.name}”" for p in self.parts]
+        numbers = [list(map(self._spelt, part[2:])) for part in self.parts]
+        cells = [[name, *row] for name, row in zip(named, numbers, strict=True)]
+        return [["score", *self.names, "difference"], *cells]
+
+    def __str__(self) -> str:
+        """The finding and the table."""
+        return f"{self.finding}\n\n{text_table(self.rows)}"
+
+    def _spelt(self, score: float) -> str:
+        signed = METHODS[self.answers[0]["method"]].signed
+        return "" if isnan(score) else f"{score:+.3f}" if signed else f"{score:.1%}"
+
+
+def compare_answers(
+    first: Record, second: Record, names: tuple[str, str] = ("first", "second")
+) -> ComparedAnswers:
+    """Put the scores of each part beside each other, of two answers by one method."""
+    kinds = [_kind_of_scores(answer) for answer in (first, second)]
+    require(
+        kinds[0] == kinds[1],
+        "second",
+        got=f"scores {kinds[1]}",
+        expected=f"{kinds[0]}, as the first's",
+        cure="Ask both by one method, and with a foil or without.",
+    )
+    scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
+    shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
+    require(
+        "document" in shared,
+        "second",
+        got="an answer from others",
+        expected="at least one document of the first's",
+        cure="Documents are compared by name.",
+    )
+    ordered = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == REST, p[1] != "document"))
+    parts = []
+    for name, kind in ordered:
+        one, other = (of.get((name, kind), nan) for of in scores)
+        parts.append(ComparedPart(name, kind, one, other, other - one))
+    return ComparedAnswers(names, (first, second), parts)
+
+
+def shown_answer(text: str, cut: bool) -> str:
+    """An answer in one line, with dots where it was cut."""
+    line = in_one_line(" ".join(text.split()))
+    return line + dots_after(line) if cut else line
+
+
+def dots_after(text: str) -> str:
+    """The dots behind an answer that was cut: three, with those that it ends with."""
+    text = text.rstrip().replace("…", DOTS)
+    return DOTS[len(text) - len(text.rstrip(".")) :]
+
+
+def _kind_of_scores(answer: Record) -> str:
+    by = f"by {answer['method']}"
+    return f"{by}, against a foil" if answer["foil"] else by
+
+
+def read_answers(first: Path, second: Path) -> list[Record]:
+    """The answers that `ask` wrote to its folders; none unless both have one."""
+    files = {"first": first / ANSWER, "second": second / ANSWER}
+    there = all(file.is_file() for file in files.values())
+    return [_read(file, name) for name, file in files.items()] if there else []
+
+
+def _read(file: Path, name: str) -> Record:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except ValueError:
+        record = {}
+    whole = isinstance(record, dict) and ENTRIES <= record.keys()
+    require(
+        whole,
+        name,
+        got=f"{file}, which is damaged or of another version",
+        expected="what lim-jax ask writes",
+        cure="Ask anew with `overwrite`.",
+    )
+    return record

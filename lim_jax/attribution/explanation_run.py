@@ -1,0 +1,114 @@
+"""A network explained on contexts: what is finished is read from its file."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lim_jax import explanations
+from lim_jax.adjoint.sites import reads_by_softmax
+from lim_jax.attribution.profile_run import Bar, no_bar
+from lim_jax.attribution.time_budget import MASSES, NetworkAndLoss
+from lim_jax.explanations.certificates import Judged
+from lim_jax.explanations.explanation import average_cone_mass
+from lim_jax.explanations.windows import Windows
+from lim_jax.grid.partition import Regions
+from lim_jax.models import CausalLM
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.probes import Estimate
+from lim_jax.prompts.contexts import Context
+from lim_jax.results import load, save
+
+# In the folder of unfinished results.
+EXPLANATION = "explanation.npz"
+CONE_MASS = "cone_mass.npz"
+
+
+class ReadContexts(NamedTuple):
+    """Contexts, and their windows: one array where they have one length."""
+
+    windows: Windows
+    contexts: list[Context]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each context has."""
+        return [context.length for context in self.contexts]
+
+    @property
+    def named(self) -> list[bool]:
+        """Which contexts have named parts."""
+        return [bool(context.spans) for context in self.contexts]
+
+
+def read_contexts(contexts: list[Context]) -> ReadContexts:
+    """Put the windows of contexts beside them."""
+    return ReadContexts(stacked_rows([context.window for context in contexts]), contexts)
+
+
+def recorded_contexts(unfinished: Path) -> int | None:
+    """How many contexts an interrupted run explained; None where it explained none."""
+    file = unfinished / EXPLANATION
+    return load(file)["contexts"] if file.exists() else None
+
+
+def stacked_rows(rows: list[np.ndarray]) -> Any:
+    """One array of rows of one length; of several, the list."""
+    return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
+
+
+def network_and_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
+    """Put a network beside what is asked of it, in its own precision."""
+    rows = [context.weights.astype(network.embedding.dtype) for context in contexts]
+    return NetworkAndLoss(network, stacked_rows(rows), loss_kind(loss).loss)
+
+
+def explain_contexts(
+    asked: NetworkAndLoss,
+    windows: Windows,
+    regions: Regions,
+    key: jax.Array,
+    depth: int,
+    certificates: Judged,
+    unfinished: Path,
+    bar: Bar = no_bar,
+) -> tuple[explanations.Explanation, Estimate | None]:
+    """Explain a network on contexts; with all certificates its cone mass too, else None.
+
+    Each result is written to the folder `unfinished` when it is computed, and read from there in a
+    run that goes on.
+    """
+    network, weights, loss = asked
+
+    def explained() -> explanations.Explanation:
+        units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
+        return explanations.explain(
+            network,
+            windows,
+            weights,
+            regions,
+            key=key,
+            depth=depth,
+            loss=loss,
+            certificates=certificates,
+            progress=lambda numbers: bar(numbers, desc="explaining", unit=next(units)),
+        )
+
+    result = _once(unfinished / EXPLANATION, len(windows), explained)
+    mass = None
+    # Exact masses are of blocks in closed form.
+    if certificates == "all" and reads_by_softmax(network.flow):
+        cone_mass = partial(average_cone_mass, network, windows[:MASSES], regions)
+        for _ in bar([None], desc="cone mass"):
+            mass = _once(unfinished / CONE_MASS, len(windows), cone_mass)
+    return result, mass
+
+
+def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
+    """A result read from its file, or computed and written there with its number of contexts."""
+    if not path.exists():
+        save({"contexts": contexts, "result": compute()}, path)
+    return load(path)["result"]

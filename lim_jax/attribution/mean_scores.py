@@ -1,0 +1,125 @@
+"""Named parts of contexts scored by any method: means over the contexts that have them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lim_jax._checks import require
+from lim_jax.attribution.method import Cost, Run, Scores
+from lim_jax.attribution.methods.method_table import method_named
+from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores
+from lim_jax.attribution.profile_run import no_bar
+from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.models import CausalLM
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.prompts.contexts import Context
+
+
+class ScoredPart(NamedTuple):
+    """A part's score by a method, averaged over the contexts that have it; else as `parts.Record`.
+
+    `of_documents` is its mean share of the sizes of all documents' scores, None of other parts.
+    """
+
+    name: str
+    kind: str
+    score: float
+    error: float
+    of_documents: float | None
+    tokens: float
+    of_tokens: float
+    contexts: int
+    texts: int
+    most: str
+
+
+class ScoredContexts(NamedTuple):
+    """Contexts with their scores, and the parts of each name on average."""
+
+    method: str
+    contexts: Sequence[Context]
+    scores: Sequence[Scores]
+    records: Sequence[ScoredPart]
+
+    @property
+    def given(self) -> Float[np.ndarray, " contexts"] | None:
+        """What all documents give in each context, of methods that say it."""
+        effects = [scores.total_effect for scores in self.scores]
+        known = [float(effect.sum()) for effect in effects if effect is not None]
+        return np.array(known) if known and len(known) == len(effects) else None
+
+
+def score_contexts(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    loss: LossName,
+    method: str,
+    run: Run,
+) -> ScoredContexts:
+    """Score the named parts of contexts by a method; each context is kept when it is finished."""
+    require(
+        any(context.spans for context in contexts),
+        "data",
+        got="lines without named parts",
+        expected=f"documents or spans, which `method={method}` scores",
+        cure="Give lines of documents or with spans; without `method` a text is told by token.",
+    )
+    score = method_named(method).scores
+    rows = []
+    for number in run.bar(range(len(contexts)), desc=method, unit="context"):
+        context = contexts[number]
+        of_context = run.within(f"{number}")._replace(bar=no_bar)
+        cut = [whole_answer(context)], context_segments(context)
+        rows.append(score(network, context, *cut, loss_kind(loss).loss, of_context))
+    return ScoredContexts(method, contexts, rows, scored_records(contexts, rows))
+
+
+def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
+    """Return what a method takes for the context of the most parts."""
+    parts = max(len(context_segments(context)) for context in contexts)
+    return method_named(method).cost(parts, 1)
+
+
+def scored_records(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[ScoredPart]:
+    """Return the parts of each name, in the order in which they are met; the rest stands last."""
+    by_name = [scores.by_name() for scores in scored]
+    parts = part_scores(contexts, by_name)
+    speaking_for = [
+        np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
+        for context, scores in zip(contexts, scored, strict=True)
+    ]
+    sizes = [
+        sum(abs(score) for part, score in of_context.items() if is_document(*part)) or 1
+        for of_context in by_name
+    ]
+    records = []
+    for part, mean in zip(parts, averaged_records(parts, contexts, speaking_for), strict=True):
+        share = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
+        records.append(ScoredPart(*mean[:4], share, *mean[4:]))
+    return records
+
+
+def scores_finding(scored: ScoredContexts) -> str:
+    """Which part's score is the largest on average, and which speaks against what is asked."""
+    named = (part for part in scored.records if part.kind != REST)
+    ordered = sorted(named, key=lambda part: part.score)
+    least = ordered[0]
+    top = ordered[-1]
+    finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
+    if least.score < 0 < top.score:
+        finding += f" “{least.name}” has the least, {_with_error(least)}."
+    if scored.given is None:
+        return finding
+    sums = np.array([scores.by_part[:, scores.documents].sum() for scores in scored.scores])
+    most = abs(scored.given - sums).max()
+    return (
+        f"{finding} All documents together give {scored.given.mean():+.3f} on average; their "
+        f"scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in a "
+        "context."
+    )
+
+
+def _with_error(part: ScoredPart) -> str:
+    return f"{part.score:+.3f}" + (f" ± {part.error:.3f}" if np.isfinite(part.error) else "")

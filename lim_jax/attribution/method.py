@@ -1,0 +1,187 @@
+"""What a method is, and what it gives: scores of an answer's parts by the parts of its context."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from lim_jax._checks import require
+from lim_jax.attribution.parts import is_document
+from lim_jax.attribution.profile_run import Bar, no_bar
+from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
+
+ALL_PARTS: tuple[AnswerParts, ...] = ("answer", "sentence", "token")
+
+
+class Cost(NamedTuple):
+    """What a method takes for one context.
+
+    Attributes
+    ----------
+    passes
+        How many passes forward it takes, those of gradients too.
+    gradients
+        How many gradients it takes back, each of which counts for two more passes in `total`.
+    """
+
+    passes: int
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        """In passes forward, of which a gradient counts for two more."""
+        return self.passes + 2 * self.gradients
+
+    def __str__(self) -> str:
+        """As a command says it before it runs."""
+        if self.gradients:
+            return f"{self.gradients} gradient" + ("s" if self.gradients > 1 else "")
+        return f"{self.passes} pass" + ("es" if self.passes > 1 else "")
+
+
+class Run(NamedTuple):
+    """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's."""
+
+    checkpoint: Path | None = None
+    bar: Bar = no_bar
+
+    def within(self, name: str) -> "Run":
+        """Return the same, with a folder of its own inside the folder."""
+        return self._replace(checkpoint=self.checkpoint and self.checkpoint / name)
+
+
+class Scores(NamedTuple):
+    """Scores of the parts of an answer by the parts of its context, from one method.
+
+    Attributes
+    ----------
+    answer
+        The parts of the answer, a row each.
+    parts
+        The parts of the context, a column each: those of documents, then others.
+    by_part
+        Positive where a part of the context speaks for the part of the answer, in units of the
+        loss; of a method that is not `signed` shares.
+    by_token
+        The same of every token of the context, of methods that have it; None else.
+    total_effect
+        By how much the loss of each part of the answer falls as all documents come in from next to
+        nothing, of methods that say it; None else.
+    note
+        What else is to be known of these scores, in a sentence behind the finding.
+    """
+
+    answer: Sequence[Segment]
+    parts: Sequence[Segment]
+    by_part: Float[np.ndarray, "answer parts"]
+    by_token: Float[np.ndarray, "answer length"] | None = None
+    total_effect: Float[np.ndarray, " answer"] | None = None
+    note: str = ""
+
+    @property
+    def documents(self) -> Int[np.ndarray, " documents"]:
+        """The numbers of the columns that are parts of documents."""
+        inside = [is_document(*part.label) for part in self.parts]
+        return np.flatnonzero(inside)
+
+    @property
+    def tokens(self) -> Float[np.ndarray, " length"] | None:
+        """The scores of every token for the whole answer, of methods that have them."""
+        return None if self.by_token is None else self.by_token.sum(axis=0)
+
+    def by_name(self) -> dict[tuple[str, str], float]:
+        """Return the scores of named parts for the whole answer: the sums over what each has."""
+        found: dict[tuple[str, str], float] = {}
+        for part, score in zip(self.parts, self.by_part.sum(axis=0).tolist(), strict=True):
+            found[part.label] = found.get(part.label, 0.0) + score
+        return found
+
+
+# ``scores(model, context, answer, parts, loss, run)``.
+Scoring = Callable[[CausalLM, Context, Sequence[Segment], Sequence[Segment], Loss, Run], Scores]
+
+
+class Method(NamedTuple):
+    """A way to score the parts of a context by what an answer owes to them.
+
+    Attributes
+    ----------
+    words
+        What a score is, in the help of commands.
+    how
+        How it is computed, in a sentence of a page: "a score is ...".
+    scores
+        ``scores(model, context, answer, parts, loss, run)``, the `Scores` of one context.
+    cost
+        The `Cost` of so many parts of the context, and so many of the answer.
+    answer_parts
+        Into which parts it can cut an answer.
+    document_parts
+        How documents are cut where the user does not say it.
+    signed
+        Whether a score has a sign; else it is a share.
+    """
+
+    words: str
+    how: str
+    scores: Scoring
+    cost: Callable[[int, int], Cost]
+    answer_parts: tuple[AnswerParts, ...] = ALL_PARTS
+    document_parts: DocumentParts = "sentences"
+    signed: bool = True
+
+
+def scores_by_token(
+    answer: Sequence[Segment],
+    parts: Sequence[Segment],
+    by_token: Float[np.ndarray, "answer length"],
+    total_effect: Float[np.ndarray, " answer"] | None = None,
+    note: str = "",
+) -> Scores:
+    """Return the scores of parts as the sums of their tokens'.
+
+    Parameters
+    ----------
+    answer, parts
+        The parts of the answer and of the context, as a method is given them.
+    by_token
+        The scores of every token of the context, a row for each part of the answer, in units of
+        the loss; of a method that is not signed shares.
+    total_effect
+        What all documents give each part of the answer, in units of the loss; None where the
+        method does not say it.
+    note
+        What else is to be known of these scores, in a sentence; empty for nothing.
+
+    Returns
+    -------
+    Scores
+        The scores by part, with those by token.
+    """
+    columns = [by_token[:, part.places].sum(axis=1) for part in parts]
+    by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
+    return Scores(answer, parts, by_part, by_token, total_effect, note)
+
+
+def require_whole(answer: Sequence[Segment], why: str) -> None:
+    """Raise ValueError where an answer is cut into several parts, which cannot be scored."""
+    require(
+        len(answer) == 1,
+        "parts",
+        got=f"{len(answer)} parts of the answer",
+        expected=f"the whole answer, {why}",
+        cure="Take parts='answer'.",
+    )
+
+
+def of_context(name: str, run: Run) -> dict[str, Any]:
+    """Return the checkpoint and the bar of one context as `models.ids` takes them."""
+    return {
+        "checkpoint": run.checkpoint,
+        "progress": lambda numbers: run.bar(numbers, desc=name, unit="context"),
+    }

@@ -1,0 +1,175 @@
+"""The run over contexts: what is asked is measured of each, averaged, and told by part."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lim_jax import explanations, models
+from lim_jax._checks import require
+from lim_jax._digest import digest
+from lim_jax._partial_runs import once
+from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
+from lim_jax.attribution.parts import (
+    Energy,
+    Record,
+    Shares,
+    averaged_records,
+    measured_contexts,
+    record_shares,
+    windows_and_asked,
+)
+from lim_jax.density.adjoints import Loss
+from lim_jax.density.statistics import Influence
+from lim_jax.explanations.account import TokenAccount
+from lim_jax.models import CausalLM
+from lim_jax.models.ids import Profile, Windows
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.document_orders import ShuffledContexts
+from lim_jax.results.context_energies import MeasuredContexts, pooled_influences
+
+SHOWN = 5  # contexts of a page
+LAYERS = {"desc": "its layers, both ways", "unit": "layer", "leave": False}  # a bar of these
+Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as tqdm takes them
+
+
+def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
+    """Show no progress."""
+    return items
+
+
+class Measured(NamedTuple):
+    """All that was measured: energies on each context's own grid, the influence on a common one.
+
+    Without queries are the tokens before the first that is asked; None where that is a first one.
+    """
+
+    contexts: Sequence[Context]
+    energies: Sequence[Energy]
+    influence: Influence
+    without_queries: Influence | None
+    records: Sequence[Record]
+    shares: Shares
+    measured: MeasuredContexts
+    shuffled: ShuffledShares | None
+    accounts: Sequence[TokenAccount] = ()
+
+    @property
+    def influences(self) -> dict[str, Influence]:
+        """The influences by the names of their files."""
+        rest = self.without_queries
+        return {"influence": self.influence} | (
+            {} if rest is None else {"influence_without_queries": rest}
+        )
+
+
+def measure(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    asked: LossName,
+    *,
+    delta: float = 0.2,
+    orders: Sequence[ShuffledContexts] = (),
+    shown: int = 0,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> Measured:
+    """Measure the influence of every token of contexts on what is asked of them.
+
+    Of the first `shown` there are accounts, which hold their energies: where weights are in memory
+    these are not measured twice. Contexts of one of `orders`, lines whose documents are shuffled,
+    are averaged: they are not independent. With a folder `checkpoint` an interrupted run goes on
+    after the last context.
+    """
+    windows, queries = windows_and_asked(contexts)
+    loss = loss_kind(asked).loss
+    accounts = []
+    if shown:
+        page = checkpoint and checkpoint / "page"
+        of_page = network, windows[:shown], queries[:shown]
+        accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
+    known = 0 if network.flow.fetched else len(accounts)
+    energies = [np.asarray(account.energy) for account in accounts[:known]]
+    if known < len(contexts):
+        energies += models.energies_of_ids(
+            network,
+            windows[known:],
+            ask=queries[known:],
+            loss=loss,
+            checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
+            progress=partial(bar, desc="profile", unit="context"),
+            progress_of_layers=partial(bar, **LAYERS),
+        )
+    if orders:
+        alone, averaged, shares = averaged_orders(orders, energies)
+    else:
+        alone = contexts
+        averaged = energies
+        shares = record_shares(contexts, energies)
+    measured = measured_contexts(alone, averaged, shares, delta)
+    return Measured(
+        contexts,
+        energies,
+        *pooled_influences(averaged, measured.asked, delta),
+        averaged_records(shares, contexts, energies),
+        shares,
+        measured,
+        shuffled_shares(orders, energies) if orders else None,
+        accounts,
+    )
+
+
+def accounts_of_contexts(
+    network: CausalLM,
+    windows: Windows,
+    query_weights: Sequence[Profile],
+    *,
+    depth: int = 0,
+    loss: Loss = CausalLM.loss,
+    checkpoint: Path | None = None,
+    bar: Bar = no_bar,
+) -> list[TokenAccount]:
+    """Account for every token of contexts; each is kept in a file of the folder `checkpoint`."""
+    layers = partial(bar, **LAYERS)
+
+    def account(number: int) -> TokenAccount:
+        context = windows[number], query_weights[number]
+        return explanations.account_of_context(network, *context, depth, loss, progress=layers)
+
+    numbers = bar(range(len(windows)), desc="page", unit="context")
+    if checkpoint is None:
+        return [account(number) for number in numbers]
+    fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
+    run = {"function": "account_of_context", "account": fingerprint}
+
+    def read(leaves: list) -> TokenAccount:
+        return TokenAccount._make(jax.device_put(leaves))
+
+    return [
+        once(checkpoint / f"{number}", run, partial(account, number), read) for number in numbers
+    ]
+
+
+def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
+    """Raise ValueError for contexts longer than the network knows, and for unknown ids."""
+    longest = max(context.length for context in contexts)
+    most, why = network.limit or (longest, "")
+    require(
+        longest <= most,
+        "context",
+        got=f"{longest} tokens",
+        expected=f"at most {most}, {why}",
+        cure="Take a smaller `max_length`, or shorter texts.",
+    )
+    largest = max(int(context.window.max()) for context in contexts)
+    require(
+        largest < network.vocabulary,
+        "tokenizer",
+        got=f"the id {largest}",
+        expected=f"ids below {network.vocabulary}, the network's words",
+        cure="Tokenizer and weights must be of one model.",
+    )

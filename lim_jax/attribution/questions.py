@@ -1,0 +1,337 @@
+"""A question asked of a model and of documents: which of them its answer comes from."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
+from lim_jax._partial_runs import checkpoint_folder
+from lim_jax.attribution.answer import Answer, AnswerPart
+from lim_jax.attribution.method import Cost, Run, Scores
+from lim_jax.attribution.methods.method_table import method_named
+from lim_jax.attribution.parts import REST, parts_of
+from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
+from lim_jax.attribution.segments import (
+    AnswerParts,
+    DocumentParts,
+    Segment,
+    answer_segments,
+    context_segments,
+    whole_answer,
+)
+from lim_jax.attribution.token_text import held_by_text, most_in_words
+from lim_jax.checkpoints.text import texts_of_ids
+from lim_jax.models.language_model import LanguageModel
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
+from lim_jax.prompts.own_answers import self_answered
+from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
+
+SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
+
+
+class Question(NamedTuple):
+    """A question with its documents, and how its answer is to be explained; as `ask` takes them."""
+
+    question: str
+    documents: AnyPath | Sequence[str | Document]
+    method: str
+    parts: AnswerParts | None
+    document_parts: DocumentParts | None
+    chat: bool
+    answer: str | None
+    answer_tokens: int
+    foil: str
+    max_length: int
+
+
+class ReadQuestion(NamedTuple):
+    """A question that was read: what the model will read, and how its answer is to be scored.
+
+    Attributes
+    ----------
+    question, line
+        The question, and the line of a file that would ask it.
+    read
+        The context, or the prompt whose answer the model is to give.
+    loss
+        Its name.
+    answer_parts, document_parts
+        How the answer and the documents are cut.
+    """
+
+    question: Question
+    line: Line
+    read: Context | PromptOnly
+    loss: LossName
+    answer_parts: AnswerParts
+    document_parts: DocumentParts
+
+    def cost(self, model: LanguageModel) -> Cost:
+        """Return what scoring takes: of an answer that is not known yet, about so much."""
+        if isinstance(self.read, Context):
+            answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
+            parts = len(context_segments(self.read, self.document_parts))
+        else:
+            tokens = self.question.answer_tokens
+            own = {"answer": 1, "token": tokens}
+            answer = own.get(self.answer_parts, max(1, tokens // SENTENCE))
+            parts = len(self.line.documents) + 2  # the question and the rest too
+        return method_named(self.question.method).cost(parts, answer)
+
+
+def ask(
+    model: LanguageModel,
+    question: str,
+    documents: AnyPath | Sequence[str | Document],
+    *,
+    method: str = "mask-gradient",
+    parts: AnswerParts | None = None,
+    document_parts: DocumentParts | None = None,
+    answer: str | None = None,
+    foil: str = "",
+    chat: bool = True,
+    answer_tokens: int = 32,
+    max_length: int = 4096,
+    checkpoint: AnyPath | None = None,
+    progress: Bar = no_bar,
+) -> Answer:
+    """Ask a model a question about documents, and say which of them its answer comes from.
+
+    Parameters
+    ----------
+    model
+        A network, its tokenizer and its chat template, of `LanguageModel.from_pretrained`.
+    question
+        As the model is asked.
+    documents
+        A folder of texts, a file of texts, or a list of texts or of `Document`.
+    method
+        How parts are scored, by a name of `attribution.methods.method_table`: "mask-gradient", the
+        default, "mask-path", "influence", "gradient-times-input", "integrated-gradients",
+        "rollout", "leave-one-out" or "ablations".
+    parts
+        The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
+        method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each
+        takes a backward pass for each gradient.
+    document_parts
+        The parts of documents: ``"documents"``, ``"paragraphs"``, ``"sentences"`` or ``"tokens"``.
+        Methods that leave parts out read a text for each. By default sentences where the method
+        scores tokens, which costs nothing, else documents.
+    answer
+        What is explained; None for what the model answers itself, of `answer_tokens` at most.
+    foil
+        What might have been answered instead; then scores are of the odds of the two. Empty for
+        none: scores are of the log odds of the answer's tokens, on average.
+    chat
+        Whether the model's chat template lays question and documents out, where it has one.
+    answer_tokens
+        The most tokens of an answer that the model gives itself.
+    max_length
+        The most tokens of question and documents; more are refused.
+    checkpoint
+        A folder that keeps what is finished, so that an interrupted call goes on; None for none.
+    progress
+        A bar, called with a list and with `desc`, `unit` and `leave` as ``tqdm.tqdm`` takes them;
+        none by default.
+
+    Returns
+    -------
+    Answer
+        The answer, and the scores of all parts.
+
+    Raises
+    ------
+    ValueError
+        Where the question or all documents are empty, the model ends at once, or the method does
+        not score such parts.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from lim_jax.models import byte_model
+    >>> network = byte_model(96, width=8, heads=2, depth=1, key=jax.random.key(0))
+    >>> answered = ask(LanguageModel(network), "Who?", ["Wren.", "Owl."], answer="She")
+    >>> [part.kind for part in answered.parts], answered.shown
+    (['document', 'document', 'question', 'rest'], 'She')
+    """
+    require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
+    asked = Question(
+        question,
+        documents,
+        method=method,
+        parts=parts,
+        document_parts=document_parts,
+        chat=chat,
+        answer=answer,
+        answer_tokens=answer_tokens,
+        foil=foil,
+        max_length=max_length,
+    )
+    prompt = read_question(model, asked)
+    kept = None if checkpoint is None else checkpoint_folder(checkpoint)
+    return answer_question(model, prompt, Run(kept, progress))
+
+
+def read_question(model: LanguageModel, asked: Question) -> ReadQuestion:
+    """Read a question and documents as the model will, before anything is computed.
+
+    Errors are those of `ask`; the model's weights are not read.
+    """
+    as_int(asked.max_length, "max_length")
+    as_int(asked.answer_tokens, "answer_tokens")
+    answer_parts = parts_of_answer(asked.method, asked.foil, asked.parts)
+    document_parts = asked.document_parts or method_named(asked.method).document_parts
+    line = question_line(
+        model,
+        asked.question,
+        asked.documents,
+        answer=asked.answer,
+        foil=asked.foil,
+        chat=asked.chat,
+    )
+    loss: LossName = "contrast" if asked.foil else "margin"
+    read = context_of_line(line, model.tokenizer, loss, asked.max_length)
+    return ReadQuestion(asked, line, read, loss, answer_parts, document_parts)
+
+
+def answer_question(model: LanguageModel, asked: ReadQuestion, run: Run) -> Answer:
+    """Let the model answer, where the answer is not given, and score the parts of the context."""
+    question = asked.question
+    context = answered_context(model, asked.read, asked.loss, question.answer_tokens, run.bar)
+    scores = method_named(question.method).scores(
+        model.network,
+        context,
+        segments_of_answer(context, model.tokenizer, asked.answer_parts),
+        context_segments(context, asked.document_parts),
+        loss_kind(asked.loss).loss,
+        run,
+    )
+    return Answer(
+        question=question.question,
+        text=answer_text(context, model.tokenizer),
+        foil=asked.line.foil.strip(),
+        cut=context.cut,
+        method=question.method,
+        parts=part_rows(asked.line, context, scores),
+        context=context,
+        scores=scores,
+    )
+
+
+def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts:
+    """Return how the answer is cut, where the method can score such parts."""
+    known = method_named(method).answer_parts
+    require(
+        parts is None or parts in known,
+        "parts",
+        got=f"{parts!r} with the method {method!r}",
+        expected=" or ".join(map(repr, known)),
+        cure="Take one of these parts, or the method mask-gradient.",
+    )
+    require(
+        not foil or parts in (None, "answer"),
+        "parts",
+        got=f"{parts!r} with a foil",
+        expected="the whole answer, since a foil is another whole answer",
+        cure="Leave one of the two out.",
+    )
+    whole = bool(foil) or "sentence" not in known
+    return parts or ("answer" if whole else "sentence")
+
+
+def segments_of_answer(context: Context, tokenizer: Any, parts: AnswerParts) -> list[Segment]:
+    """Return the parts of an answer, of one that is compared with a foil the whole."""
+    if context.contrast is None:
+        return answer_segments(context, tokenizer, parts)
+    return [whole_answer(context, answer_text(context, tokenizer))]
+
+
+def question_line(
+    model: LanguageModel,
+    question: str,
+    documents: AnyPath | Sequence[str | Document],
+    *,
+    answer: str | None = None,
+    foil: str = "",
+    chat: bool = True,
+) -> Line:
+    """The question as a line of a file would ask it."""
+    require_question(question)
+    for text, name in (("" if answer is None else answer, "answer"), (foil, "foil")):
+        require_text(text, name)
+    if isinstance(documents, str | Path):
+        read = read_documents(documents)
+    else:
+        require_documents(documents)
+        read = named_documents(
+            [Document("", text) if isinstance(text, str) else text for text in documents]
+        )
+    answer = answer and answer.strip()
+    foil = foil.strip()
+    line = Line("question", documents=read, answer=answer, foil=foil)
+    if chat and model.chat_template is not None:
+        message = {"role": "user", "content": question}
+        return line._replace(messages=(message,), template=model.chat_template)
+    answer = answer and spaced(answer)
+    foil = foil and spaced(foil)
+    return line._replace(question=question, answer=answer, foil=foil)
+
+
+def require_documents(documents: object) -> None:
+    """Raise unless this is a list of texts or of documents, at least one."""
+    listed = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
+    got = "none" if isinstance(documents, Sequence) else described(documents)
+    require(
+        len(listed) > 0 and not others,
+        "documents",
+        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        expected="a folder, a file, or a list of texts or of Document, at least one",
+        cure="Pass the texts themselves, or Document(title, text) for each.",
+    )
+
+
+def answered_context(
+    model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
+) -> Context:
+    """The context with its answer, which the model gives itself where there is none."""
+    bar = partial(progress, desc="answering", unit="context")
+    (context,) = self_answered([read], model, loss, tokens=tokens, progress=bar)
+    require_fitting(model.network, [context])
+    return context
+
+
+def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart, ...]:
+    """Return a row for each named part of the context, documents by their scores first."""
+    names = {document.name for document in line.documents}
+    kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
+    by_name = scores.by_name()
+    whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
+
+    def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
+        score = by_name.get((name, kind), 0.0)
+        most = ""
+        kind = kind if kind == REST else kinds.get(name, "message")
+        if scores.tokens is not None:
+            speaking_for = np.maximum(scores.tokens, 0)
+            by_text = held_by_text(context.tokens, speaking_for, places.tolist())
+            most = most_in_words(by_text) if any(by_text.values()) else ""
+        of_documents = score / whole if kind == "document" else None
+        share = places.size / context.length
+        return AnswerPart(name, kind, score, of_documents, places.size, share, most)
+
+    parts = [part(*named, places) for named, places in parts_of(context)]
+    parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
+    return tuple(parts)
+
+
+def answer_text(context: Context, tokenizer: Any) -> str:
+    """The text of a context's answer."""
+    asked = np.flatnonzero(context.weights) + 1
+    ids = context.window[asked] if context.contrast is None else context.contrast.answer
+    return "".join(texts_of_ids(ids, tokenizer)).strip()

@@ -1,0 +1,78 @@
+"""Tokens as people read them: whole characters, marks for what cannot be seen, what they hold."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unicodedata import category
+
+from jaxtyping import Float
+
+from lim_jax._terminal import MARKS as OBEYED_MARKS
+from lim_jax.results.context_energies import percent
+
+MARKS = {" ": "␣", **OBEYED_MARKS}
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
+JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+MOST = 3  # tokens of a part that are named
+
+
+def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Tokens as they are shown, with their numbers: those of one character are one."""
+    groups = []
+    begun = 0
+    for at, text in enumerate(texts):
+        if text:
+            groups.append((text, list(range(begun, at + 1))))
+            begun = at + 1
+    rest = list(range(begun, len(texts)))  # of a character that ends after the context
+    return [*groups, (UNKNOWN, rest)] if rest else groups
+
+
+def held_by_text(
+    texts: Sequence[str], energies: Sequence[float] | Float[Any, " tokens"], places: Sequence[int]
+) -> dict[str, float]:
+    """What tokens of one text hold together, of some places, as `joined_tokens` shows them."""
+    chosen = set(places)
+    by_text = {}
+    for text, group in joined_tokens(texts):
+        inside = [at for at in group if at in chosen]
+        if inside:
+            by_text[text] = by_text.get(text, 0.0) + sum(float(energies[at]) for at in inside)
+    return by_text
+
+
+def most_in_words(held: Mapping[str, float]) -> str:
+    """The tokens that hold most, each with its part of what all hold."""
+    whole = sum(held.values()) or 1
+    most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
+    shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
+    return ", ".join(f"“{text}” {part}" for text, part in shown)
+
+
+def in_text(token: str) -> str:
+    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
+
+    Spaces of any width and joiners of letters stay what they are beside what can be seen.
+    """
+    blank = not any(map(str.isprintable, token.replace(" ", "")))
+    return "".join(_in_text(letter, blank) for letter in token) or UNKNOWN
+
+
+def _in_text(letter: str, blank: bool) -> str:
+    if letter == "\n":
+        return MARKS[letter] + letter
+    if category(letter) == "Zs":
+        return "·" if blank else letter
+    return letter if letter in JOINERS and not blank else visible(letter)
+
+
+def visible(letter: str) -> str:
+    """A letter, or a mark in its place where it cannot be seen."""
+    return MARKS.get(letter) or (letter if letter.isprintable() else f"⟨{ord(letter):02x}⟩")
+
+
+def readable(text: str) -> str:
+    """A text as it is, but for a mark in place of what no page can show, such as an escape."""
+    return "".join(
+        visible(letter) if category(letter) == "Cc" and letter not in "\n\t" else letter
+        for letter in text
+    )

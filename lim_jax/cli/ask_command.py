@@ -1,0 +1,123 @@
+"""A question asked of a model and of documents: which of them its answer comes from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+from lim_jax import models
+from lim_jax._checks import as_path
+from lim_jax.attribution.answer import Answer
+from lim_jax.attribution.files import write_answer
+from lim_jax.attribution.method import Run
+from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
+from lim_jax.attribution.segments import AnswerParts, DocumentParts
+from lim_jax.cli.answers import answer_notes
+from lim_jax.cli.arguments import Compute, Download, Memory, Method, Model, Named, Out, Overwrite
+from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
+from lim_jax.prompts.contexts import PromptOnly
+from lim_jax.report.page import require_page_packages
+from lim_jax.report.sources import answer_page
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
+
+NO_ERROR = (
+    "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
+    "--shuffle N of the documents in several orders."
+)
+
+
+def ask(
+    model: tyro.conf.Positional[Model],
+    question: tyro.conf.Positional[str],
+    documents: Named,
+    method: Method = "mask-gradient",
+    parts: AnswerParts | None = None,
+    document_parts: DocumentParts | None = None,
+    chat: bool = True,
+    answer: str | None = None,
+    answer_tokens: int = 32,
+    foil: str = "",
+    max_length: int = 4096,
+    html: bool = True,
+    download: Download = False,
+    memory: Memory = None,
+    compute: Compute = None,
+    out: Out = Path("answer"),
+    overwrite: Overwrite = False,
+) -> int:
+    """Ask a model a question about documents, and say which of them its answer comes from.
+
+    Prints first which document gave most to the answer, then the answer, and what each document,
+    the question and the rest gave. Writes answer.json; matrix.csv, of parts of the answer by parts
+    of the documents; scores.csv where the method scores tokens; and answer.html, where a click on a
+    part of the answer shades the documents by what it came from.
+
+    Args:
+        question: As the model is asked.
+        documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
+            and maybe "title"; or one text.
+        parts: Parts of the answer: the whole, alone with a foil; every sentence; or every token. Of
+            the mask gradient and path each takes a backward pass for each gradient; influence,
+            rollout and gradients in the words score the whole alone.
+        document_parts: Parts of the documents in matrix.csv and on the page. By default sentences,
+            or documents where each part that is left out takes a text of its own to read.
+        chat: Lay question and documents out by the model's own chat template, where it has one, as
+            models that were instructed expect. Without, they stand one after another.
+        answer: What is explained; by default what the model answers itself.
+        answer_tokens: The most tokens of an answer that the model gives itself.
+        foil: What might have been answered instead. What is explained is then why the answer and
+            not the foil, else the log odds of the answer's tokens.
+        max_length: The most tokens of question and documents; more are refused.
+        html: Write the page, answer.html.
+    """
+    model = as_path(model, "model")
+    documents = as_path(documents, "documents")
+    asked = Question(
+        question,
+        documents,
+        method=method,
+        parts=parts,
+        document_parts=document_parts,
+        chat=chat,
+        answer=answer,
+        answer_tokens=answer_tokens,
+        foil=foil,
+        max_length=max_length,
+    )
+    arguments = {"model": model, **asked._asdict(), "html": html, "compute": compute}
+    if finished_before(out, "ask", arguments, overwrite=overwrite):
+        return 0
+    with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
+        if html:
+            require_page_packages()  # before a long computation
+        opened = open_model(model, download, compute)
+        prompt = read_question(opened, asked)
+        unfinished = folder / UNFINISHED
+        at_once = max(prompt.read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
+        opened = network_within(opened, memory, at_once, unfinished)
+        _announce(opened, prompt)
+        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        answered = answer_question(opened, prompt, run)
+        _print(answered, answer_notes([answered.context], opened))
+        write_answer(answered, folder)
+        written = "answer.json and tables"
+        if html:
+            about = {"model": opened.name, "method": method}
+            page = answer_page(answered, about).save(folder / "answer.html")
+            written = f"answer.json, tables and {page.name}"
+        print(f"Wrote {written} to {folder}.")
+    return 0
+
+
+def _print(answered: Answer, notes: Sequence[str]) -> None:
+    print(f"{answered.finding}\n{NO_ERROR}\n\nQuestion: {answered.question}")
+    print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
+
+
+def _announce(model: models.LanguageModel, asked: ReadQuestion) -> None:
+    own = isinstance(asked.read, PromptOnly)
+    work = "Answering and measuring" if own else "Measuring"
+    cost = asked.cost(model)
+    takes = foretold(model.network, [asked.read.length], 0, int(own), cost.total)
+    tqdm.write(f"{work} {asked.read.length} tokens by {asked.question.method}, {cost}: {takes}")

@@ -1,0 +1,132 @@
+"""Two results of `profile` or of `ask` beside each other, from a terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from lim_jax import plots
+from lim_jax._checks import as_path, require_extra
+from lim_jax._terminal import in_one_line
+from lim_jax._text_tables import text_table
+from lim_jax.attribution.answer_comparison import Record, compare_answers, read_answers
+from lim_jax.attribution.files import read_contexts, write_compared_answers
+from lim_jax.cli.arguments import Named, Out, Overwrite
+from lim_jax.report.page import write_comparison
+from lim_jax.results.comparison_tables import (
+    by_position,
+    cells,
+    described_pairs,
+    document,
+    finding,
+    record_row,
+)
+from lim_jax.results.context_energies import MeasuredContexts, compare_contexts
+from lim_jax.results.run_folder import run_folder
+from lim_jax.results.tables import FILES, write_json, write_table
+
+PAGES = ("answer.html", "profile.html")
+Names = tuple[str, str]
+Told = tuple[list[str], list[list[str]], dict[str, Path]]
+
+
+def compare(
+    first: tyro.conf.Positional[Named],
+    second: tyro.conf.Positional[Named],
+    out: Out = Path("compare"),
+    overwrite: Overwrite = False,
+) -> int:
+    """Say what changed from one profile or answer to another: two models, two prompts, two orders.
+
+    Contexts of one id, or without ids of one text, are paired, and errors are of their differences;
+    others count with independent errors. Prints how much more of the influence the second gives the
+    middle, and the differences of density, indices and of each record's share; writes compare.json,
+    compare.csv (by position), records.csv, a figure as PNG and SVG, and compare.html with all of
+    it, and with the two pages beside each other where both folders have one. Of two folders of
+    lim-jax ask by one method it prints both answers, and the score of each part in either; it
+    writes compare.json, records.csv and compare.html.
+
+    Args:
+        first: The folder of a finished lim-jax profile, or of lim-jax ask.
+        second: Another, from which the first is subtracted.
+    """
+    first = as_path(first, "first")
+    second = as_path(second, "second")
+    arguments = {"first": first, "second": second}
+    with run_folder(out, "compare", arguments, overwrite=overwrite) as folder:
+        require_extra("jinja2", "report")
+        names = _names(first, second)
+        answers = read_answers(first, second)
+        if answers:
+            sentences, rows, figures = _answers(answers, names, folder)
+        else:
+            measured = read_contexts(first, "first"), read_contexts(second, "second")
+            sentences, rows, figures = _profiles(measured, names, folder)
+        title = f"{names[1]} minus {names[0]}"
+        print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
+        write_comparison(
+            folder / "compare.html",
+            title=title,
+            sentences=sentences,
+            rows=rows,
+            figures=figures,
+            pages=list(zip(names, _pages(first, second), strict=False)),
+        )
+        written = "records.csv" if answers else "tables, figures"
+        print(f"Wrote compare.json, {written} and compare.html to {folder}.")
+    return 0
+
+
+def _profiles(
+    measured: tuple[MeasuredContexts, MeasuredContexts], names: Names, folder: Path
+) -> Told:
+    compared = compare_contexts(*measured)
+    parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    records = [record_row(name, shares) for name, shares in compared.shares.items()]
+    columns = FILES["compare, records.csv"]
+    said = finding(compared, names)
+    written = {
+        "finding": said,
+        "first": names[0],
+        "second": names[1],
+        "pairs": compared.pairs,
+        **{name: document(part) for name, part in parts.items()},
+        "records": [dict(zip(columns, row, strict=True)) for row in records],
+    }
+    write_json(folder / "compare.json", written)
+    write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
+    write_table(folder / "records.csv", columns, records)
+    titles = {
+        "Both densities, and their difference": "",
+        "The same without the queried tokens": "queries left out",
+    }
+    figures = {}
+    for (name, part), (caption, title) in zip(parts.items(), titles.items(), strict=False):
+        drawn = plots.profile.influence_difference(part, names, title)
+        plots.figure_style.save_figure(drawn, folder, name)
+        figures[caption] = folder / f"{name}.svg"
+    return [described_pairs(compared), *said.splitlines()], cells(compared, names), figures
+
+
+def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
+    compared = compare_answers(answers[0], answers[1], names)
+    write_compared_answers(compared, folder)
+    questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)
+    return [" and ".join(questions), *compared.finding.splitlines()], compared.rows, {}
+
+
+def _pages(first: Path, second: Path) -> list[str]:
+    for name in PAGES:
+        files = first / name, second / name
+        if all(file.is_file() for file in files):
+            return [file.read_text("utf-8") for file in files]
+    return []
+
+
+def _names(first: Path, second: Path) -> Names:
+    """The folders' own names, or all of their paths where these are one."""
+    one = first.resolve().name
+    two = second.resolve().name
+    names = (one, two) if one != two else (str(first), str(second))
+    return in_one_line(names[0]), in_one_line(names[1])

@@ -1,0 +1,191 @@
+"""Which positions a language model uses, and why, from a terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import tyro
+from tqdm import tqdm
+
+from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.explanation_run import (
+    ReadContexts,
+    explain_contexts,
+    network_and_loss,
+    read_contexts,
+    recorded_contexts,
+)
+from lim_jax.attribution.heads import strongest_heads
+from lim_jax.attribution.profile_run import require_fitting
+from lim_jax.attribution.time_budget import (
+    FIRST,
+    TimeBudget,
+    choose_contexts,
+    described_contexts,
+    duration,
+)
+from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.arguments import (
+    Asked,
+    Compute,
+    Download,
+    Memory,
+    Model,
+    Named,
+    Out,
+    Overwrite,
+)
+from lim_jax.cli.explain_output import report_explanation, write_explained_page
+from lim_jax.cli.networks import network_within, open_model
+from lim_jax.explanations.certificates import Judged
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
+from lim_jax.models import CausalLM
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.prompts.prompt_files import read_prompts
+from lim_jax.report.page import require_page_packages
+from lim_jax.results.context_energies import common_regions
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
+
+MOST = 1024  # contexts that are read at most
+ANSWER = 32  # the most tokens of an answer that the model gives itself
+
+
+def explain(
+    model: tyro.conf.Positional[Model],
+    data: Named,
+    loss: Asked = "next-token",
+    max_length: int = 512,
+    contexts: int | None = None,
+    delta: float = 0.2,
+    depth: int = 0,
+    certificates: Judged = "deciding",
+    seed: int = 0,
+    html: bool = False,
+    download: Download = False,
+    memory: Memory = None,
+    compute: Compute = None,
+    out: Out = Path("explanation"),
+    overwrite: Overwrite = False,
+) -> int:
+    """Say which positions a language model uses, and why: density, channels, hops, certificates.
+
+    Says first what it will take. Prints what was found, and writes explanation.json,
+    explanation.csv by position, and figures as PNG and SVG. A contrast takes two passes and is not
+    explained. Interrupted and run again it goes on from what is finished.
+
+    Args:
+        data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
+            with "text", or with "prompt" and "answer", each a context, whole. Of a line without
+            an answer the model's own is explained.
+        max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        contexts: How many contexts to average over. By default as many as make two standard errors
+            of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
+            are.
+        delta: The width of each boundary region.
+        depth: The depth of the states that are judged: 0 is the input, k that after k layers.
+        certificates: deciding stops where a criterion of the paper is seen to be vacuous; all
+            computes its numbers all the same, and cone masses, which takes many times as long.
+        seed: For the choice of contexts.
+        html: Write explanation.html too, a page of the first five contexts with every token
+            shaded, which takes a longer look at each.
+    """
+    model = as_path(model, "model")
+    data = as_path(data, "data")
+    arguments = {
+        "model": model,
+        "data": data,
+        "loss": loss,
+        "max_length": max_length,
+        "contexts": contexts,
+        "delta": delta,
+        "depth": depth,
+        "certificates": certificates,
+        "seed": seed,
+        "html": html,
+        "compute": compute,
+    }
+    if finished_before(out, "explain", arguments, overwrite=overwrite):
+        return 0
+    choice_key, explanation_key = jax.random.split(jax.random.key(seed))
+    with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
+        _require_options(loss, max_length, delta, html)
+        most = MOST if contexts is None else as_int(contexts, "contexts")
+        unfinished = folder / UNFINISHED
+        opened = open_model(model, download, compute)
+        lines = read_prompts(data, opened, loss, max_length)
+        tokens = min(FIRST, len(lines)) * max(line.length for line in lines)
+        opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
+        answers = answered(lines, opened, loss, ANSWER)
+        print("".join(f"{line}\n" for line in own_answers(lines, answers, opened)), end="")
+        network = opened.network
+        require_fitting(network, answers)
+        order = jax.random.permutation(choice_key, len(answers))[:most].tolist()
+        read = read_contexts([answers[number] for number in order])
+        _require_within(network, read, contexts, depth)
+        regions = common_regions(read.lengths, delta, network.embedding.dtype)
+        asked = network_and_loss(network, read.contexts, loss)
+        # The clock may choose another number when the run is taken up: the first one holds.
+        known = contexts or recorded_contexts(unfinished)
+        budget = choose_contexts(asked, read.windows, regions, known, read.named)
+        count = budget.contexts
+        asked = asked._replace(weights=asked.weights[:count])
+        read = ReadContexts(read.windows[:count], read.contexts[:count])
+        title = f"{opened.name}, {loss}"
+        print(announced(title, read.lengths, budget, certificates), flush=True)
+        result, mass = explain_contexts(
+            asked, read.windows, regions, explanation_key, depth, certificates, unfinished, tqdm
+        )
+        heads = strongest_heads(asked, read, tqdm)
+        described = described_contexts(read.lengths)
+        print(f"\n== {model} on {data}: {described}, loss {loss} ==")
+        report_explanation(result, mass, heads, read.contexts, title, folder)
+        if html:
+            question = f"Why does {opened.name} use what it uses? ({loss})"
+            write_explained_page(result, asked, read, opened, question, folder)
+    return 0
+
+
+def _require_options(loss: LossName, max_length: int, delta: float, html: bool) -> None:
+    boundary_regions(token_grid(max_length), delta)
+    if html:
+        require_page_packages()
+    require(
+        loss_kind(loss).one_pass,
+        "loss",
+        got=loss,
+        expected="a loss of one pass",
+        cure="An explanation takes one pass apart, and this loss has others.",
+    )
+
+
+def _require_within(
+    network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
+) -> None:
+    require(
+        contexts is None or contexts <= len(read.windows),
+        "contexts",
+        got=f"{contexts}",
+        expected=f"at most {len(read.windows)}, those of the data",
+        cure="Give more data, or leave --contexts out.",
+    )
+    as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
+
+
+def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
+    """What will be done on contexts of these lengths, and how long it is likely to take."""
+    what = "certificates that can decide"
+    seconds = budget.seconds
+    if certificates == "all":
+        what = "all certificates and cone masses"
+        seconds += budget.certificate_seconds
+    lines = [
+        f"Explaining {title}, on {described_contexts(lengths)}: "
+        f"density, channels, hops, heads, {what}: about {duration(seconds)}."
+    ]
+    if len(set(lengths)) > 1:
+        lines.append("Certificates that compare two positions need contexts of one length.")
+    if certificates != "all":
+        more = duration(budget.certificate_seconds)
+        lines.append(f"--certificates all would take about {more} more.")
+    return " ".join(lines)

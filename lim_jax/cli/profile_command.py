@@ -1,0 +1,315 @@
+"""Which positions a model of your own uses on data of your own, from a terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tyro
+from tqdm import tqdm
+
+from lim_jax import checkpoints, models, plots, report
+from lim_jax._checks import as_int, as_path, require
+from lim_jax.attribution.files import write_measured, write_scores
+from lim_jax.attribution.mean_scores import cost_of_contexts, score_contexts, scores_finding
+from lim_jax.attribution.method import Cost, Run
+from lim_jax.attribution.methods.method_table import MethodName
+from lim_jax.attribution.parts import context_names
+from lim_jax.attribution.profile_run import SHOWN, Measured, measure, require_fitting
+from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
+from lim_jax.attribution.time_budget import described_contexts
+from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.arguments import (
+    Asked,
+    Compute,
+    Download,
+    Memory,
+    Model,
+    Named,
+    Out,
+    Overwrite,
+    PartsMethod,
+)
+from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
+from lim_jax.cli.shuffle_command import (
+    shuffled_findings,
+    shuffled_lines,
+    shuffled_table,
+    write_shuffled,
+)
+from lim_jax.explanations.influence_table import influence_table
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.partition import boundary_regions
+from lim_jax.models import CausalLM, LanguageModel
+from lim_jax.models.loss_kinds import LOSSES, LossName, loss_kind
+from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.document_orders import ShuffledContexts
+from lim_jax.prompts.prompt_files import read_prompts
+from lim_jax.report.page import require_page_packages
+from lim_jax.report.sentences import finding, record_lines, records_finding, score_lines
+from lim_jax.results.context_energies import CELLS
+from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
+from lim_jax.results.two_way import two_way_cells
+
+NO_DENSITY = "Densities, indices, figures, orders and pages come without --method."
+GRADIENT = Cost(1, 1)  # of a context's influence
+
+
+def profile(
+    model: tyro.conf.Positional[Model],
+    data: Named,
+    loss: Asked = "next-token",
+    method: PartsMethod = None,
+    delta: float = 0.2,
+    max_length: int = 512,
+    shuffle: int = 0,
+    signed: bool = False,
+    answer_tokens: int = 32,
+    foil: str = "",
+    html: bool = False,
+    download: Download = False,
+    memory: Memory = None,
+    compute: Compute = None,
+    out: Out = Path("profile"),
+    overwrite: Overwrite = False,
+) -> int:
+    """Say which positions of your data a model uses: densities with errors, tokens and records.
+
+    Prints what was found in a sentence, the share of each named record, then the density over the
+    left, the middle and the right and its indices. Writes profile.json, profile.csv (position,
+    density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
+    for lim-jax compare, and figures as PNG and SVG. With a method it scores named parts instead:
+    profile.json, records.csv, records_by_context.csv and scores.csv. Interrupted and run again it
+    goes on after the last context that was measured.
+
+    Args:
+        data: A text, PDF or .docx; or JSON lines (a file named .jsonl), each with "text"; "prompt";
+            "documents" and "question"; or "messages" of a chat; all but a text with "answer" and
+            maybe "foil". Text and prompt may have "spans": [[start, end, "name"], ...] in
+            characters.
+        delta: The width of each boundary region.
+        max_length: The most tokens of a context: a text is cut, a longer line is refused.
+        shuffle: Lay the documents of each line out in so many orders, and say what is due to the
+            place and what to the document; as many orders as documents give every document every
+            place once. Writes shuffle.json, two_way.csv, by_place.csv, by_document.csv, orders.csv.
+        signed: Measure the signed profile too: by how much the loss falls as attention reads more
+            of each position, as columns of profile.csv and a figure, signed.
+        answer_tokens: The most tokens of an answer that the model gives itself.
+        foil: For --loss contrast, what might have been answered instead, of lines without "foil".
+        html: Write profile.html too, a page of the first five contexts with every token shaded,
+            which takes a longer look at each: by channel, hops, layer and head.
+    """
+    model = as_path(model, "model")
+    data = as_path(data, "data")
+    arguments = {
+        "model": model, "data": data, "loss": loss, "method": method, "delta": delta,
+        "max_length": max_length, "shuffle": shuffle, "signed": signed,
+        "answer_tokens": answer_tokens, "foil": foil, "html": html, "compute": compute,
+    }  # fmt: skip
+    if finished_before(out, "profile", arguments, overwrite=overwrite):
+        return 0
+    with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
+        as_int(max_length, "max_length")
+        as_int(answer_tokens, "answer_tokens")
+        as_int(shuffle, "shuffle", least=0)
+        boundary_regions(token_grid(CELLS), delta)
+        _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
+        opened = open_model(model, download, compute)
+        lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
+        contexts = [context for line in lines for context in line.contexts]
+        contexts = contexts or read_prompts(data, opened, loss, max_length, foil)
+        unfinished = folder / UNFINISHED
+        at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
+        opened = network_within(opened, memory, at_once, unfinished)
+        read = contexts
+        contexts = answered(contexts, opened, loss, answer_tokens)
+        require_fitting(opened.network, contexts)
+        described = described_contexts([context.length for context in contexts], shuffle)
+        shown = min(SHOWN, len(contexts)) if html else 0
+        _announce(opened.network, contexts, method, shown, described, 3 * signed)
+        asked = AskedContexts(opened, data, contexts, lines, loss, described)
+        said = [f"== {model} on {data}: {described}, loss {loss} =="]
+        print(*said, *own_answers(read, contexts, opened), sep="\n")
+        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        if method is None:
+            profile_densities(asked, run, folder, delta=delta, signed=signed, shown=shown)
+        else:
+            profile_parts(asked, run, folder, method)
+    return 0
+
+
+class AskedContexts(NamedTuple):
+    """What is profiled: a model, contexts of a file, and what is asked of them.
+
+    Of lines whose documents are shuffled `orders` has each one's contexts, which are among
+    `contexts`; `described` says of how many contexts and tokens these are.
+    """
+
+    model: LanguageModel
+    data: Path
+    contexts: Sequence[Context]
+    orders: Sequence[ShuffledContexts]
+    loss: LossName
+    described: str
+
+
+def profile_densities(
+    asked: AskedContexts, run: Run, folder: Path, *, delta: float, signed: bool, shown: int
+) -> None:
+    """Measure densities, print what was found, and write it; the first `shown` are on a page."""
+    network = asked.model.network
+    result = measure(
+        network,
+        asked.contexts,
+        asked.loss,
+        delta=delta,
+        orders=asked.orders,
+        shown=shown,
+        checkpoint=run.checkpoint,
+        bar=run.bar,
+    )
+    by_sign = None
+    if signed:
+        by_sign = signed_profile(
+            network,
+            asked.contexts,
+            asked.loss,
+            delta=delta,
+            orders=asked.orders,
+            checkpoint=run.checkpoint,
+            bar=run.bar,
+        )
+    print(_words(result))
+    if by_sign is not None:
+        print(by_sign)
+    title = f"{asked.model.name}, {asked.loss}, {asked.described}"
+    write_profile(result, title, folder, by_sign)
+    if shown:
+        title = f"What does {asked.model.name} use of {asked.data.name}?"
+        write_profile_page(result, asked.model, asked.loss, title, folder)
+    print(f"Wrote profile.json, tables and figures to {folder}.")
+
+
+def profile_parts(asked: AskedContexts, run: Run, folder: Path, method: MethodName) -> None:
+    """Score the named parts by a method, print what was found, and write it."""
+    scored = score_contexts(asked.model.network, asked.contexts, asked.loss, method, run)
+    print(scores_finding(scored), *score_lines(scored.records), sep="\n")
+    write_scores(scored, asked.loss, folder)
+    print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
+
+
+def _announce(
+    network: CausalLM,
+    contexts: Sequence[Context],
+    method: MethodName | None,
+    shown: int,
+    words: str,
+    more: int,
+) -> None:
+    cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
+    signed = ", and signed" if more else ""
+    page = f", with a page of the first {shown}" if shown else ""
+    lengths = [context.length for context in contexts]
+    takes = foretold(network, lengths, shown, cost=cost.total + more)
+    tqdm.write(
+        f"Measuring {words} by {method or 'influence'}, {cost} each{signed}{page}: {takes} "
+        "The bar shows the time that is left."
+    )
+
+
+def _require_options(
+    loss: LossName, method: str | None, foil: str, *, html: bool, shuffle: bool, signed: bool
+) -> None:
+    kind = loss_kind(loss)
+    if html:
+        require_page_packages()
+        cure = "A page takes one pass apart, and this loss has others: pass --no-html."
+        require(
+            kind.one_pass,
+            "html",
+            got=f"a page of --loss {loss}",
+            expected="a loss of one pass",
+            cure=cure,
+        )
+    for name, given in (("html", html), ("shuffle", shuffle), ("signed", signed)):
+        require(
+            not given or method is None,
+            name,
+            got=f"--{name} with --method {method}",
+            expected="one of the two",
+            cure=NO_DENSITY,
+        )
+    takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
+    require(
+        not foil or kind.needs_foil,
+        "foil",
+        got=f"{foil!r} with --loss {loss}",
+        expected=takes,
+        cure="No other loss reads a foil.",
+    )
+
+
+def _findings(result: Measured) -> list[str]:
+    shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
+    positions = finding(result.influence, result.without_queries)
+    return [line for line in (*shuffled, records_finding(result.records), positions) if line]
+
+
+def _words(result: Measured) -> str:
+    lines = [
+        *_findings(result),
+        "" if result.shuffled is None else shuffled_table(result.shuffled),
+        *record_lines(result.records),
+        influence_table(result.influence, result.without_queries),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def write_profile(
+    result: Measured, title: str, folder: Path, signed: SignedProfile | None = None
+) -> None:
+    """Write profile.json, tables and figures."""
+    write_measured(result, signed, folder)
+    if result.shuffled is not None:
+        write_shuffled(result.shuffled, result.measured.names, title, folder)
+    for name, influence in result.influences.items():
+        plots.figure_style.save_figure(plots.influence_profile(influence, title), folder, name)
+    if signed is not None:
+        drawn = plots.profile.signed_density(signed.density, signed.regions, signed.contexts, title)
+        plots.figure_style.save_figure(drawn, folder, "signed")
+
+
+def write_profile_page(
+    result: Measured,
+    model: LanguageModel,
+    loss: LossName,
+    title: str,
+    folder: Path,
+    *,
+    answer: str = "",
+    findings: Sequence[str] = (),
+) -> None:
+    """Write profile.html, of the first contexts; without `findings` those of `profile`."""
+    accounts = result.accounts
+    shuffled = result.shuffled
+    shown = result.contexts[: len(accounts)]
+    # As the text was read, which the tables have too; of the id after it there are no letters.
+    texts = [
+        [*context.tokens, checkpoints.texts_of_ids(context.window, model.tokenizer)[-1]]
+        for context in shown
+    ]
+    report.write_page(
+        folder / "profile.html",
+        result.influence,
+        accounts,
+        texts,
+        title=title,
+        answer=answer,
+        findings=findings or _findings(result),
+        without_queries=result.without_queries,
+        about={"model": model.name, "loss": loss_kind(loss).words},
+        records=result.records,
+        names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
+        measured=len(result.contexts),
+        spans=[context.spans for context in shown],
+        by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
+    )

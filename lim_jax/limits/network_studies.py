@@ -1,0 +1,469 @@
+"""A convergence study of any network, grids, depths and quantities, in one call."""
+
+import csv
+import inspect
+import io
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from lim_jax._atomic_files import write_file
+from lim_jax._checks import (
+    AnyPath,
+    as_int,
+    as_path,
+    described,
+    is_real,
+    require,
+    require_callable,
+    require_kind,
+)
+from lim_jax._jit import filter_jit
+from lim_jax.grid.measure import Grid, require_grid
+from lim_jax.limits.attention_error import SMOOTH, PositionField, require_references
+from lim_jax.limits.references import polynomial_twins, reliability_warning
+from lim_jax.limits.refinement import largest, refine
+from lim_jax.limits.rows import Row, names_by_remark, rates_table
+from lim_jax.limits.schemes import Scheme, reference_flows
+from lim_jax.network.continuous_flow import ContinuousFlow
+from lim_jax.network.flow import ResidualFlow
+from lim_jax.network.masks import AttentionMask, SwitchedMask
+from lim_jax.network.slots import Field, State
+
+Network = Callable[[State, Grid], PyTree]
+Measure = Callable[[Any, Grid], Any]
+
+LEAST = 4  # a slope through fewer points says nothing
+
+
+class Quantity(NamedTuple):
+    """A quantity of a network's result that a study measures, and its expected order.
+
+    Parameters
+    ----------
+    value
+        A function ``value(result, grid)`` of the network's result on a grid to an array: of one
+        shape on every grid, or with a row for each position, which is compared at those of each
+        refinement.
+    order
+        The power of 1/n with which its error is expected to fall; None if none is expected.
+    bound
+        A bound on its error, a function of the refinement; None if there is none.
+    norm
+        The size of an error, a function ``norm(gap, grid)`` of the difference as a NumPy array: by
+        default `largest`, the largest absolute entry; or `mean_square`, or any.
+    source
+        Where order and bound are from: a few words for the table.
+    """
+
+    value: Measure
+    order: float | int | None = None
+    bound: Callable[[int], float] | None = None
+    norm: Callable[[np.ndarray, Grid], float] = largest
+    source: str = ""
+
+
+class Rates(tuple[Row, ...]):
+    """The rows of a study: a sequence that prints as a table and that figures accept."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return rates_table(self)
+
+    @property
+    def agree(self) -> bool:
+        """Whether every order is the expected one, to 0.15, and no bound is broken."""
+        return all(row.agrees for row in self)
+
+    def to_csv(self, path: AnyPath | None = None) -> str:
+        """Return all numbers as CSV, by quantity and refinement; write them to `path` if given."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(
+            ["quantity", "source", "refinement", "error", "bound", "reference_error"]
+            + ["expected_order", "order", "order_half_width", "reliability_warning"]
+        )
+        for row in self:
+            study = row.study
+            order = row.study.order
+            bounds = study.bounds or [None] * len(study.errors)
+            fitted = [study.reference_error, row.expected, order.value, order.half_width]
+            for refined in zip(study.refinements, study.errors, bounds, strict=True):
+                line = [row.name, study.source, *refined, *fitted, row.reliability_warning]
+                writer.writerow(line)
+        if path is not None:
+            write_file(as_path(path), text.getvalue().encode())
+        return text.getvalue()
+
+
+def convergence_study(
+    network: Field | Network,
+    states: PositionField,
+    grids: Grid | Sequence[Grid],
+    quantities: Mapping[str, Quantity | Measure],
+    *,
+    depths: Sequence[int] | None = None,
+    scheme: Scheme | None = None,
+    references: Sequence[Grid] | Sequence[ContinuousFlow] | None = None,
+) -> Rates:
+    """Measure how fast quantities of a network converge as positions, layers or both are refined.
+
+    Several grids refine positions: errors are against the same network on the reference grids.
+    `depths` refine depth: the layers of each depth are samples of a `ContinuousFlow`'s control, and
+    errors are against that flow, solved to 1e-13. With both, grid k goes with depth k. A warning
+    says if references on panels are unreliable, as where a quantity picks rows or something has a
+    kink.
+
+    Parameters
+    ----------
+    network
+        A field ``field(x, context, grid)``, which is applied once; a `ResidualFlow` or a
+        `ContinuousFlow`; or any function ``network(x, grid)``, such as one that gives an adjoint.
+    states
+        The input as a field X(p), so that every grid samples the same one: from positions,
+        (points,), to a row for each, (points, width).
+    grids
+        Four grids or more, of increasing size, or one fixed grid, if depth is refined.
+    quantities
+        By name, a `Quantity` or a function ``value(result, grid)``, of floats whose error is
+        positive and finite. Names that agree up to a comma share a panel in figures.
+    depths
+        Four numbers of layers or more, rising, as many as there are grids if these are several. By
+        default depth is not refined.
+    scheme
+        How a `ContinuousFlow`'s control becomes layers, if depth is refined; by default Euler's
+        steps of the control at :math:`t_k`.
+    references
+        By default ``(gauss_grid(64), gauss_grid(96))``, for smooth fields; adjoints that are
+        singular at 0 need ``position.SINGULAR_AT_ZERO``. The second gives the limit, the first its
+        error. Three grids of sizes n, 2n and 4n are extrapolated at the expected order. If `grids`
+        is one grid, pass two flows; by default the same flow solved by two methods.
+
+    Returns
+    -------
+    Rates
+        A sequence with a row for each quantity. Print it for a table; see `Rates.to_csv` for
+        numbers and `plots.convergence_rates` for a figure.
+
+    Raises
+    ------
+    ValueError
+        If an argument is of another kind; there are fewer than four refinements, or they do not
+        rise; the network has no limit, as with a window or with `Rotary` without `tokens`; depths
+        or a fixed grid come with a network that is not a `ContinuousFlow`; or a quantity changes
+        its shape, is exact or not finite, or has no order by which to extrapolate.
+
+    Examples
+    --------
+    The causal average of p is p/2, and on tokens it is (p + 1/L)/2:
+
+    >>> rates = convergence_study(
+    ...     lim.limits.averaging_attention(),
+    ...     lambda p: p[:, None],
+    ...     [lim.token_grid(n) for n in (10, 20, 40, 80)],
+    ...     {"average": Quantity(lambda x, grid: x, order=1, bound=lambda n: 0.51 / n)},
+    ... )
+    >>> row = rates[0]
+    >>> [round(error, 6) for error in row.study.errors], row.study.holds, rates.agree
+    ([0.05, 0.025, 0.0125, 0.00625], True, True)
+    >>> name, _, size, error, *_ = rates.to_csv().splitlines()[1].split(",")
+    >>> name, size, round(float(error), 6)
+    ('average', '10.0', 0.05)
+    """
+    require_callable(states, "states", "X(p), from positions to a row for each")
+    if scheme is not None:
+        require_kind(scheme, Scheme, "scheme", "Leave it out for Euler's steps.")
+    measured = _as_quantities(quantities)
+    runs = _runs(network, grids, depths, scheme)
+    known = _reference_runs(network, grids, references, measured)
+    values = {name: quantity.value for name, quantity in measured.items()}
+    everything = [*runs.values(), *known]
+    observed, twins = _observed(everything, states, values)
+    fields = _fields(everything, observed)
+    by_size = dict(zip(runs, observed, strict=False))
+    parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
+    check = _Limit(parts[:-1], fields)
+    limit = _Limit(parts[1:], fields)
+    finest = list(runs.values())[-1].grid
+    panels = [run.grid for run in known[-2:]]
+    smooth = references is None and not isinstance(grids, Grid)
+
+    def row(name: str, quantity: Quantity) -> Row:
+        def error(values: Array | np.ndarray, grid: Grid) -> float:
+            exact = limit.on(grid, name, quantity.order)
+            # On the host: JAX would compile for every size, each being a shape of its own.
+            return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
+
+        errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
+        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound else {}
+        below = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
+        require(
+            not below,
+            f"quantities[{name!r}].bound",
+            got=", ".join(below),
+            expected="nothing below zero, as errors are positive",
+            cure="It is a function of the refinement, such as lambda n: 0.51 / n.",
+        )
+        bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
+        cure = "What is exact, or not finite, has no order of convergence: leave it out."
+        what = f"quantities[{name!r}]"
+        expected = "positive finite errors"
+        require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
+        own = error(check.on(finest, name, quantity.order), finest)
+        order = None if quantity.order is None else float(quantity.order)
+        study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
+        of_cubic = _change([of[name] for of in twins], panels, name in fields)
+        size = max(float(np.abs(of[name]).max()) for of in observed)
+        of_limit = own / size if smooth else 0.0
+        dtype = observed[-1][name].dtype
+        warning = reliability_warning(of_cubic / size, of_limit, dtype)
+        return Row(name, study, order, reliability_warning=warning)
+
+    rates = Rates(row(name, quantity) for name, quantity in measured.items())
+    remarks = names_by_remark({row.name: row.reliability_warning for row in rates})
+    for remark, names in remarks.items():
+        warnings.warn(f"quantities {', '.join(names)}: {remark}.", stacklevel=2)
+    return rates
+
+
+def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
+    """The largest difference of a quantity between two grids; zero if there are no twins."""
+    if not twins:
+        return 0.0
+    first = _interpolated(twins[0], *grids) if field else twins[0]
+    second = twins[1]
+    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
+        return float(np.abs(np.asarray(first) - np.asarray(second)).max())
+
+
+class _Run(NamedTuple):
+    network: Network
+    grid: Grid
+
+
+class _Limit(NamedTuple):
+    """Limits of quantities: their values on one grid, or extrapolated from two."""
+
+    parts: Sequence[tuple[Grid, dict[str, Array]]]
+    fields: frozenset[str]
+
+    def on(self, grid: Grid, name: str, order: float | int | None) -> np.ndarray:
+        """The limit of a quantity; at the positions of a grid if it is a field."""
+        *coarse, fine = (
+            np.asarray(
+                _interpolated(values[name], source, grid) if name in self.fields else values[name]
+            )
+            for source, values in self.parts
+        )
+        if not coarse:
+            return fine
+        assert order is not None
+        return np.asarray((2**order * fine - coarse[0]) / (2**order - 1))
+
+
+@filter_jit
+def _interpolated(values: Array, source: Grid, target: Grid) -> Array:
+    return source.interpolate(values, target.nodes)
+
+
+@filter_jit  # all in one program: one program each would take longer to compile
+def _observed(
+    runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
+) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """Measure every quantity of each network's result, and of a cubic on the last two grids."""
+    grids = [run.grid for run in runs]
+    results = [network(states(grid.nodes), grid) for network, grid in runs]
+
+    def measured(results: list[PyTree], grids: list[Grid]) -> list[dict[str, Array]]:
+        return [
+            {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
+            for result, grid in zip(results, grids, strict=True)
+        ]
+
+    twins = polynomial_twins(results[-2:], grids[-2:])
+    return measured(results, grids), measured(twins, grids[-2:] if twins else [])
+
+
+class _Applied(eqx.Module):
+    """A network that applies a field once."""
+
+    field: Field
+
+    def __call__(self, x: State, grid: Grid) -> State:
+        return self.field(x, x, grid)
+
+
+def _as_network(network: Any) -> Network:
+    if isinstance(network, ResidualFlow | ContinuousFlow):
+        return network
+    signature = "network(x, grid) or field(x, context, grid)"
+    require_callable(network, "network", signature)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    every = inspect.signature(network).parameters.values()
+    arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
+    got = f"a function of ({', '.join(arguments)})"
+    expected = f"a flow, or a function {signature}"
+    cure = "A control is refined through ContinuousFlow(control)."
+    require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
+    return network if len(arguments) == 2 else _Applied(network)
+
+
+def _solutions(network: Any) -> tuple[Network, Network]:
+    if not isinstance(network, ContinuousFlow):
+        return _as_network(network), _as_network(network)
+    other, solved = reference_flows(network.control, network.horizon, network.profile)
+    return solved, other
+
+
+def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
+    if depths is None:
+        got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
+        cure = "Or refine positions: pass four grids of increasing size, and no scheme."
+        positions = not (isinstance(grids, Grid) or scheme)
+        require(positions, "depths", got=got, expected="numbers of layers", cure=cure)
+        solved, _ = _solutions(network)
+        return {size: _Run(solved, grid) for size, grid in _by_size(grids, network).items()}
+    layers = _by_depth(network, depths, scheme or Scheme())
+    if isinstance(grids, Grid):
+        return {depth: _Run(flow, grids) for depth, flow in layers.items()}
+    by_size = _by_size(grids, network)
+    cure = "Grid k goes with depth k."
+    got = f"{len(layers)} depths and {len(by_size)} grids"
+    expected = "as many of both, or one grid"
+    require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
+    pairs = zip(by_size.items(), layers.values(), strict=True)
+    return {size: _Run(flow, grid) for (size, grid), flow in pairs}
+
+
+def _listed(values: Any) -> list:
+    return list(values) if isinstance(values, Sequence) else [values]
+
+
+def _grids(values: Any, name: str) -> list[Grid]:
+    for grid in _listed(values):
+        require_grid(grid, name)
+    return _listed(values)
+
+
+def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
+    known = _grids(grids, "grids")
+    _require_refinements([grid.size for grid in known], "grids", "positions")
+    field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
+    masks = jax.tree.leaves(
+        field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
+    )
+    kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
+    places = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
+    fixed = all(rope is None or rope.tokens is not None for rope in places)
+    got = "keys that turn by each grid's own number of positions (Rotary with tokens=None)"
+    expected = "keys that turn as fast on every grid"
+    cure = "Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...)."
+    require(fixed, "network", got=got, expected=expected, cure=cure)
+    return {grid.size: grid for grid in known}
+
+
+def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
+    expected = "a ContinuousFlow, whose control gives the layers of every depth"
+    cure = "For one field that is ContinuousFlow(lambda time: field)."
+    continuous = isinstance(network, ContinuousFlow)
+    require(continuous, "network", got=described(network), expected=expected, cure=cure)
+    whole = [as_int(depth, "depths") for depth in _listed(depths)]
+    _require_refinements(whole, "depths", "layers")
+    parts = network.horizon, network.profile
+    return {depth: scheme.recursion(network.control, depth, *parts) for depth in whole}
+
+
+def _require_refinements(numbers: list[int], name: str, what: str) -> None:
+    finer = len(numbers) >= LEAST and numbers == sorted(set(numbers))
+    expected = f"{LEAST} refinements or more, each finer than the one before"
+    cure = "A slope through fewer says nothing; double each."
+    require(finer, name, got=f"{numbers} {what}", expected=expected, cure=cure)
+
+
+def _reference_runs(
+    network: Any, grids: Any, references: Any, quantities: Mapping[str, Quantity]
+) -> list[_Run]:
+    solved, other = _solutions(network)
+    if isinstance(grids, Grid):
+        flows = [other, solved] if references is None else _listed(references)
+        got = ", ".join(map(described, flows)) or "none"
+        expected = "two depth flows where positions are not refined"
+        cure = "The last gives the limit, the first its error, on the same grid."
+        two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
+        two = two and flows[0] is not flows[1]
+        require(two, "references", got=got, expected=expected, cure=cure)
+        return [_Run(flow, grids) for flow in flows]
+    known = _grids(SMOOTH if references is None else references, "references")
+    sizes = [grid.size for grid in known]
+    two = len(known) == 2
+    fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
+    got = f"grids of {sizes} positions"
+    expected = "two grids, or three of sizes n, 2n and 4n"
+    cure = "The last of two gives the limit, the first its error; three are extrapolated."
+    require(fits, "references", got=got, expected=expected, cure=cure)
+    unknown = [name for name, quantity in quantities.items() if quantity.order is None]
+    got = f"no order of {', '.join(unknown)}"
+    expected = "the order of each, by which its limit is extrapolated"
+    cure = "Pass Quantity(value, order=1), or two references."
+    require(two or not unknown, "quantities", got=got, expected=expected, cure=cure)
+    for name, quantity in quantities.items():
+        require(
+            two or (quantity.order is not None and quantity.order > 0),
+            f"quantities[{name!r}].order",
+            got=f"{quantity.order}",
+            expected="a positive one, by which its limit is extrapolated",
+            cure="What does not converge has no limit: pass two references.",
+        )
+    if two:
+        require_references(known)
+    return [_Run(other if two and not k else solved, grid) for k, grid in enumerate(known)]
+
+
+def _as_quantities(quantities: Any) -> dict[str, Quantity]:
+    mapping = isinstance(quantities, Mapping)
+    cure = 'Pass for example {"state": lambda x, grid: x}.'
+    got = "none" if mapping else described(quantities)
+    expected = "quantities by name, at least one"
+    require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
+    measured = {
+        name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
+        for name, quantity in quantities.items()
+    }
+    for name, quantity in measured.items():
+        require_callable(quantity.value, f"quantities[{name!r}]", "value(result, grid)")
+        require(
+            quantity.order is None or (is_real(quantity.order) and abs(quantity.order) < math.inf),
+            f"quantities[{name!r}].order",
+            got=described(quantity.order),
+            expected="a finite number, or None",
+            cure="It is the power of 1/n with which errors fall: 1, or 2.",
+        )
+    return measured
+
+
+def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> frozenset[str]:
+    """Find which quantities are fields of position; the others must have one shape."""
+
+    def is_field(name: str) -> bool:
+        arrays = [np.asarray(made[name]) for made in observed]
+        given = {run.grid.size: made for run, made in zip(runs, arrays, strict=True)}
+        known, rows = ({made.shape[n:] for made in given.values()} for n in (0, 1))
+        field = len(rows) == 1 and all(made.shape[:1] == (n,) for n, made in given.items())
+        floats = all(jnp.issubdtype(made.dtype, jnp.floating) for made in given.values())
+        got = ", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items())
+        expected = "floats of one shape on every grid, or a field with a row for each position"
+        cure = "Average over positions, or read a field off at some: grid.interpolate."
+        fits = floats and (field or len(known) == 1)
+        what = f"quantities[{name!r}]"
+        require(fits, what, got=got, expected=expected, cure=cure)
+        return len(known) > 1
+
+    return frozenset(name for name in observed[0] if is_field(name))

@@ -1,0 +1,301 @@
+r"""Causal attention tile by tile: the dense formula's numbers in memory linear in the length.
+
+On a `CellGrid` prefix weights are known without a matrix. Rows are normalised as they grow (the
+running maximum and sum of Milakov and Gimelshein, 2018), and their log-sum-exp is kept:
+
+.. math:: \ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}, \qquad A_{ij} = W_{ij}\,e^{s_{ij} - \ell_i},
+          \qquad o_i = \sum_j A_{ij} v_j.
+
+The derivative is made of the same tiles, by two linear maps at the point
+:math:`(q, k, v, o, \ell)`. The *push* takes tangents to those of outputs and log-sum-exps,
+
+.. math:: \dot\ell_i = \sum_j A_{ij}\,\dot s_{ij}, \qquad
+          \dot o_i = \sum_j A_{ij}(\dot s_{ij}\,v_j + \dot v_j) - \dot\ell_i\,o_i.
+
+The *pull*, its transpose, takes the covectors :math:`\bar o_i` and :math:`\bar\ell_i` of these to
+
+.. math:: h_i = \bar\ell_i - \langle\bar o_i, o_i\rangle, \qquad
+          e_{ij} = A_{ij}(\langle\bar o_i, v_j\rangle + h_i), \\ \bar q_i = \sum_j e_{ij} k_j, \quad
+          \bar k_j = \sum_i e_{ij} q_i, \quad \bar v_j = \sum_i A_{ij} \bar o_i.
+
+Where keys have log weights (`Grid.weighted`) :math:`u_j` is added to :math:`s_{ij}`, after any cap,
+and its covector is :math:`\bar u_j = \sum_i e_{ij}`.
+
+Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again. On an NVIDIA GPU
+the outputs and the pull may be those of a fused kernel (`fused`).
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int, Shaped
+
+from lim_jax._checks import require_floats
+from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
+from lim_jax._precision import accumulator
+from lim_jax._products import matmul
+from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.network.caps_and_sinks import PLAIN, Shaping, capped
+from lim_jax.network.cudnn_attention import outputs_or, pulled_or
+from lim_jax.network.tiles import (
+    PerPosition,
+    Place,
+    Tiling,
+    each_vector,
+    in_groups,
+    over_tiles,
+    per_position,
+    tiling,
+)
+
+ATTENTION_OUTPUTS = "attention outputs"
+
+
+def blocked_attention(
+    query: Float[Array, "length size"],
+    key: Float[Array, "length size"],
+    value: Float[Array, "length features"],
+    grid: CellGrid,
+    shaping: Shaping = PLAIN,
+) -> Float[Array, "length features"]:
+    """One head of causal attention, tile by tile; `attention.causal_attention` for long grids."""
+    arrays = jax.tree.leaves(per_position(grid))
+    return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
+
+
+def tiled_attention(
+    query: Float[Array, "here size"],
+    key: Float[Array, "here size"],
+    value: Float[Array, "here features"],
+    *beside: Shaped[Array, " here"],
+    tiling: Tiling,
+    shaping: Shaping = PLAIN,
+) -> Float[Array, "here features"]:
+    """`blocked_attention` of what is here: all positions, or a device's among those that share."""
+    scaled = query / math.sqrt(query.shape[1])
+    tiling = tiling._replace(cap=shaping.cap)
+    features, log_total = at(_attention, [scaled, key, value, *beside], [], tiling)
+    if shaping.sink is not None:
+        features *= shaping.share_left(log_total[:, None], tiling.grid)
+    return features.astype(value.dtype)
+
+
+def require_heads(query: Array, key: Array, grid: Grid, *value: Array) -> None:
+    """Raise ValueError where queries, keys and values fit neither the grid nor one another."""
+    require_on_grid(query, grid, "query", "length size")
+    require_floats(key, "key", "length size", length=grid.size, size=query.shape[1])
+    for array in value:
+        require_on_grid(array, grid, "value", "length features")
+
+
+class Row(NamedTuple):
+    """The unnormalised outputs of a row block so far, their sums, and the highest scores."""
+
+    features: Float[Array, "group *blocks tile features"]
+    total: Float[Array, "group *blocks tile"]
+    highest: Float[Array, "group *blocks tile"]
+
+
+class KeyWeights(NamedTuple):
+    r"""What keys weigh, :math:`\log\Delta p_j + u_j`, the second in rows of other parts."""
+
+    log_weight: Float[Array, "group *blocks tile"]
+    mask: Float[Array, "group *blocks tile"] | None
+    parts: Int[Array, "group *blocks tile"] | None
+
+    def counted(self, tile: Float[Array, "group rows tile"], place: Place) -> Array:
+        """A tile, or a row for all, with zeros where rows read their own part."""
+        if self.parts is None:
+            return tile
+        assert place.parts is not None
+        own = place.parts[:, :, None] == self.parts[:, None, :]
+        return jnp.where(own & (self.parts >= 0)[:, None, :], 0, tile)
+
+
+def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
+    mask = beside.log_weights
+    mask = None if mask is None else mask.astype(dtype)
+    return KeyWeights(tiling.log_weights(dtype), mask, beside.parts)
+
+
+@in_groups
+def _attend(points, _, tiling):
+    r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
+    query, key, value, *arrays = points
+    beside = tiling.named(arrays)
+    dtype = accumulator(query.dtype)
+
+    def grow(row, _, query, column, place):
+        key, value, key_weights = column
+        scores = _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
+        highest = jnp.maximum(row.highest, _highest(scores))
+        mass = jnp.exp(scores - highest[..., None])
+        shrunk = jnp.exp(row.highest - highest)
+        grown = Row(
+            row.features * shrunk[..., None] + matmul(mass.astype(value.dtype), value),
+            row.total * shrunk + mass.sum(axis=-1),
+            highest,
+        )
+        return grown, ()
+
+    empty = Row(
+        jnp.zeros(value.shape, dtype),
+        jnp.zeros(value.shape[:-1], dtype),
+        # Finite: a row that sees nothing of its first tiles must not take infinity from infinity.
+        jnp.full(value.shape[:-1], jnp.finfo(dtype).min, dtype),
+    )
+    columns = key, value, _key_weights(beside, tiling, dtype)
+    row, _ = over_tiles(grow, query, columns, empty, (), beside, tiling)
+    return row.features / row.total[..., None], row.highest + jnp.log(row.total)
+
+
+def _slope(points, tangents, apply):
+    """The derivative of attention, by the push at what the forward pass kept."""
+    features, log_total = checkpoint_name(apply(_attention, points, []), ATTENTION_OUTPUTS)
+    point = *points[:3], features, log_total, *points[3:]
+    # Numbers of parts and starts are whole, and do not move.
+    moving = [tangent for tangent in tangents if tangent.dtype != jax.dtypes.float0]
+    return (features, log_total), tuple(apply(_push, point, moving))
+
+
+@in_groups
+def _pushed_sums(points, vectors, tiling):
+    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
+
+    :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
+    """
+    query, key, value, log_total, *arrays = points
+    beside = tiling.named(arrays)
+    dtype = log_total.dtype
+
+    def add(of_row, _, row, column, place):
+        query, log_total, query_slopes = row
+        key, value, key_weights, *of_columns = column
+        weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
+        kept = weights.astype(value.dtype)
+
+        def push(tangent):
+            query_slope, key_slope, value_slope, *mask_slope = tangent
+            moved = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
+            for slope in mask_slope:  # not capped, as scores are
+                moved += weights * key_weights.counted(slope.astype(dtype)[:, None, :], place)
+            features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
+            return features, moved.sum(axis=-1)
+
+        moved = each_vector(push, (query_slopes, *of_columns))
+        return jax.tree.map(jnp.add, of_row, moved), ()
+
+    query_slopes, *of_columns = vectors
+    shape = query_slopes.shape[:-1]
+    empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
+    rows = query, log_total, query_slopes
+    columns = key, value, _key_weights(beside, tiling, dtype), *of_columns
+    return over_tiles(add, rows, columns, empty, (), beside, tiling)[0]
+
+
+def _pushed(points, vectors, tiling):
+    r"""Tangents :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
+    query, key, value, outputs, log_total, *arrays = points
+    point = query, key, value, log_total, *arrays
+    moved, log_slopes = _pushed_sums(point, vectors, tiling)
+    return [moved - log_slopes[..., None] * outputs[:, None], log_slopes]
+
+
+@in_groups
+def _pulled_sums(points, vectors, tiling):
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i` and :math:`h_i`."""
+    query, key, value, log_total, *arrays = points
+    beside = tiling.named(arrays)
+    dtype = log_total.dtype
+    masks = [] if beside.log_weights is None else [beside.log_weights]
+
+    def add(of_row, of_column, row, column, place):
+        query, query_transposed, log_total, *of_vectors = row
+        key, value, key_weights = column
+        weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
+        kept = weights.astype(value.dtype)
+
+        def pull(covector):
+            g, g_transposed, h = covector
+            slopes = matmul(g, value.mT) + h[..., None]
+            e = (moving * slopes).astype(key.dtype)
+            of_row = matmul(e, key)
+            # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
+            of_column = matmul(query_transposed, e), matmul(g_transposed, kept)
+            of_masks = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
+            return of_row, (*of_column, *of_masks)
+
+        return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
+
+    covectors = vectors[0].astype(value.dtype)
+    slopes = vectors[1]
+    *shape, tile = slopes.shape
+    of_query = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
+    of_columns = (
+        *(jnp.zeros((*shape, x.shape[-1], tile), dtype) for x in (key, value)),
+        *(jnp.zeros((*shape, tile), dtype) for _ in masks),
+    )
+    # Transposed here once, not in every tile of a row.
+    rows = query, query.mT, log_total, covectors, covectors.mT, slopes
+    columns = key, value, _key_weights(beside, tiling, dtype)
+    of_query, of_columns = over_tiles(add, rows, columns, of_query, of_columns, beside, tiling)
+    of_key, of_value, *of_masks = of_columns
+    pulled = of_query, of_key.mT, of_value.mT, *of_masks
+    primals = query, key, value, *masks
+    return tuple(x.astype(primal.dtype) for x, primal in zip(pulled, primals, strict=True))
+
+
+def _pulled(points, vectors, tiling):
+    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
+    query, key, value, outputs, log_total, *arrays = points
+    covectors, of_log_total = vectors
+    slopes = of_log_total - jnp.sum(covectors * outputs[:, None], axis=-1)
+    point = query, key, value, log_total, *arrays
+    return _pulled_sums(point, (covectors, slopes), tiling)
+
+
+_attention = of_many("attention", _attend)
+_push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
+derived(_attention, _slope)
+for _primitive in (_attention, _push, _pull):
+    # Wide for an accelerator and narrow for a CPU, whatever the machine is that traced them.
+    set_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
+    set_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
+on_platform("cuda", _attention, outputs_or(_attend))
+on_platform("cuda", _pull, pulled_or(_pulled))
+
+
+def _weights(query, key, key_weights, log_total, place, tiling):
+    products = capped(matmul(query, key.mT), tiling.cap)
+    scores = _seen(products, key_weights, place, tiling)
+    weights = jnp.exp(scores - log_total[..., None])
+    if tiling.cap is None:
+        return weights, weights
+    return weights, weights * (1 - (products / tiling.cap) ** 2)
+
+
+def _highest(scores):
+    """The highest score of each row; a NaN may be passed over, and is met by the exponential."""
+    if scores.dtype != jnp.float64:
+        return scores.max(axis=-1)
+    # On a CPU XLA takes three times as long for maxima in float64 as for what compares.
+    lowest = jnp.array(-jnp.inf, scores.dtype)
+    return jax.lax.reduce(scores, lowest, lambda a, b: jnp.where(a > b, a, b), (2,))
+
+
+def _seen(scores, key_weights, place, tiling: Tiling):
+    """Add log-weights, and mask what the rows of a tile do not see."""
+    scores = scores + key_weights.log_weight[:, None, :]
+    if key_weights.mask is not None:
+        scores += key_weights.counted(key_weights.mask[:, None, :], place)
+    row = place.rows[None, :, None]
+    column = place.columns[None, None, :]
+    own = scores + math.log(1 - tiling.grid.offset)
+    scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
+    if place.starts is None:
+        return scores
+    return jnp.where(place.starts[:, :, None] <= column, scores, -jnp.inf)

@@ -1,0 +1,475 @@
+"""What a model is to read, from a file of your own: a text, or a line for each context."""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lim_jax._argument_error import Refusal
+from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._files import files_within, parsed_json, text_of_file
+from lim_jax.checkpoints.text import CURE_OF_CHATS, ChatTemplate
+from lim_jax.models import LanguageModel
+from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_messages
+from lim_jax.prompts.contexts import (
+    Context,
+    PromptOnly,
+    context_of,
+    places_by_name,
+    require_foil_read,
+    unanswered,
+)
+from lim_jax.prompts.documents import (
+    ANSWER,
+    MOST_LETTERS,
+    REST,
+    Document,
+    RenderedPrompt,
+    document_prompt,
+    named_documents,
+)
+from lim_jax.tasks import encode_text
+from lim_jax.tasks.prompts import EncodedText
+
+# What a line must have, and what it may have beside.
+KINDS = {
+    ("text",): ("spans",),
+    ("prompt",): ("answer", "foil", "spans"),
+    ("documents", "question"): ("answer", "foil"),
+    ("messages",): ("answer", "foil", "documents", "tools"),
+}
+TEXTS = ("text", "prompt", "question", "answer", "foil")
+CURE = "One object stands on a line, and text is a string."
+
+
+class Line(NamedTuple):
+    """A line of a file: what is asked, before it is laid out.
+
+    Attributes
+    ----------
+    where
+        The file and the line, which errors name.
+    text
+        The text, or the prompt; empty where the line has documents or messages.
+    spans
+        The named parts of the text: start, end and name, in characters; the end is not of the part.
+    documents
+        The documents that are asked about, each with a name of its own.
+    question
+        What is asked about the documents; empty where messages ask it.
+    messages
+        The messages of a chat, in order.
+    template
+        The chat template that lays out the messages; None without one.
+    answer
+        The answer, with the space before it where one follows; None where the line has none.
+    foil
+        What might have followed instead, as the answer; empty for none.
+    asks
+        Whether an answer can follow; not after a ``text``.
+    id
+        The name by which `compare` finds the line in another file; empty for none.
+    tools
+        The functions that the assistant may call, as schemas.
+    """
+
+    where: str
+    text: str = ""
+    spans: tuple[tuple[int, int, str], ...] = ()
+    documents: tuple[Document, ...] = ()
+    question: str = ""
+    messages: tuple[Message, ...] = ()
+    template: ChatTemplate | None = None
+    answer: str | None = None
+    foil: str = ""
+    asks: bool = True
+    id: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def laid(self) -> RenderedPrompt:
+        """The text that stands before the answer; of messages a process makes it."""
+        if self.template is not None:
+            return chat_prompt(self.messages, self.template, self.documents, self.tools)
+        if self.documents:
+            return document_prompt(self.documents, self.question)
+        return RenderedPrompt(self.text, self.spans)
+
+
+def read_prompts(
+    data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
+) -> list[Context | PromptOnly]:
+    """Read contexts of a text or of lines of JSON (`read_lines`); prompts without an answer."""
+    data = Path(data)
+    tokenizer = model.tokenizer
+    if data.suffix not in (".jsonl", ".json"):
+        return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
+    lines = read_lines(data, model.chat_template, foil)
+    return [context_of_line(line, tokenizer, asked, max_length) for line in lines]
+
+
+def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
+    """Read lines as docs/commands.md has them; or a list of such objects in a ``.json`` file."""
+    data = Path(data)
+    lines = [_line(entry, where, foil) for where, entry in _entries(data)]
+    _require_own_ids(lines)
+    _warn_of_ends(lines)
+    chats = [line.where for line in lines if line.messages]
+    require(
+        not chats or template is not None,
+        "".join(chats[:1]),
+        cure=CURE_OF_CHATS,
+        got="messages of a chat, and a model without a chat template",
+        expected="one with chat_template.jinja, or in tokenizer_config.json",
+    )
+    return [line._replace(template=template) if line.messages else line for line in lines]
+
+
+def _warn_of_ends(lines: Sequence[Line]) -> None:
+    """Say that white space at the end of what follows a prompt, left as it is, is asked too."""
+    texts = [(line.where, text) for line in lines for text in (line.answer, line.foil) if text]
+    wheres = list(dict.fromkeys(where for where, text in texts if text != text.rstrip()))
+    if wheres:
+        more = f", as in {len(wheres) - 1} more" * (len(wheres) > 1)
+        warnings.warn(
+            f"{wheres[0]}: the answer or foil ends in white space, which is asked as a part of "
+            f"it{more}. Take it away unless it is meant.",
+            stacklevel=4,
+        )
+
+
+def read_documents(path: AnyPath) -> tuple[Document, ...]:
+    """Read documents, each under a name of its own: of a folder and those in it, or of a file."""
+    path = as_path(path, "documents")
+    if path.is_dir():
+        return _of_folder(path)
+    require(
+        path.is_file(),
+        "documents",
+        got=f"{path}, which is no file and no folder",
+        expected="a folder of texts, a text, or lines",
+        cure="Look at the path.",
+    )
+    if path.suffix in (".json", ".jsonl"):
+        return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
+    title = _title(Path(path.name))
+    text = text_of_file(path, "documents", MOST_LETTERS)
+    return _documents([{"title": title, "text": text}], f"{path}")
+
+
+def _of_folder(folder: Path) -> tuple[Document, ...]:
+    files = files_within(folder)
+    texts = {file: text_of_file(folder / file, "documents", MOST_LETTERS) for file in files}
+    empty = [file for file, text in texts.items() if not text.strip()]
+    require(
+        len(files) > len(empty),
+        "documents",
+        got=f"{folder} without a file that has a text",
+        expected="some",
+        cure="Each file is a document.",
+    )
+    if empty:
+        names = ", ".join(map(str, empty))
+        warnings.warn(f"documents: {folder} has empty files, left out: {names}.", stacklevel=3)
+    return _documents(
+        [{"title": _title(file), "text": text} for file, text in texts.items() if text.strip()],
+        f"{folder}",
+    )
+
+
+def _title(file: Path) -> str:
+    return file.with_suffix("").as_posix().encode(errors="replace").decode()
+
+
+def context_of_line(
+    line: Line, tokenizer: Any, asked: LossName, max_length: int
+) -> Context | PromptOnly:
+    """The context of a line, or its prompt where an answer is asked and it has none."""
+    _require_letters(line)
+    with _told_of(line.where):
+        laid = line.laid
+        context = None
+        if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
+            require_foil_read(line.foil, loss_kind(asked), "foil")
+            context = unanswered(laid, tokenizer, line.foil)
+    if context is None:
+        context = context_of(
+            laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
+        )
+    shorter = "give fewer or shorter documents" if line.documents else "shorten the text"
+    require(
+        context.length <= max_length,
+        line.where,
+        got=f"{context.length + 1} tokens{_tokens_of_documents(line, context)}",
+        expected=f"from 2 to {max_length + 1}: a context of `max_length`, and the target after it",
+        cure=f"Raise `max_length`, or {shorter}.",
+    )
+    return context._replace(id=line.id)
+
+
+def _require_letters(line: Line) -> None:
+    """Refuse at once what would be laid out and cut into tokens for a minute first."""
+    texts = {document.name: document.text for document in line.documents}
+    for number, message in enumerate(line.messages, 1):
+        texts[f"{message['role']} {number}"] = content_text(message.get("content")) or ""
+    sizes = {name: len(text) for name, text in (*texts.items(), ("the text", line.text))}
+    longest = max(sizes, key=lambda name: sizes[name])
+    require(
+        sum(sizes.values()) <= MOST_LETTERS,
+        line.where,
+        got=f"{sum(sizes.values()):,} letters, {sizes[longest]:,} of them in “{longest}”",
+        expected=f"at most {MOST_LETTERS:,}",
+        cure="Cut out what matters, or leave the rest out.",
+    )
+
+
+def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
+    """How many of a context's tokens documents have, and the longest of them."""
+    names = {document.name for document in line.documents}
+    if isinstance(context, Context):
+        places = places_by_name(context.spans)
+        sizes = {name: at.size for name, at in places.items() if name in names}
+    else:
+        within = context.encoded.within
+        sizes = {n: int(within(a, b).sum()) for a, b, n in context.laid.spans if n in names}
+    if not sizes:
+        return ""
+    longest = max(sizes, key=lambda name: sizes[name])
+    count = f"{len(sizes)} documents have" if len(sizes) > 1 else "the document has"
+    most = f" and “{longest}” has the most, {sizes[longest]:,}" * (len(sizes) > 1)
+    return f", of which {count} {sum(sizes.values()):,}{most}"
+
+
+def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
+    """What stands on each line, or in each entry of a list, with where that is."""
+    content = _content(data, name)
+    if data.suffix == ".json":
+        listed = parsed_json(content, f"{data}", CURE)
+        require(
+            isinstance(listed, list),
+            f"{data}",
+            got=content[:40],
+            expected="a list of objects",
+            cure="Or put each object on a line by itself, in a file named .jsonl.",
+        )
+        entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(listed, 1)]
+    else:
+        # Texts may hold characters that str.splitlines takes for the end of a line.
+        lines = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+        wheres = [(f"{data}, line {n}", line) for n, line in lines]
+        entries = [(where, parsed_json(line, where, CURE)) for where, line in wheres]
+    require(
+        bool(entries),
+        name,
+        got=f"{data} without a line",
+        expected="some",
+        cure="Each line is an object with text, or with prompt and answer.",
+    )
+    return entries
+
+
+def _content(data: Path, name: str = "data") -> str:
+    require(
+        data.is_file(),
+        name,
+        got=f"{data}, which is no file",
+        expected="a text, or JSON lines in a file of the name .jsonl",
+        cure="Each line holds text, or prompt and answer.",
+    )
+    return text_of_file(data, name)
+
+
+def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
+    """Contexts of one length, one after another; a short text is one by itself."""
+    kind = loss_kind(asked)
+    require(
+        not kind.needs_answer,
+        "loss",
+        got=f"{asked} of the text {data}",
+        expected="next-token",
+        cure="An answer is asked of JSON lines with prompt and answer.",
+    )
+    targets = len(found.ids) - 1
+    length = min(max_length, targets)
+    require(
+        length > 0,
+        "data",
+        got=f"{targets + 1} tokens in {data}",
+        expected="at least two",
+        cure="The last token is a target only.",
+    )
+    weights = kind.weights(np.zeros(length, bool))
+    return [
+        Context(found.ids[at : at + length + 1], weights, found.tokens[at : at + length])
+        for at in range(0, targets - length + 1, length)
+    ]
+
+
+def _line(entry: Any, where: str, foil: str) -> Line:
+    keys = set(entry) if isinstance(entry, dict) else set()
+    kinds = [kind for kind in KINDS if keys >= set(kind)]
+    shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
+    require(
+        len(kinds) == 1,
+        where,
+        got=_shown(entry),
+        expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
+        cure=CURE,
+    )
+    (kind,) = kinds
+    known = (*kind, *KINDS[kind], "id")
+    others = ", ".join(f'"{key}"' for key in entry if key not in known)
+    require(
+        not others,
+        where,
+        got=f"the entry {others}",
+        expected=" ".join(known),
+        cure="What is not read is refused: it may be misspelt.",
+    )
+    for name in keys & set(TEXTS):
+        require(
+            isinstance(entry[name], str),
+            where,
+            got=f"{name} = {entry[name]!r}"[:60],
+            expected=f"{name} as a text",
+            cure=CURE,
+        )
+    question = entry.get("question", "")
+    answer = entry.get("answer")
+    foil = entry.get("foil", foil)
+    asks = "question" not in entry or bool(question.strip())
+    require(
+        asks,
+        where,
+        got=f"{question = }",
+        expected="a text that is not empty",
+        cure="Write what is asked.",
+    )
+    documents = _documents(entry["documents"], where) if "documents" in entry else ()
+    messages = entry.get("messages", ())
+    tools = entry.get("tools", [])
+    if "messages" in entry:
+        with _told_of(where):
+            require_messages(messages)
+    require(
+        isinstance(tools, list),
+        where,
+        got=f"tools = {_shown(tools)}"[:60],
+        expected="a list",
+        cure="Each is a schema of a function.",
+    )
+    if question:
+        answer = answer and spaced(answer)
+        foil = foil and spaced(foil)
+    elif messages:
+        answer = answer and answer.strip()
+        foil = foil.strip()
+    return Line(
+        where,
+        entry.get("text", entry.get("prompt", "")),
+        _spans(entry.get("spans", []), where),
+        documents,
+        question,
+        tuple(messages),
+        None,
+        answer,
+        foil,
+        "text" not in entry,
+        _id(entry, where),
+        tuple(tools),
+    )
+
+
+def _id(entry: dict[str, Any], where: str) -> str:
+    if "id" not in entry:
+        return ""
+    name = entry["id"]
+    named = isinstance(name, str | int) and not isinstance(name, bool) and f"{name}".strip()
+    require(
+        bool(named),
+        where,
+        got=f"id = {_shown(name)}",
+        expected="a text or a whole number",
+        cure="Give each line an id of its own, or leave the entry out.",
+    )
+    return f"{name}"
+
+
+def _require_own_ids(lines: Sequence[Line]) -> None:
+    """Refuse ids that stand twice: which line is paired with which could not be known."""
+    first: dict[str, str] = {}
+    for line in lines:
+        other = first.setdefault(line.id, line.where)
+        require(
+            not line.id or other == line.where,
+            line.where,
+            got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
+            expected="one of its own",
+            cure="Number the lines.",
+        )
+
+
+@contextmanager
+def _told_of(where: str) -> Iterator[None]:
+    """Say in errors where the line stands."""
+    try:
+        yield
+    except Refusal as error:
+        raise Refusal(f"{where}, {error}") from error
+
+
+def spaced(answer: str) -> str:
+    """An answer as it follows a question: after one space, and without white space at its end."""
+    return f" {answer.strip()}"
+
+
+def _documents(entries: Any, where: str) -> tuple[Document, ...]:
+    expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
+    cure = "Both are texts, and there are no other entries."
+    listed = entries if isinstance(entries, list) else []
+    require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
+    for number, entry in enumerate(listed, 1):
+        texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
+        fits = texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip())
+        place = f"{where}, document {number}"
+        got = _shown(entry)
+        require(fits, place, got=got, expected=expected, cure=cure)
+    return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
+
+
+def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
+    require(
+        isinstance(spans, list),
+        where,
+        got=f"spans = {_shown(spans)}",
+        expected='"spans" as a list',
+        cure='Such as [[0, 6, "record 1"]].',
+    )
+    for span in spans:
+        fits = isinstance(span, list) and list(map(type, span)) == [int, int, str]
+        require(
+            fits,
+            where,
+            got=f"the span {span}",
+            expected='[start, end, "name"] in characters of the text',
+            cure="The end is not of the span, as in a Python slice.",
+        )
+    names = {name for *_, name in spans}
+    return tuple((start, end, _own_name(name, names)) for start, end, name in spans)
+
+
+def _own_name(name: str, names: set[str]) -> str:
+    if name not in (ANSWER, REST):
+        return name
+    while name in names:
+        name += " (span)"
+    return name
+
+
+def _shown(entry: Any) -> str:
+    return json.dumps(entry, ensure_ascii=False)[:60]

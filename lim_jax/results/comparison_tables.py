@@ -1,0 +1,103 @@
+"""Two results beside each other in sentences, tables and plain numbers."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lim_jax.density.statistics import numbers_by_name
+from lim_jax.results.context_energies import (
+    ComparedContexts,
+    ComparedInfluences,
+    ComparedShares,
+    middle_in_words,
+    record_in_words,
+)
+
+Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
+REST = ", queries left out"
+BY_NAME = "Records are compared by name, and averaged over all texts that have it."
+INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", "contrast", "total")
+
+
+def described_pairs(compared: ComparedContexts) -> str:
+    """How many contexts are in both results, and how many in one alone."""
+    counts = [int(influence.count) for influence in compared.whole[:2]]
+    if not compared.pairs:
+        return f"{counts[0]} and {counts[1]} contexts, none in both: errors are independent"
+    rest = [count - compared.pairs for count in counts]
+    alone = f", {rest[0]} and {rest[1]} in one alone" if any(rest) else ""
+    return f"{compared.pairs} contexts in both, paired{alone}"
+
+
+def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
+    """What the middle gained or lost, and the record that changed most, in sentences."""
+    rest = compared.without_queries
+    lines = [middle_in_words(compared.whole.change, names)]
+    if rest is not None:
+        lines.append(f"Without the queried tokens: {middle_in_words(rest.change, names)}")
+    if compared.shares:
+        lines.append(f"{record_in_words(compared.shares, names)} {BY_NAME}")
+    return "\n".join(lines)
+
+
+def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:
+    """The rows of the table, whole names in the first: parts stand in quotation marks."""
+    rows = _index_rows(compared.whole, "")
+    if compared.without_queries is not None:
+        rows += _index_rows(compared.without_queries, REST)
+    rows += [
+        (f"share of “{name}”", *map(float, (first.value, second.value, *change)))
+        for name, (first, second, change, *_) in compared.shares.items()
+    ]
+    head = ["", *names, "difference", "error"]
+    return [head, *([name, *map(_spelt, numbers)] for name, *numbers in rows)]
+
+
+def _spelt(number: float) -> str:
+    """Nothing for the error of one context, which is none."""
+    return f"{number:.4g}" if math.isfinite(number) else ""
+
+
+def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
+    first, second, change = compared
+    columns = [
+        [*indices, total]
+        for indices, total in (
+            (first.indices(), first.total),
+            (second.indices(), second.total),
+            (change.indices, change.total),
+            (change.index_errors, change.total_error),
+        )
+    ]
+    rows = zip(INDEX_NAMES, *columns, strict=True)
+    return [(name + suffix, *map(float, numbers)) for name, *numbers in rows]
+
+
+def record_row(name: str, shares: ComparedShares) -> tuple[Any, ...]:
+    """A record's row of records.csv."""
+    numbers = [float(number) for estimate in shares[:3] for number in estimate]
+    return (name, *numbers, *shares.contexts, shares.pairs)
+
+
+def document(compared: ComparedInfluences) -> dict[str, Any]:
+    """Both influences and their difference as plain numbers."""
+    first, second, change = compared
+    difference = {
+        "total": float(change.total),
+        "total_error": float(change.total_error),
+        "indices": numbers_by_name(change.indices),
+        "index_errors": numbers_by_name(change.index_errors),
+        "density": change.density.tolist(),
+        "density_error": change.density_error.tolist(),
+    }
+    return {"first": first.record(), "second": second.record(), "difference": difference}
+
+
+def by_position(compared: ComparedInfluences) -> Iterator[tuple[float, ...]]:
+    """The rows of compare.csv."""
+    first, second, change = compared
+    columns = (
+        change.regions.grid.nodes, first.density, first.density_error, second.density,
+        second.density_error, change.density, change.density_error,
+    )  # fmt: skip
+    return zip(*(column.tolist() for column in columns), strict=True)

@@ -1,0 +1,244 @@
+"""What was measured of contexts one by one, kept so that it can be compared context by context."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from lim_jax._checks import require, require_kind
+from lim_jax.density.statistics import Influence
+from lim_jax.grid.cells import token_grid
+from lim_jax.grid.interpolation import carrying_shares
+from lim_jax.grid.partition import Regions, boundary_regions
+from lim_jax.probes import Estimate, sample_mean
+from lim_jax.results.comparison import Comparison, Pairs, compare, compare_means, paired_names
+
+CELLS = 100  # at most, where contexts are of several lengths
+
+
+class MeasuredContexts(NamedTuple):
+    """Contexts as they were measured, one by one."""
+
+    names: Sequence[str]  # of two results, contexts of one name are one context
+    energies: Sequence[Any]  # |P_0(p_i)|^2 of each, on its own token grid
+    asked: Sequence[int]  # of each the first place where the loss asks
+    shares: Mapping[str, Sequence[float]]  # of Z, by record; NaN where a context has none such
+    delta: float  # the width of each boundary region
+
+
+class ComparedInfluences(NamedTuple):
+    """Two influences on one grid, and the second minus the first."""
+
+    first: Influence
+    second: Influence
+    change: Comparison
+
+
+class ComparedShares(NamedTuple):
+    """What a record holds of contexts that have it: means of its share of Z, and their change."""
+
+    first: Estimate
+    second: Estimate
+    change: Estimate
+    contexts: tuple[int, int]  # that have it, in the first and in the second
+    pairs: int  # that have it in both
+
+
+class ComparedContexts(NamedTuple):
+    """Two results, context by context where these are in both, which `pairs` counts."""
+
+    pairs: int
+    whole: ComparedInfluences
+    without_queries: ComparedInfluences | None  # None where a context asks from its first token
+    shares: Mapping[str, ComparedShares]  # by record, of those that both have
+
+    def __str__(self) -> str:
+        """What changed, in a few lines of text."""
+        shares = [
+            "{}: {:+.4f} ± {:.4f} of the total".format(name, *map(float, share.change))
+            for name, share in self.shares.items()
+        ]
+        return "\n".join([f"{self.pairs} contexts in pairs", str(self.whole.change), *shares])
+
+
+def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> ComparedContexts:
+    """Subtract the first result from the second, in pairs of contexts of one name.
+
+    Contexts in one result alone count too, with independent errors (`results.compare`). All lengths
+    are carried to one grid.
+
+    Parameters
+    ----------
+    first
+        The result to subtract, from the ``contexts.npz`` of ``lim-jax profile`` by `results.load`.
+    second
+        The result to subtract it from, of the same width of boundary regions.
+
+    Returns
+    -------
+    ComparedContexts
+        How many contexts are in both; both influences and their difference, of all tokens and of
+        those before the first that the loss asks for; and the shares of the records that both have.
+        Print it for a few lines of text.
+
+    Raises
+    ------
+    ValueError
+        If one is not MeasuredContexts, or their boundary regions differ in width.
+
+    Examples
+    --------
+    >>> energies = [np.array([1.0, 1.0, 2.0, 4.0]), np.array([2.0, 1.0, 1.0, 4.0])]
+    >>> first = MeasuredContexts(["a", "b"], energies, [0, 0], {"key": [0.2, 0.1]}, 0.25)
+    >>> second = MeasuredContexts(["b", "c"], energies, [0, 0], {"key": [0.4, 0.3]}, 0.25)
+    >>> compared = compare_contexts(first, second)
+    >>> compared.pairs, round(float(compared.shares["key"].change.value), 3)
+    (1, 0.2)
+    """
+    for contexts, name in ((first, "first"), (second, "second")):
+        require_kind(contexts, MeasuredContexts, name, "Read contexts.npz by results.load.")
+    require(
+        first.delta == second.delta,
+        "second",
+        got=f"boundary regions of {second.delta}",
+        expected=f"those of the first, {first.delta}",
+        cure="Measure both with one delta.",
+    )
+    pairs = paired_names(first.names, second.names)
+    ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
+    rest = None
+    if ours is not None and theirs is not None:
+        rest = _compared_influences(ours, theirs, first.delta, pairs)
+    names = [name for name in first.shares if name in second.shares]
+    return ComparedContexts(
+        len(pairs),
+        _compared_influences(first.energies, second.energies, first.delta, pairs),
+        rest,
+        {name: _compared_shares(first.shares[name], second.shares[name], pairs) for name in names},
+    )
+
+
+def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
+    """Say what the middle gained or lost, in points of a hundred of the influence."""
+    size = float(np.asarray(change.regions.weights)[1].sum())
+    moved = points_in_words(
+        size * float(change.indices.middle), size * float(change.index_errors.middle)
+    )
+    return "{1} uses the middle {2} than {0}{3}.".format(*names, *moved)
+
+
+def record_in_words(
+    shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
+) -> str:
+    """Say which record's share has changed most, in its errors."""
+
+    def in_errors(name: str) -> float:
+        change = shares[name].change
+        value = abs(float(change.value))
+        error = float(change.error)
+        return value if math.isinf(error) else value / (error or math.inf)
+
+    most = max(shares, key=in_errors)
+    moved = points_in_words(float(shares[most].change.value), float(shares[most].change.error))
+    words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
+    return words.format(*names, *moved, most)
+
+
+def points_in_words(share: float, error: float) -> tuple[str, str]:
+    """Points of a hundred, more or less; and what is to be said of their error."""
+    points = f"{100 * abs(share):.1f}{error_words(100 * error)}"
+    if math.isinf(error):
+        warning = ", of one context alone, which has no error"
+    elif error == 0:
+        warning = ", the same in every context, so that the error says nothing"
+    else:
+        warning = ", which is within two errors" if abs(share) <= 2 * error else ""
+    return f"{points} points {'less' if share < 0 else 'more'}", warning
+
+
+def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> str:
+    """A standard error as it follows a number: nothing of one context, zero said in words."""
+    if float(error) == 0:
+        return " (error 0)"
+    return "" if math.isinf(error) else f" ± {words(float(error))}"
+
+
+def _compared_influences(
+    first: Sequence[Any], second: Sequence[Any], delta: float, pairs: Pairs
+) -> ComparedInfluences:
+    both = [*first, *second]
+    dtype = np.result_type(*{energy.dtype for energy in both})
+    regions = common_regions([len(energy) for energy in both], delta, dtype)
+    ours, theirs = (influence_of_contexts(energies, regions) for energies in (first, second))
+    return ComparedInfluences(ours, theirs, compare(ours, theirs, pairs=pairs))
+
+
+def _compared_shares(
+    first: Sequence[float], second: Sequence[float], pairs: Pairs
+) -> ComparedShares:
+    has = ~np.isnan(first), ~np.isnan(second)
+    chosen = pairs[has[0][pairs[:, 0]] & has[1][pairs[:, 1]]]
+    anew = [(np.cumsum(rows) - 1)[column] for rows, column in zip(has, chosen.T, strict=True)]
+    shares = [
+        jax.device_put(np.asarray(values)[rows])
+        for values, rows in zip((first, second), has, strict=True)
+    ]
+    change = compare_means(shares[0], shares[1], np.stack(anew, axis=1))
+    first_mean, second_mean = map(sample_mean, shares)
+    contexts = len(shares[0]), len(shares[1])
+    return ComparedShares(first_mean, second_mean, change, contexts, len(chosen))
+
+
+def energies_before_queries(
+    energies: Sequence[Any], asked: Sequence[int]
+) -> list[np.ndarray] | None:
+    """The energies of the tokens before the first that is asked; None where that is a first one."""
+    if min(asked) == 0:
+        return None
+    pairs = zip(map(np.asarray, energies), asked, strict=True)
+    return [energy[:end] * end / energy.size for energy, end in pairs]
+
+
+def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None = None) -> Regions:
+    """The boundary regions of a grid for contexts of these lengths, of at most a hundred cells."""
+    several = len(set(lengths)) > 1
+    cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
+    return boundary_regions(token_grid(cells, dtype), delta)
+
+
+def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:
+    """Pool contexts of any lengths on one grid, by how much of their cells each cell holds."""
+    arrays = [np.asarray(energy) for energy in energies]
+    lengths = {array.size for array in arrays}
+    shares = {length: carrying_shares(token_grid(length), regions.grid) for length in lengths}
+    carried = np.stack([shares[array.size] @ array for array in arrays])
+    dtype = regions.weights.dtype
+    return Influence.from_energies(
+        jax.device_put(carried.astype(dtype)), regions, keep_examples=True
+    )
+
+
+def pooled_influences(
+    energies: Sequence[np.ndarray], asked: Sequence[int], delta: float
+) -> tuple[Influence, Influence | None]:
+    """The influence of contexts of any lengths, and that without the tokens that are asked."""
+
+    def pooled(energies: Sequence[np.ndarray]) -> Influence:
+        lengths = [energy.size for energy in energies]
+        return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
+
+    rest = energies_before_queries(energies, asked)
+    return pooled(energies), None if rest is None else pooled(rest)
+
+
+def percent(share: Any, error: Any = np.inf) -> str:
+    """A share in per cent, with its standard error where there is one."""
+
+    def digits(value: Any) -> str:
+        size = 100 * float(value)
+        return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
+
+    return digits(share) + error_words(error, digits)

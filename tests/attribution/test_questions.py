@@ -1,0 +1,272 @@
+"""A question asked in Python: the rows of its answer by hand, of small networks over bytes."""
+
+import csv
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import byte_network
+
+import lim_jax as lim
+from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.files import write_answer
+from lim_jax.attribution.methods.method_table import METHODS
+from lim_jax.attribution.questions import Question, question_line, read_question
+from lim_jax.checkpoints.text import ChatTemplate
+from lim_jax.models import CausalLM, LanguageModel, Targets
+from lim_jax.models.foils import contrast, contrast_loss
+
+QUESTION = "Who?"
+DOCUMENTS = ["Up.", "Dn 2."]
+PROMPT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
+NAMES = ["document 1", "document 2", "question", ""]
+PLACES = dict(zip(NAMES, (range(3), range(5, 10), range(22, 26)), strict=False))
+
+
+@pytest.fixture(scope="module")
+def network():
+    return byte_network(48, depth=2, seed=17)  # whose documents have scores of both signs
+
+
+@pytest.fixture(scope="module")
+def ask(network):
+    """Ask the network, and have it answer "It" where nothing else is said."""
+
+    def asked(method, *, network=network, answer="It", **how) -> Any:
+        model = LanguageModel(network)
+        return lim.ask(model, QUESTION, DOCUMENTS, answer=answer, method=method, **how)
+
+    return asked
+
+
+def rows_of_answer_parts(answered):
+    return [segment.text for segment in answered.scores.answer]
+
+
+@pytest.fixture(scope="module")
+def signed(ask):
+    return ask("gradient-times-input")
+
+
+def test_rows_are_sums_over_the_tokens_of_each_part(signed):
+    """Of two documents and the question; what is in none of them is the rest."""
+    found = {part.name: part for part in signed.parts}
+    assert sorted(found) == sorted(NAMES)
+    length = len(PROMPT) + 2
+    inside = set().union(*PLACES.values())
+    rest = [place for place in range(length) if place not in inside]
+    for name, places in {**PLACES, "": rest}.items():
+        part = found[name]
+        places = list(places)
+        np.testing.assert_allclose(part.score, signed.tokens[places].sum(), rtol=1e-12)
+        assert (part.tokens, part.of_tokens) == (len(places), len(places) / length)
+    kinds = {name: found[name].kind for name in NAMES}
+    assert kinds == {
+        "document 1": "document",
+        "document 2": "document",
+        "question": "question",
+        "": "rest",
+    }
+
+
+def test_shares_of_documents_of_both_signs_are_of_their_sizes(signed):
+    """So that none is above one: the size of a score is its distance from zero."""
+    first, second = (part for part in signed.parts if part.kind == "document")
+    assert first.score > 0 > second.score
+    sizes = first.score - second.score
+    assert first.of_documents == pytest.approx(first.score / sizes)
+    assert second.of_documents == pytest.approx(second.score / sizes)
+    assert all(part.of_documents is None for part in signed.parts[2:])
+
+
+def test_documents_come_first_from_the_largest_score_and_the_rest_is_last(signed):
+    kinds = [part.kind for part in signed.parts]
+    assert kinds == ["document", "document", "question", "rest"]
+    assert signed.parts[0].score > signed.parts[1].score
+
+
+def test_tokens_that_speak_against_the_answer_do_not_hold_most_of_it(signed):
+    """The named tokens share what speaks for the answer among themselves."""
+    part = next(part for part in signed.parts if part.name == "document 2")
+    letters = dict(zip("Dn 2.", signed.tokens[5:10], strict=True))
+    assert min(letters.values()) < 0 < letters["n"] == max(letters.values())
+    share = letters["n"] / sum(score for score in letters.values() if score > 0)
+    assert part.most.startswith(f"“n” {100 * share:.0f} %, “D” ")
+
+
+def test_an_answer_is_the_text_that_the_loss_asks_for(ask):
+    answered = ask("rollout", answer="It is so")
+    assert answered.text == "It is so" and answered.shown == "It is so"
+    assert answered.question == QUESTION and answered.foil == ""
+    assert "".join(answered.context.tokens) == PROMPT + " It is s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_integrated_gradients_begin_where_documents_are_average_words(ask, network, scale):
+    """With an embedding that is multiplied, as Gemma's: so is the average word."""
+    scaled = replace(network, embedding_scale=scale)
+    answered = ask("integrated-gradients", network=scaled)
+    context = answered.context
+    words = np.asarray(network.embedding)
+    ids = context.window[:-1]
+    inside = np.zeros(context.length, bool)
+    inside[[*PLACES["document 1"], *PLACES["document 2"]]] = True
+    step = np.where(inside[:, None], scale * (words[ids] - words.mean(axis=0)), 0)
+    x = scale * words[ids] + np.asarray(network.positions)[: len(ids)]
+    (places,) = context.weights.nonzero()
+    weights = context.weights[places].astype(float)
+    y = Targets(*jax.device_put((context.window[1:][places], weights, places)))
+
+    @eqx.filter_jit
+    def gradient(x, y):
+        return jax.grad(partial(CausalLM.margin_loss, scaled))(x, y)
+
+    nodes = (np.arange(8) + 0.5) / 8
+    slopes = [np.asarray(gradient(jnp.asarray(x - (1 - node) * step), y)) for node in nodes]
+    expected = -np.sum(step * np.mean(slopes, axis=0), axis=1)
+    np.testing.assert_allclose(answered.tokens, expected, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
+    """A foil is another whole answer: its odds, and not those of the answer, are what is given."""
+    answered = ask("mask-gradient", foil=" No ")
+    assert answered.foil == "No" and answered.text == "It"
+    assert "decides most between “It” and “No”" in answered.finding
+    assert rows_of_answer_parts(answered) == ["It"], "the whole answer"
+    prompt, this, that = (
+        np.frombuffer(text.encode(), np.uint8).astype("int32") for text in (PROMPT, " It", " No")
+    )
+    y = contrast(prompt, this, that, "float64")
+    x = network.embed(jax.device_put(prompt))
+    numbers = np.full(len(prompt), -1)
+    numbers[1:3], numbers[5:10] = 0, 1
+
+    def loss(weight):
+        log_weights = jax.device_put(np.where(numbers >= 0, np.log(weight), 0))
+        weighted = y._replace(log_weights=log_weights, parts=jax.device_put(numbers))
+        return eqx.filter_jit(contrast_loss)(network, x, weighted)
+
+    np.testing.assert_allclose(answered.given, loss(1e-3) - loss(1), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_without_a_foil_an_answer_is_cut_into_sentences(ask):
+    answered = ask("mask-gradient", answer="No. It is.")
+    assert rows_of_answer_parts(answered) == [" No. ", "It is."]
+    assert ask("rollout").method == "rollout"
+    with pytest.raises(ValueError, match="parts: got 'token' with a foil"):
+        ask("mask-gradient", foil="No", parts="token")
+
+
+@pytest.mark.slow
+def test_a_finding_says_what_scores_add_up_to(ask):
+    answered = ask("mask-path")
+    whole = sum(part.score for part in answered.parts if part.kind == "document")
+    assert answered.finding.endswith(
+        f" All documents together give {answered.given:+.2f} of log odds; their scores add up to "
+        f"{whole:+.2f}."
+    )
+    assert "log odds" not in ask("rollout").finding
+
+
+def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
+    """Not its letters, of which one may be of several tokens."""
+    model = LanguageModel(network)
+    documents = ["Né.", "Up. On."]
+    answered = lim.ask(model, QUESTION, documents, answer="It", method="mask-gradient")
+    write_answer(answered, tmp_path)
+    with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [(row["name"], row["text"], row["tokens"]) for row in rows[:3]]
+    assert found == [
+        ("document 1", "Né.", "4"),
+        ("document 2", "Up. ", "4"),
+        ("document 2", "On.", "3"),
+    ]
+
+
+def rated(*scores):
+    """Documents of ten tokens each with these scores, and the rest."""
+    documents = [
+        AnswerPart(name, "document", score, 0.0, 10, 0.25, "")
+        for name, score in zip("ab", scores, strict=True)
+    ]
+    return [*documents, AnswerPart("", "rest", 9.0, None, 20, 0.5, "")]
+
+
+def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
+    said = finding_of(rated(0.25, -0.5), "Wren", signed=True)
+    assert said == (
+        "The answer “Wren” comes from “a” most of all: +0.25, with 10 of 20 tokens of documents. "
+        "Against it speaks “b” most: -0.50."
+    )
+    said = finding_of(rated(-0.25, -0.5), "Wren", signed=True)
+    assert said == (
+        "No document speaks for “Wren”; the least against it, “a”: -0.25, with 10 of 20 tokens of "
+        "documents."
+    )
+    assert "gainst" not in finding_of(rated(0.25, 0.5), "Wren", signed=True)
+    said = finding_of(rated(0.25, 0.5), "Wren", "Owl", signed=True)
+    assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
+
+
+def test_an_answer_of_the_models_own_that_did_not_end_is_cut(ask):
+    assert ask("rollout", answer=None, answer_tokens=2).cut
+    assert not ask("rollout").cut
+
+
+def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
+    alone = ask("rollout")
+    kept = ask("rollout", checkpoint=tmp_path / "kept")
+    assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    np.testing.assert_array_equal(kept.tokens, alone.tokens)
+
+
+def test_a_question_foretells_what_scoring_takes(network):
+    """Of an answer that is not known as many tokens as it may have, and a sentence of each 16."""
+    model = LanguageModel(network)
+
+    def cost(method, *, answer=None, parts=None, document_parts=None):
+        question = Question(
+            QUESTION,
+            DOCUMENTS,
+            method=method,
+            parts=parts,
+            document_parts=document_parts,
+            chat=True,
+            answer=answer,
+            answer_tokens=40,
+            foil="",
+            max_length=4096,
+        )
+        asked = read_question(model, question)
+        return asked.cost(model)
+
+    of_answer = METHODS["mask-gradient"].cost
+    assert cost("mask-gradient", parts="token") == of_answer(0, 40)
+    assert cost("mask-gradient", parts="sentence") == of_answer(0, 2)
+    assert cost("mask-gradient", parts="answer") == of_answer(0, 1)
+    assert cost("mask-gradient", parts="token", answer="It") == of_answer(0, 3)
+    # The whole text, and without each document, the question and the rest; or each token.
+    assert cost("leave-one-out").total == cost("leave-one-out", answer="It").total == 5
+    by_token = cost("leave-one-out", answer="It", document_parts="tokens").total
+    assert by_token == 1 + sum(map(len, DOCUMENTS)) + 2
+
+
+def test_an_answer_follows_a_space_but_in_a_chat():
+    model = LanguageModel(byte_network(8), chat_template=ChatTemplate("", {}))
+    asked = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
+    chat = asked()
+    plain = asked(chat=False)
+    assert [message["content"] for message in chat.messages] == [QUESTION]
+    assert (chat.answer, chat.foil, chat.question) == ("It", "No", "")
+    assert (plain.answer, plain.foil, plain.question) == (" It", " No", QUESTION)
+    assert plain.messages == () and plain.template is None
+    assert [document.name for document in plain.documents] == ["document 1", "document 2"]

@@ -1,0 +1,466 @@
+"""The command ask: the model's own answer, and what each document holds of its influence."""
+
+import csv
+import json
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from reference.chats import CHATML
+from reference.pages import Read
+from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
+from scipy.special import logsumexp
+
+from lim_jax import models
+from lim_jax.attribution import questions
+from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.method import Cost, Method, Scores
+from lim_jax.attribution.methods import mask_path
+from lim_jax.attribution.methods.method_table import METHODS
+from lim_jax.attribution.questions import ask
+from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.attribution.without_parts import without_parts
+from lim_jax.cli import answers, ask_command, profile_command
+from lim_jax.cli.commands import main
+from lim_jax.prompts import context_of, own_answers, self_answered, unanswered
+from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.report import answer_page
+
+DOCUMENTS = {"first.txt": "abcabd", "second.txt": "hgjh", ".hidden": "no"}
+PROMPT = "first\nabcabd\n\nsecond\nhgjh\n\nQuestion: bc\nAnswer:"
+PARTS = {"first": (0, 12), "second": (14, 25), "question": (37, 39)}
+MASKED = {"first": (1, 12), "second": (14, 25)}  # the context's first token keeps its weight
+
+
+def ids_of(text):
+    return [LETTERS.find(letter) if letter in LETTERS else 10 for letter in text]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return write_with_letters(folder, CONFIGS["llama"])
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "documents"
+    path.mkdir()
+    for name, text in DOCUMENTS.items():
+        (path / name).write_text(text)
+    (path / "inside").mkdir()
+    return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+
+
+def own_answer(tokens):
+    """The likeliest id after all before it, by NumPy."""
+    row = ids_of(PROMPT)
+    for _ in range(tokens):
+        row.append(int(logits(CONFIGS["llama"], row)[-1].argmax()))
+    return row[-tokens:]
+
+
+def shares(energy):
+    """What each part holds, and what no part does."""
+    held = {name: energy[start:end].sum() / energy.sum() for name, (start, end) in PARTS.items()}
+    return held | {"": 1 - sum(held.values())}
+
+
+@pytest.mark.slow
+def test_an_answer_of_the_models_own_and_what_each_document_holds(
+    folder, documents, tmp_path, undrawn, capsys
+):
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert main([*arguments, "--answer-tokens", "3", "--no-html", "--method", "influence"]) == 0
+    answer = own_answer(3)
+    row = np.array(ids_of(PROMPT) + answer)
+    model = models.load(folder, dtype="float64")
+    places = np.arange(len(PROMPT) - 1, len(row) - 1)
+
+    @jax.jit
+    def margins(x):
+        z = model.readout(model.flow(x, jax_grid(x)), jax_grid(x))[places]
+        right = z[np.arange(3), row[places + 1]]
+        others = jnp.where(np.arange(11)[None, :] == row[places + 1][:, None], -jnp.inf, z)
+        return (jax.nn.logsumexp(others, axis=1) - right).mean()
+
+    gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
+    expected = shares(np.asarray((gradient**2).sum(axis=1)))
+    found = json.loads((out / "answer.json").read_text())
+    assert found["question"] == "bc" and found["foil"] == ""
+    assert found["answer"] == " ".join(LETTERS[one] for one in answer)
+    assert found["cut"] is True  # no id of this model ends an answer
+    held = {part["name"]: part["score"] for part in found["parts"]}
+    assert held == pytest.approx(expected, rel=1e-3)
+    tokens = {name: end - start for name, (start, end) in PARTS.items()}
+    tokens[""] = len(row) - 1 - sum(tokens.values())
+    assert {part["name"]: part["tokens"] for part in found["parts"]} == tokens
+    kinds = [part["kind"] for part in found["parts"]]
+    assert kinds == ["document", "document", "question", "rest"]
+    printed = capsys.readouterr().out
+    assert f"\nThe answer “{found['answer']}...” comes from “" in printed
+    assert f"\nAnswer: {found['answer']}...\nCut after the most tokens that an answer" in printed
+    assert "chat template" not in printed
+    assert "One context has no error." in printed and " inf" not in printed.replace(
+        " influence", ""
+    )
+    top = max(("first", "second"), key=lambda name: expected[name])
+    assert f"comes from “{top}” most of all" in printed
+    assert (out / "scores.csv").exists() and not (out / "answer.html").exists()
+
+
+def jax_grid(x):
+    return models.causal.token_grid(x.shape[0], x.dtype)
+
+
+@pytest.mark.slow
+def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, capsys):
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert main([*arguments, "--answer", "ab", "--foil", "f", "--method", "influence"]) == 0
+    model = models.load(folder, dtype="float64")
+    prompt = ids_of(PROMPT)
+    # A space, of which the tokenizer knows no word, stands before both.
+    answer = np.array([10, 0, 1])
+    foil = np.array([10, 5])
+
+    @jax.jit
+    def odds(x):
+        return said(x, answer) - said(x, foil)
+
+    def said(x, ids):
+        x = jnp.concatenate([x, model.embed(jax.device_put(ids[:-1]))])
+        z = model.readout(model.flow(x, jax_grid(x)), jax_grid(x))[len(prompt) - 1 :]
+        return (jax.nn.logsumexp(z, axis=1) - z[np.arange(len(ids)), ids]).sum()
+
+    gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
+    expected = shares(np.asarray((gradient**2).sum(axis=1)))
+    found = json.loads((out / "answer.json").read_text())
+    assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
+    held = {part["name"]: part["score"] for part in found["parts"]}
+    assert held == pytest.approx(expected, rel=1e-3)
+    assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
+    assert "Numbers are shares of" in (out / "answer.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, capsys):
+    """The command writes what `ask` gives; by a mask gradient, against a central difference."""
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    assert main([*arguments, "--answer", "ab"]) == 0
+    printed = capsys.readouterr()
+    assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, answer="ab")
+    found = json.loads((out / "answer.json").read_text())
+    assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
+    assert found.keys() == answer.record().keys()
+    names = [part["name"] for part in found["parts"]]
+    assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
+    x = jax.device_put(answer.context.window)
+    network = model.network
+    weights = jax.device_put(answer.context.weights)
+    numbers = np.full(len(weights), -1)
+    for number, places in enumerate(MASKED.values()):
+        numbers[slice(*places)] = number
+
+    @eqx.filter_jit
+    def loss(network, u):
+        y = models.Targets(x[1:], weights, log_weights=u, parts=jnp.asarray(numbers))
+        return network.margin_loss(network.embed(x[:-1]), y)
+
+    def odds(first):
+        """Minus the loss where the first document's log weight is another."""
+        u = np.where(numbers >= 0, np.log(0.2), 0)
+        u[slice(*MASKED["first"])] += first
+        return -float(loss(network, jax.device_put(u)))
+
+    slope = (odds(1e-4) - odds(-1e-4)) / 2e-4
+    (part,) = (part for part in answer.parts if part.name == "first")
+    np.testing.assert_allclose(part.score, slope, rtol=1e-6)
+    other = next(one for one in answer.parts if one.name == "second")
+    assert part.of_documents == part.score / (abs(part.score) + abs(other.score))
+    with (out / "scores.csv").open(newline="") as file:
+        scores = [float(row["score"]) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(scores, np.asarray(answer.tokens), rtol=2e-3, atol=1e-6)
+    with (out / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["said"] for row in rows} == {"k a b"} and len(rows) == 4
+    of_first = [float(row["score"]) for row in rows if row["name"] == "first"]
+    np.testing.assert_allclose(sum(of_first), slope, rtol=2e-3)
+    page = Read((out / "answer.html").read_text("utf-8"))
+    assert page.all("h1")[0]["text"] == "bc" and "first" in page.all("h3")[0]["inner"]
+    np.testing.assert_allclose(page.json("data")["parts"][0][:2], of_first, rtol=2e-3)
+    documents = answer.scores.documents
+    gave = answer.scores.by_part[0, documents].sum()
+    np.testing.assert_allclose(gave, part.score + other.score)
+    assert f"their scores add up to {gave:+.2f}." in answer.finding
+    assert f"{part.score:+.3f}" in str(answer)
+    assert "<td><bdi>“first”</bdi></td>" in answer._repr_html_()
+
+
+@pytest.mark.slow
+def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch):
+    """To the odds over a foil with them less the odds with next to nothing of them.
+
+    So do parts of documents, for all parts of the answer together.
+    """
+    monkeypatch.setattr(mask_path, "NODES", 16)
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
+    given = sum(part.score for part in answer.parts)
+    y: Any = answer.context.asked
+    network = model.network
+    u = np.zeros(answer.context.length)
+    numbers = np.full(answer.context.length, -1)
+    for number, places in enumerate(MASKED.values()):
+        u[slice(*places)], numbers[slice(*places)] = np.log(1e-3), number
+    numbers = jax.device_put(numbers)
+    ids = jax.device_put(answer.context.window[:-1])
+
+    @eqx.filter_jit
+    def loss(network, u):
+        return models.contrast_loss(
+            network, network.embed(ids), y._replace(log_weights=u, parts=numbers)
+        )
+
+    ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
+    assert abs(ends[0] - ends[1]) > 1e-3
+    np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
+    assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
+    both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
+    assert f"All documents together {both}" in str(answer)
+    assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
+    assert len(answer.scores.documents) > 2
+    np.testing.assert_allclose(answer.scores.by_part.sum(), given, rtol=1e-12)
+    assert [part.text.strip() for part in answer.scores.answer] == [answer.text]
+    plain = answer._replace(foil="")
+    for one, unit in ((answer, "of the answer over the foil"), (plain, "on average")):
+        page = answer_page(one).html
+        assert "a score is the integral of" in page and f"in log odds, {unit}" in page
+    alike = answer.compare(answer)
+    assert {part.difference for part in alike.parts} == {0.0} and len(alike.parts) == 4
+    with pytest.raises(ValueError, match="second: got scores by mask-path, against a foil"):
+        plain.compare(answer)
+
+
+@pytest.mark.slow
+def test_parts_that_are_left_out_have_a_table_and_a_page(folder, documents):
+    """By document as a whole, since each is a text to read; and by sentence where one asks so."""
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answer = ask(model, "bc", documents, method="leave-one-out", answer="ab", parts="token")
+    assert [part.text for part in answer.scores.answer] == ["k", " a", " b"]
+    assert [part.within for part in answer.scores.parts] == ["first", "second", "question", ""]
+    rows = {part.name: part.score for part in answer.parts}
+    whole = answer.scores.by_part.sum(axis=0)
+    np.testing.assert_allclose([rows["first"], rows["second"]], whole[:2])
+    page = answer_page(answer).html
+    shown = Read(page).json("data")["parts"]
+    np.testing.assert_allclose(shown, answer.scores.by_part[:, :2], rtol=1e-3)
+    assert "where the part is taken out of the text" in page
+    cut = ask(model, "bc", documents, method="leave-one-out", answer="ab", document_parts="tokens")
+    assert len(cut.scores.documents) == sum(end - start for start, end in list(PARTS.values())[:2])
+
+
+def gradient_without_others(model, context, answer, parts, loss, run):
+    """A method of a user's: gradients in the words, on the text without the parts that come later.
+
+    It needs texts without some parts, and the places of what is left in them.
+    """
+    rows = np.zeros((len(answer), len(parts)))
+    for number, part in enumerate(parts):
+        kept = np.arange(len(parts)) <= number
+        left = without_parts(context, parts, kept)
+        (there,) = [one for one in context_segments(left) if one.label == part.label]
+        found = METHODS["gradient-times-input"].scores(
+            model, left, [whole_answer(left)], [there], loss, run.within(f"{number}")
+        )
+        rows[:, number] = found.by_part[0, 0] / len(answer)
+    return Scores(answer, parts, rows)
+
+
+@pytest.mark.slow
+def test_a_method_of_a_users_goes_down_to_the_page(
+    folder, documents, tmp_path, monkeypatch, as_users_run
+):
+    """By `ask` in Python, by the commands `ask` and `profile`: the same numbers, its own words."""
+    entry = Method("its own", "a score of mine", gradient_without_others, lambda *_: Cost(4, 4))
+    monkeypatch.setitem(METHODS, "mine", entry)
+    model = models.LanguageModel.from_pretrained(folder, "float64")
+    answered = ask(model, "bc", documents, method="mine", answer="ab", document_parts="documents")
+    expected = {part.name: part.score for part in answered.parts}
+    assert len(set(expected.values())) == 4 and min(map(abs, expected.values())) > 1e-9
+    out = tmp_path / "asked"
+    commands: Any = ask_command, profile_command
+    options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
+    assert commands[0].ask(folder, "bc", documents, **options, out=out) == 0
+    parts = json.loads((out / "answer.json").read_text())["parts"]
+    found = {part["name"]: part["score"] for part in parts}
+    assert found == pytest.approx(expected, rel=1e-3)
+    written = (out / "answer.html").read_text("utf-8")
+    assert "a score is a score of mine" in written
+    page = Read(written)
+    np.testing.assert_allclose(page.json("data")["parts"][0][0], expected["first"], rtol=2e-3)
+    texts = {"first": "abcabd", "second": "hgjh"}
+    read = [{"title": title, "text": text} for title, text in texts.items()]
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"documents": read, "question": "bc", "answer": "ab"}))
+    profiled = tmp_path / "profiled"
+    assert commands[1].profile(folder, data, loss="margin", method="mine", out=profiled) == 0
+    with (profiled / "records.csv").open(newline="", encoding="utf-8") as file:
+        scores = {row["name"]: float(row["score"]) for row in csv.DictReader(file)}
+    assert scores == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(models.LanguageModel, "loaded", None)
+    start = ["ask", str(folder)]
+    out = ["--out", str(tmp_path / "out"), "--no-html"]
+    cases = {
+        "question: got ' '": [" ", "--documents", str(documents)],
+        "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
+        "question: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, ": [
+            "bc", "--documents", str(documents), "--max-length", "10",
+        ],
+        "parts: got 'token' with the method 'influence'": [
+            "bc", "--documents", str(documents), "--parts", "token", "--method", "influence",
+        ],
+        "parts: got 'sentence' with a foil, expected the whole answer, since a foil is": [
+            "bc", "--documents", str(documents), "--parts", "sentence", "--foil", "f",
+        ],
+    }  # fmt: skip
+    for message, arguments in cases.items():
+        with pytest.raises(ValueError, match=message):
+            main([*start, *arguments, *out])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def chatting(folder, tmp_path):
+    """The same weights, with a template of chats."""
+    chatting = tmp_path / "chatting"
+    chatting.mkdir()
+    for file in folder.iterdir():
+        (chatting / file.name).symlink_to(file)
+    (chatting / "chat_template.jinja").write_text(CHATML)
+    return chatting
+
+
+def test_a_model_that_has_a_chat_template_is_asked_by_it(
+    chatting, documents, tmp_path, monkeypatch
+):
+    lines = []
+
+    def stopping(line, *rest):
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(questions, "context_of_line", stopping)
+    arguments = ["ask", str(chatting), "bc", "--documents", str(documents), "--no-html"]
+    arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
+    assert main(arguments) == main([*arguments, "--no-chat"]) == 130
+    line, plain = lines
+    assert plain.laid.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
+    asked = PROMPT.split("Question")[0] + "bc"
+    assert line.laid.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    assert (line.answer, line.foil) == ("ab", "f")
+    names = [name for _, _, name in line.laid.spans]
+    assert names == ["first", "second", "question"]
+
+
+def test_the_answers_of_the_models_own_are_shown(folder):
+    prompts = [unanswered(RenderedPrompt("abc")) for _ in range(6)]
+    contexts = [one.answered(np.array([1, 2])) for one in prompts]
+    read = [*prompts[:2], contexts[2], *prompts[3:]]
+    model = models.LanguageModel.open(folder)
+    shown = answers.own_answers(read, contexts, model)
+    assert shown == [
+        f"Of context {number} the model's own answer is asked: “b c”" for number in (0, 1, 3, 4, 5)
+    ]
+    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], model)
+    assert more[-1] == "So it is of 7 more." and len(more) == 6
+    assert answers.own_answers(contexts, contexts, model) == []
+
+
+def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
+    monkeypatch.setattr(
+        own_answers, "answer", lambda model, ids, most, end: np.array([1, 2, 9][:most])
+    )
+    model = models.LanguageModel(models.load(folder), end_ids=(9,))
+    for most, cut in ((3, False), (2, True)):
+        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most)
+        assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
+
+
+def test_what_to_know_of_answers_is_said(chatting):
+    """Of those that were cut, and of a chat template that was not used; not of texts."""
+    prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
+    plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
+    text = context_of(RenderedPrompt("abc"), asked="next-token")
+    model = models.LanguageModel.open(chatting)
+    silent = model._replace(chat_template=None)
+    assert answers.answer_notes([plain, chat, text], silent) == []
+    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
+    assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
+    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    said, _ = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    assert said.endswith("“So...”"), "three dots"
+    assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
+    (without,) = answers.answer_notes([plain, chat, text], model)
+    assert without.startswith(
+        "The model has a chat template, and 1 of 3 contexts are asked without"
+    )
+    assert answers.answer_notes([chat, text], model) == []
+
+
+def test_the_finding_of_one_document_and_of_none_that_matters():
+    rest = AnswerPart("", "rest", 0.75, None, 2, 0.5, "")
+    alone = [AnswerPart("a", "document", 0.25, 1.0, 4, 0.5, ""), rest]
+    said = finding_of(alone, "50% of it")
+    assert "holds 100 % of what the document holds, with 4 of their 4" in said
+    assert "The answer “50% of it” comes" in said, "as it was given"
+    nothing = [AnswerPart(name, "document", 0.0, 0.0, 4, 0.5, "") for name in "ab"]
+    assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
+    against = [one._replace(score=-0.5 - at) for at, one in enumerate(nothing)]
+    said = finding_of(against, "b", signed=True)
+    assert said == (
+        "No document speaks for “b”; the least against it, “a”: -0.50, with 4 of 8 tokens of "
+        "documents."
+    )
+
+
+def test_numbers_of_numpy_are_those_of_the_test():
+    """Greedy words are of a real choice: the likeliest is not the last, and there is no tie."""
+    row = logits(CONFIGS["llama"], ids_of(PROMPT))[-1]
+    best = np.sort(np.exp(row - logsumexp(row)))
+    assert best[-1] - best[-2] > 1e-3
+
+
+def test_what_python_asks_is_refused_in_pythons_words(folder):
+    """Of arguments as they are passed; the command line has its own words (`as_flags`)."""
+    model = models.LanguageModel.open(folder)
+    many = ["abcd"] * 7 + ["abcdefgh"] + ["abcd"] * 22
+    message = (
+        r"question: got \d+ tokens, of which 30 documents have \d+ and “document 8” has the most, "
+        r"\d+, expected from 2 to 51: a context of `max_length`, .* Raise `max_length`, or give "
+        r"fewer or shorter documents\.$"
+    )
+    for answer in (None, "a"):
+        with pytest.raises(ValueError, match=message):
+            ask(model, "bc", many, answer=answer, max_length=50)
+    wrong = {"4 at index 1": ["a", 4], "4": 4, "None": None, "none": [], "dict": {}}
+    for got, given in wrong.items():
+        expected = "expected a folder, a file, or a list of texts or of Document, at least one"
+        with pytest.raises(ValueError, match=f"documents: got {got}, {expected}"):
+            questions.require_documents(given)
