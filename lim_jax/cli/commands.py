@@ -15,30 +15,33 @@ STOPPED = "Interrupted. Run it again to go on from what is finished."
 # run, and none where only the list is shown.
 COMMANDS = {
     "ask": (
-        "questions",
+        "ask_command",
         "Ask a model a question about documents, and say which of them its answer comes from.",
     ),
     "profile": (
-        "profiling",
+        "profile_command",
         "Say which positions of your data a model uses: densities with errors, tokens and records.",
     ),
     "compare": (
-        "comparing",
+        "compare_command",
         "Say what changed from one profile or answer to another: two models, two prompts, two "
         "orders.",
     ),
     "explain": (
-        "explaining",
+        "explain_command",
         "Say which positions a language model uses, and why: density, channels, hops, "
         "certificates.",
     ),
-    "rates": ("rates", "Measure the paper's limits: tokens to Volterra, layers to the depth flow."),
+    "rates": (
+        "rates_command",
+        "Measure the paper's limits: tokens to Volterra, layers to the depth flow.",
+    ),
     "reproduce": (
-        "reproduction",
+        "reproduce_command",
         "Compute section 4 of the paper in float64 and hold it against every figure it prints.",
     ),
     "counterexamples": (
-        "reproduction",
+        "reproduce_command",
         "Run the paper's four counterexamples to unconditional claims about shape.",
     ),
 }
