@@ -25,7 +25,8 @@ PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the 
 
 
 def asked(name):
-    return context_of(RenderedPrompt(PROMPT), ANSWER, asked=name, foil=FOIL)
+    foil = FOIL if LOSSES[name].needs_foil else ""
+    return context_of(RenderedPrompt(PROMPT), ANSWER, asked=name, foil=foil)
 
 
 def margin(row, answer):
