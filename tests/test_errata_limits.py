@@ -165,6 +165,7 @@ def test_the_error_of_a_left_average_is_a_cubic_in_the_logarithm():
     np.testing.assert_allclose(foretold, found, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_input_adjoint_loses_a_logarithm_by_layer_in_l2():
     """Error times sqrt L: 1.1228 after one layer, and 1.1228 log L more after the second."""
     sizes = np.array([100_000, 200_000])

@@ -73,6 +73,7 @@ def test_rows_sum_to_the_adjoint_at_every_depth_and_to_the_gradient(step):
         assert (np.abs(hops[depth, : DEPTH - depth + 1]).max(axis=(1, 2)) > 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", SCHEMES)
 def test_no_hop_stays_at_the_queries_and_one_hop_ends_before_the_last(step):
     hops = np.asarray(measured(flow_of(step), random_states())[0])

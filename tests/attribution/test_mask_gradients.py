@@ -195,6 +195,7 @@ def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
     assert rows[4]["text"] == data.part.values[1] and rows[4]["part"] == "1"
 
 
+@pytest.mark.slow
 def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     model, derivatives, tmp_path
 ):

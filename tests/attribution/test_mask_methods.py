@@ -103,6 +103,7 @@ def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gr
         np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradient):
     """The loss is the mean over three tokens, and the rows of parts sum to the answer's."""
     rows = scores_of_answer_parts(asked(network, "mask-gradient", parts="token"))
@@ -158,6 +159,7 @@ def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, part
     assert not answered.tokens[~INSIDE].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mask-gradient", "mask-path"])
 def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, method):
     """With next to nothing of documents; all else weighs one, and parts read themselves."""

@@ -95,6 +95,7 @@ def test_convolutions_of_another_size_are_refused_by_their_name(tmp_path):
         models.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, left_out",
     [
@@ -158,6 +159,7 @@ def packed(model, ids, network):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORD["networks"])
 def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     network = RECORD["networks"][name]

@@ -341,6 +341,7 @@ def factors_of(config):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     architecture, config, options = case_of(case)
@@ -353,6 +354,7 @@ def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", gguf_recorded.CASES)
 def test_a_file_is_the_network_that_transformers_recorded(tmp_path, case):
     found = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))

@@ -195,6 +195,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     assert isinstance(model.flow.layers, FetchedLayers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
 def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
     """In no type of the program for a GPU, and in no memory of a CPU's."""

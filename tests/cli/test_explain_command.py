@@ -366,6 +366,7 @@ def test_lines_are_contexts_of_their_own_lengths(monkeypatch, folder, tmp_path, 
         main([*arguments, "--contexts", "4"])
 
 
+@pytest.mark.slow
 def test_where_a_line_has_no_answer_the_models_own_is_explained(
     monkeypatch, folder, tmp_path, capsys
 ):

@@ -412,6 +412,7 @@ def test_figures_of_an_explanation_show_its_numbers():
     ]
 
 
+@pytest.mark.slow
 def test_the_figure_of_certificates_names_each_row_and_its_verdict():
     found = explained(last_token)
     figure = plots.certificate_margins(found.certificates, "title")

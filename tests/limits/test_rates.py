@@ -229,6 +229,7 @@ def spiked(p):
     return smooth(p) + jnp.outer(spike(p), jnp.array([300, -300, 0.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "loss", "terminal adjoint"])
 def test_a_spike_between_the_samples_refutes_no_theorem_in_position(name):
     """The constants miss it and the tokens do not: measured, and neither holds."""

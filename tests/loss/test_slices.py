@@ -66,6 +66,7 @@ def test_the_largest_class_is_the_first_of_equal_ones_in_any_slice():
     np.testing.assert_array_equal(found, [0, 3, 2, 1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_a_sliced_loss_and_its_gradient_are_those_of_whole_logits(name, size):

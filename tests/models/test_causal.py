@@ -198,6 +198,7 @@ def test_weights_come_back_as_they_were(folder, model, tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 def test_loading_holds_little_more_than_the_weights_and_jax_takes_them_over(tmp_path, monkeypatch):
     """Half a million of them: embedding and head are half, and a layer is a twentieth."""
     sizes = {"WORDS": 2000, "WIDTH": 64, "HIDDEN": 64, "DEPTH": 12}
@@ -347,6 +348,7 @@ AS_PUBLISHED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, changed, more", AS_PUBLISHED.values(), ids=AS_PUBLISHED)
 def test_options_are_read_as_the_publishers_do(tmp_path, name, changed, more):
     config = CONFIGS[name] | changed

@@ -49,6 +49,7 @@ def log_probability(family, prompt, ids):
     return sum(log_softmax(row)[one] for row, one in zip(rows, ids, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_loss_is_the_log_odds_of_the_foil(family, model, case):
     prompt, answer, foil = case

@@ -67,6 +67,7 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
     np.testing.assert_allclose(asked, expected, rtol=0, atol=1e-12 * network["largest"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["kept", "opened"])
 def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
     model = model_of("gemma2", tmp_path, kept="bfloat16")

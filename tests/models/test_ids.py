@@ -307,6 +307,7 @@ def test_a_context_alone_is_measured_alone(model, calls):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatch):
     """Full ones and the one that is filled up; other contexts of these lengths compile nothing."""
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
@@ -336,6 +337,7 @@ def test_batches_hold_all_contexts_and_cost_no_more_than_each_alone(call):
     assert len(models.ids._cut(list(range(200)), 128, call)) == 50
 
 
+@pytest.mark.slow
 def test_some_ten_programs_serve_all_lengths(model):
     """Other lengths that are padded alike, in other numbers of each, compile nothing."""
     models.influence_of_ids(model, WINDOWS, REGIONS)

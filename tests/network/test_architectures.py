@@ -33,6 +33,7 @@ def layers_of(flow):
     return [layer_of(flow, index) for index in range(flow.depth)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_two_layers_of_every_architecture_are_those_of_the_reference(name):
     flow = architecture_flow(name, horizon=1.5)

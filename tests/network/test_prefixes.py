@@ -186,6 +186,7 @@ def test_packed_contexts_have_the_channels_of_contexts_alone(ledger):
         np.testing.assert_allclose(mass[first:end], own_mass, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_padding_on_the_left_is_not_seen(ledger):
     """Whatever stands there, and where its queries have no weight, it has no influence."""
     x = np.array(random_states(1, 11, WIDTH))

@@ -196,6 +196,7 @@ def test_push_and_pull_are_the_written_sums_of_many_vectors_at_one_point():
     np.testing.assert_allclose(others, pairs, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_vectors_at_many_points_are_those_at_each():
     """Mapped over heads inside and over vectors outside, where all vectors share the points."""
     point = [array[0] for array in heads_of_examples()]

@@ -233,6 +233,7 @@ def test_derivatives_of_both_orders_are_central_differences_mapped_over_examples
     np.testing.assert_allclose(curved[:, 1], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lightning", "kimi"])
 def test_rows_that_follow_go_on_from_the_memory_of_those_that_count(name):
     """The others' memory is that of `tests/adjoint/test_hybrids.py`."""

@@ -250,6 +250,7 @@ def slopes_and_size(field, first, second, grid):
     return jnp.max(size(images[0] - images[1]) / size(first - second)), jnp.max(size(images[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):

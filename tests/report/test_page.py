@@ -373,6 +373,7 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
         lim.report.show(model, windows, query_weights=asked[:1])
 
 
+@pytest.mark.slow
 def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
     """More than a command's page has; energies are of the gradient in the state of that depth."""
     model = byte_network(6, depth=2, seed=7)

@@ -50,6 +50,7 @@ OF_REGIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_REGIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):

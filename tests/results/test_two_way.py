@@ -112,6 +112,7 @@ def test_an_unbalanced_context_is_fitted_by_least_squares():
 INTERACTION = np.array([[3.0, -1, -1, -1], [-2, 0, 1, 1], [1, 1, -2, 0], [-2, 0, 2, 0]]) / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orders", [2, 4])
 def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(orders):
     """Contexts differ in what place and document do together; the fit is right on the average."""

@@ -362,6 +362,7 @@ def at_once():
     return jax.tree.map(np.asarray, noisy_run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("place, index", MOMENTS)
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(

@@ -202,6 +202,7 @@ def test_where_nothing_is_learnt_of_nothing_is_added(monkeypatch):
     np.testing.assert_allclose(found, [3, 0.25, 3.25, 1])
 
 
+@pytest.mark.slow
 def test_no_word_of_a_probes_answer_is_read():
     rows = tuning.trained_rows(network(), LAST)
     told = batch(EXAMPLES)
