@@ -98,7 +98,7 @@ def custom(slope):
 
 
 def fetched(cap):
-    layer = eqx.tree_at(lambda norm: norm.scale, LayerNorm.init(2, eta=cap), np.ones((2,)))
+    layer = eqx.tree_at(lambda norm: norm.scale, LayerNorm.init(2, norm_eps=cap), np.ones((2,)))
     return weights.FetchedLayers(jnp.zeros(1), weights.LayerSource(lambda index: layer, 2))
 
 
@@ -123,7 +123,7 @@ OTHERS = {
     "window": lambda: [attention(mask=AttentionMask(window=size)) for size in (None, 3)],
     "rope base": lambda: (turned(10_000.0), turned(500_000.0)),
     "tempered": lambda: [Tempered(tokens, 0.1) for tokens in (100.0, 200.0)],
-    "epsilon of a norm": lambda: [LayerNorm.init(4, eta=eta) for eta in (1e-5, 1e-6)],
+    "epsilon of a norm": lambda: [LayerNorm.init(4, norm_eps=eta) for eta in (1e-5, 1e-6)],
     "activation": lambda: [eqx.nn.Lambda(fn) for fn in (jax.nn.gelu, jax.nn.relu)],
     "option of an activation": lambda: (
         partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True),

@@ -328,10 +328,10 @@ def test_the_fields_constants_hold_in_every_ball():
 
 def test_layer_norm_of_one_feature_is_its_shift():
     """`eq:smooth-layernorm` at width one: a formula without a singularity, and constant."""
-    norm = SimpleNamespace(scale=[3.0], shift=[0.5], eta=0.1)
+    norm = SimpleNamespace(scale=[3.0], shift=[0.5], norm_eps=0.1)
     states = np.array([[-2.0], [0.0], [7.0]])
     np.testing.assert_array_equal(layer_norm(norm, states), 0.5)
-    two = SimpleNamespace(scale=[3.0, 3.0], shift=[0.5, 0.5], eta=0.1)
+    two = SimpleNamespace(scale=[3.0, 3.0], shift=[0.5, 0.5], norm_eps=0.1)
     assert np.ptp(layer_norm(two, np.hstack([states, -states]))[:, 0]) > 1
 
 

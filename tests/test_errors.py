@@ -228,10 +228,10 @@ STATIC = {
         lambda: jax.jit(lambda size: lim.token_grid(size).weights)(4),
         "size: got an array of int64.*known before tracing",
     ),
-    "infinite eta": (lambda: lim.LayerNorm.init(3, eta=np.inf), "eta: got inf"),
+    "infinite eta": (lambda: lim.LayerNorm.init(3, norm_eps=np.inf), "norm_eps: got inf"),
     "eta of a norm made by hand": (
         lambda: lim.LayerNorm(full(3, 1.0), full(3, 0.0), np.nan),
-        "eta: got nan",
+        "norm_eps: got nan",
     ),
     "infinite epsilon": (
         lambda: lim.indices(full(3, 1.0), np.inf),
@@ -485,10 +485,13 @@ STATIC = {
         "without sublayers",
     ),
     "norm of width one": (lambda: lim.LayerNorm.init(1), "width: got 1.*eqx.nn.Identity"),
-    "norm without regularisation": (lambda: lim.LayerNorm.init(3, eta=0.0), "eta: got 0.0"),
+    "norm without regularisation": (
+        lambda: lim.LayerNorm.init(3, norm_eps=0.0),
+        "norm_eps: got 0.0",
+    ),
     "heads that do not divide": (
         lambda: lim.CausalAttention.init(6, heads=4, key=jax.random.key(0)),
-        "4 heads at width 6.*head_size=",
+        "4 heads at width 6.*head_dim=",
     ),
     "readout of another width": (
         lambda: lim.LinearReadout(full((5, 3), 1.0))(STATES, GRID),
@@ -601,8 +604,8 @@ MISSING = {
     "a name misspelt": (lim, "boundry_regions", "lim_jax.boundary_regions"),
     "a name like one of the room": (
         lim.training,
-        "penalties",
-        "expected lim_jax.training.[a-z]*_penalty, ",
+        "influence_penalties",
+        "expected lim_jax.training.influence_penalty, ",
     ),
     "a name like one of the room and like others before it": (
         lim.plots,

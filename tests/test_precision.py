@@ -69,7 +69,7 @@ def test_attention_of_large_queries_and_keys(kind):
 def test_cone_mass_of_large_states():
     """Masses of some 1e-8, which float16 does not hold: they are given in float32."""
     grid = lim.graded_grid(LENGTH, dtype=jnp.float16)
-    attention = lim.CausalAttention.init(WIDTH, heads=2, eta=1e-3, key=jax.random.key(0))
+    attention = lim.CausalAttention.init(WIDTH, heads=2, norm_eps=1e-3, key=jax.random.key(0))
     half = jax.tree.map(lambda leaf: jax.device_put(np.float16(leaf)), attention)
     x = large(4, LENGTH, WIDTH)
     fine = lim.graded_grid(LENGTH)

@@ -64,7 +64,7 @@ def gated_delta(
         heads = sizes.heads
         features = sizes.features
         at = f"{at}.linear_attn"
-        eta = recipe.sizes.norm_eps if norm_eps is None else norm_eps
+        head_norm_eps = recipe.sizes.norm_eps if norm_eps is None else norm_eps
         scale: Tensor = np.tile(read(f"{at}.{norm}.weight", features), (heads, 1))
         matrix = read(f"{at}.{output}.weight", width, heads * features)
         return GatedDelta(
@@ -73,7 +73,7 @@ def gated_delta(
             output=split_heads(matrix, heads),
             rate_bias=read(f"{at}.dt_bias", heads),
             log_decay=read(f"{at}.A_log", heads),
-            head_norm=GroupedNorm(scale, heads, eta),
+            head_norm=GroupedNorm(scale, heads, head_norm_eps),
             activation=recipe.activation,
             largest_write=largest_write,
         )

@@ -190,7 +190,7 @@ def proved_constants(
     Examples
     --------
     >>> keys = jax.random.split(jax.random.key(0), 2)
-    >>> fields = jax.vmap(lambda key: TransformerField.init(4, eta=0.1, key=key))(keys)
+    >>> fields = jax.vmap(lambda key: TransformerField.init(4, norm_eps=0.1, key=key))(keys)
     >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
     >>> grid, control = lim.token_grid(3), lim.network.linear_control(fields)
     >>> proved_constants([fields], control, unit_profile, grid).state < 1
@@ -357,7 +357,7 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
 
     Examples
     --------
-    >>> fields = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> fields = TransformerField.init(4, norm_eps=0.1, key=jax.random.key(0))
     >>> still = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf]), fields)
     >>> flow = ContinuousFlow(lim.network.linear_control(still))
     >>> time_slope_bounds(flow, lim.token_grid(3)).tolist()

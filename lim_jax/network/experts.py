@@ -39,7 +39,7 @@ class Routing(NamedTuple):
     groups: int = 1  # into which experts are cut in order
     kept: int = 1  # of the groups, open to a token
     best: int = 1  # of a group's experts, by the sum of whose scores it is judged
-    eta: float = 0.0  # added to the sum by which weights are divided
+    epsilon: float = 0.0  # added to the sum by which weights are divided
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
@@ -53,7 +53,7 @@ class Routing(NamedTuple):
         _, chosen = jax.lax.top_k(wanted, self.top)
         weights = jnp.take_along_axis(scores, chosen, axis=1)
         if self.normalised:
-            weights /= weights.sum(axis=1, keepdims=True) + self.eta
+            weights /= weights.sum(axis=1, keepdims=True) + self.epsilon
         return self.factor * weights, chosen
 
     def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:

@@ -56,9 +56,9 @@ class TransformerField(eqx.Module):
         width: int,
         *,
         heads: int = 1,
-        hidden: int | None = None,
+        intermediate_size: int | None = None,
         activation: Callable[[Array], Array] = jax.nn.gelu,
-        eta: float = 1e-5,
+        norm_eps: float = 1e-5,
         key: Key[Array, ""],
         **of_attention: Any,
     ) -> "TransformerField":
@@ -69,17 +69,17 @@ class TransformerField(eqx.Module):
         width
             The width of a state, at least 2.
         heads
-            How many heads attend; they divide the width, unless `head_size` is given.
-        hidden
+            How many heads attend; they divide the width, unless `head_dim` is given.
+        intermediate_size
             How many hidden features the tokenwise network has; by default four times the width.
         activation
             The elementwise activation of the tokenwise network; GELU by default.
-        eta
+        norm_eps
             The :math:`\eta` of both layer normalisations.
         key
             The random key of all weights.
         **of_attention
-            Further arguments of `CausalAttention.init`: `groups`, `head_size`, `bias`, `rotary`,
+            Further arguments of `CausalAttention.init`: `num_kv_heads`, `head_dim`, `bias`, `rotary`,
             `window` and `attend`.
 
         Returns
@@ -95,8 +95,16 @@ class TransformerField(eqx.Module):
         require_key(key)
         attention_key, network_key = jax.random.split(key)
         return cls(
-            CausalAttention.init(width, heads=heads, eta=eta, key=attention_key, **of_attention),
-            FeedForward.init(width, hidden=hidden, activation=activation, eta=eta, key=network_key),
+            CausalAttention.init(
+                width, heads=heads, norm_eps=norm_eps, key=attention_key, **of_attention
+            ),
+            FeedForward.init(
+                width,
+                intermediate_size=intermediate_size,
+                activation=activation,
+                norm_eps=norm_eps,
+                key=network_key,
+            ),
         )
 
     @property

@@ -126,13 +126,13 @@ class CausalAttention(eqx.Module):
         width: int,
         *,
         heads: int = 1,
-        groups: int | None = None,
-        head_size: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         bias: bool = False,
         rotary: Rotary | None = None,
         window: int | None = None,
         attend: Attend = causal_attention,
-        eta: float = 1e-5,
+        norm_eps: float = 1e-5,
         key: Key[Array, ""],
     ) -> "CausalAttention":
         r"""Make random attention: Gaussian matrices of variance one over their fan-in.
@@ -142,11 +142,11 @@ class CausalAttention(eqx.Module):
         width
             The width of a state, at least 2.
         heads
-            How many heads attend; they divide the width, unless `head_size` is given.
-        groups
-            How many groups of heads share keys and values, a number that divides the heads; by
-            default each head has its own.
-        head_size
+            How many heads attend; they divide the width, unless `head_dim` is given.
+        num_kv_heads
+            How many keys and values there are, a number that divides the heads, which share them in
+            groups; by default each head has its own.
+        head_dim
             The size of a head's queries, keys and values; by default ``width // heads``.
         bias
             Whether each matrix has a bias, which is zero.
@@ -156,7 +156,7 @@ class CausalAttention(eqx.Module):
             How many positions a row sees, the last ones with its own; None for the whole prefix.
         attend
             How one head attends: `causal_attention`, the default, or a `RingAttention`.
-        eta
+        norm_eps
             The :math:`\eta` of the `LayerNorm` before the matrices.
         key
             The random key of the matrices.
@@ -169,30 +169,30 @@ class CausalAttention(eqx.Module):
         Raises
         ------
         ValueError
-            If a size is no positive whole number, the heads do not divide the width or the groups
-            the heads, or more features are rotated than a head has.
+            If a size is no positive whole number, the heads do not divide the width or the keys
+            and values the heads, or more features are rotated than a head has.
         """
         width = as_int(width, "width", least=2)
         heads = as_int(heads, "heads")
-        groups = heads if groups is None else as_int(groups, "groups")
+        num_kv_heads = heads if num_kv_heads is None else as_int(num_kv_heads, "num_kv_heads")
         require_key(key)
         got = f"{heads} heads at width {width}"
         expected = "a number that divides the width"
-        cure = "Pass head_size= for any other."
-        fits = head_size is not None or width % heads == 0
+        cure = "Pass head_dim= for any other."
+        fits = head_dim is not None or width % heads == 0
         require(fits, "heads", got=got, expected=expected, cure=cure)
-        size = width // heads if head_size is None else as_int(head_size, "head_size")
+        size = width // heads if head_dim is None else as_int(head_dim, "head_dim")
         keys = jax.random.split(key, 4)
-        counts = (heads, groups, groups)
+        counts = (heads, num_kv_heads, num_kv_heads)
         query, key_, value = (
             fan_in(k, count, size, width) for k, count in zip(keys[:3], counts, strict=True)
         )
         output = fan_in(keys[3], heads, width, size) / math.sqrt(heads)
         zeros = jnp.zeros((heads, size))
-        of_groups = jnp.zeros((groups, size))
-        zero_biases = (zeros, of_groups, of_groups, jnp.zeros(width))
+        kv_zeros = jnp.zeros((num_kv_heads, size))
+        zero_biases = (zeros, kv_zeros, kv_zeros, jnp.zeros(width))
         biases = zero_biases if bias else (None, None, None, None)
-        norm = LayerNorm.init(width, eta)
+        norm = LayerNorm.init(width, norm_eps)
         mask = AttentionMask(window=window, positions=rotary)
         return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 

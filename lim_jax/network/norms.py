@@ -30,33 +30,35 @@ class LayerNorm(eqx.Module):
     ----------
     scale, shift
         :math:`\gamma` and :math:`\beta`, of shape ``(width,)``.
-    eta
+    norm_eps
         :math:`\eta_{LN} > 0`, which removes the singularity at zero variance; one that is not
         positive and finite raises ValueError.
 
     Examples
     --------
-    >>> norm = LayerNorm.init(2, eta=3.0)
+    >>> norm = LayerNorm.init(2, norm_eps=3.0)
     >>> norm(jnp.array([4.0, 2.0])).tolist()  # (z - mean) / sqrt(1 + 3)
     [0.5, -0.5]
     """
 
     scale: Float[Weight, " width"]
     shift: Float[Weight, " width"]
-    eta: float = eqx.field(static=True, default=1e-5)
+    norm_eps: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
-        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        require_positive(
+            self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
+        )
 
     @classmethod
-    def init(cls, width: int, eta: float = 1e-5) -> "LayerNorm":
+    def init(cls, width: int, norm_eps: float = 1e-5) -> "LayerNorm":
         r"""Make a norm of scale one and shift zero.
 
         Parameters
         ----------
         width
             The width of a token, at least 2.
-        eta
+        norm_eps
             :math:`\eta_{LN} > 0`.
 
         Returns
@@ -67,11 +69,11 @@ class LayerNorm(eqx.Module):
         Raises
         ------
         ValueError
-            If the width is no whole number from 2, or `eta` is not positive and finite.
+            If the width is no whole number from 2, or `norm_eps` is not positive and finite.
         """
         constant = "Layer normalisation of one feature is constant: use eqx.nn.Identity()."
         width = as_int(width, "width", least=2, cure=constant)
-        return cls(jnp.ones(width), jnp.zeros(width), eta)
+        return cls(jnp.ones(width), jnp.zeros(width), norm_eps)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
@@ -79,7 +81,7 @@ class LayerNorm(eqx.Module):
         wide = promote(z)
         centred = wide - jnp.mean(wide)
         variance = jnp.mean(centred**2)
-        normalised = centred * jax.lax.rsqrt(variance + self.eta)
+        normalised = centred * jax.lax.rsqrt(variance + self.norm_eps)
         return self.scale * normalised.astype(z.dtype) + self.shift
 
     def bound(self) -> Float[Array, ""]:
@@ -103,32 +105,34 @@ class RMSNorm(eqx.Module):
     ----------
     scale
         :math:`\gamma`, of shape ``(width,)``.
-    eta
+    norm_eps
         :math:`\eta > 0`, which removes the singularity at zero; one that is not positive and finite
         raises ValueError.
 
     Examples
     --------
-    >>> norm = RMSNorm.init(2, eta=3.0)
+    >>> norm = RMSNorm.init(2, norm_eps=3.0)
     >>> norm(jnp.array([1.0, -1.0])).tolist()  # z / sqrt(1 + 3)
     [0.5, -0.5]
     """
 
     scale: Float[Weight, " width"]
-    eta: float = eqx.field(static=True, default=1e-5)
+    norm_eps: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
-        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        require_positive(
+            self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
+        )
 
     @classmethod
-    def init(cls, width: int, eta: float = 1e-5) -> "RMSNorm":
+    def init(cls, width: int, norm_eps: float = 1e-5) -> "RMSNorm":
         r"""Make a norm of scale one.
 
         Parameters
         ----------
         width
             The width of a token, at least 1.
-        eta
+        norm_eps
             :math:`\eta > 0`.
 
         Returns
@@ -139,15 +143,15 @@ class RMSNorm(eqx.Module):
         Raises
         ------
         ValueError
-            If the width is no positive whole number, or `eta` is not positive and finite.
+            If the width is no positive whole number, or `norm_eps` is not positive and finite.
         """
-        return cls(jnp.ones(as_int(width, "width")), eta)
+        return cls(jnp.ones(as_int(width, "width")), norm_eps)
 
     def __call__(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         """Normalise one token, with sums in float32 at least; NaN and infinity pass on."""
         require_floats(z, "z", "width", cure=EMBED, width=self.scale.shape[-1])
         wide = promote(z)
-        normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eta)
+        normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.norm_eps)
         return self.scale * normalised.astype(z.dtype)
 
 
@@ -156,11 +160,13 @@ class GroupedNorm(eqx.Module):
 
     scale: Float[Weight, "heads features"]
     groups: int = eqx.field(static=True)
-    eta: float = eqx.field(static=True, default=1e-5)
+    norm_eps: float = eqx.field(static=True, default=1e-5)
     sharded_axes: ClassVar[Mapping[str, int]] = {"scale": -2}
 
     def __check_init__(self):
-        require_positive(self.eta, "eta", expected="a positive finite number", cure="Try 1e-5.")
+        require_positive(
+            self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
+        )
         heads = self.scale.shape[-2]
         got = f"{self.groups} for {heads} heads"
         expected = "a number that divides the heads"
@@ -175,7 +181,7 @@ class GroupedNorm(eqx.Module):
         heads, rows, features = vectors.shape
         wide = promote(vectors).reshape(self.groups, heads // self.groups, rows, features)
         means = jnp.mean(wide**2, axis=(1, 3), keepdims=True)
-        normed = (wide * jax.lax.rsqrt(means + self.eta)).reshape(vectors.shape)
+        normed = (wide * jax.lax.rsqrt(means + self.norm_eps)).reshape(vectors.shape)
         return self.scale[:, None, :] * normed.astype(vectors.dtype)
 
 

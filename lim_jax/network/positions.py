@@ -138,15 +138,15 @@ class Rotary(eqx.Module):
 
 
 class UnitRotary(Rotary):
-    r"""Rotated vectors, divided by the root of their mean square plus `eta`: Llama 4's."""
+    r"""Rotated vectors, divided by the root of their mean square plus `norm_eps`: Llama 4's."""
 
-    eta: float = eqx.field(static=True, kw_only=True)
+    norm_eps: float = eqx.field(static=True, kw_only=True)
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate each row by its angles, and divide it."""
         wide = promote(super().rotated(vectors, rope))
         squares = jnp.mean(wide**2, axis=2, keepdims=True)
-        return (wide * jax.lax.rsqrt(squares + self.eta)).astype(vectors.dtype)
+        return (wide * jax.lax.rsqrt(squares + self.norm_eps)).astype(vectors.dtype)
 
 
 class Tempered(eqx.Module):

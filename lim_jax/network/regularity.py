@@ -184,7 +184,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
     Examples
     --------
-    >>> attention = CausalAttention.init(4, heads=2, eta=0.1, key=jax.random.key(0))
+    >>> attention = CausalAttention.init(4, heads=2, norm_eps=0.1, key=jax.random.key(0))
     >>> constants = attention_regularity(jax.tree.map(lambda leaf: 0.2 * leaf, attention))
     >>> constants.score.shape, float(constants.lipschitz) < 1
     ((2,), True)
@@ -353,7 +353,7 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
 
     Examples
     --------
-    >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> field = TransformerField.init(4, norm_eps=0.1, key=jax.random.key(0))
     >>> field = jax.tree.map(lambda leaf: 0.2 * leaf, field)
     >>> x, y = jax.random.normal(jax.random.key(1), (2, 5, 4))
     >>> of = jax.jit(lambda x: field(x, x, lim.token_grid(5)))
@@ -412,7 +412,7 @@ def trajectory_radius(
 
     Examples
     --------
-    >>> field = TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    >>> field = TransformerField.init(4, norm_eps=0.1, key=jax.random.key(0))
     >>> trajectory_radius(field, jnp.ones((5, 4)), lim.token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
@@ -438,7 +438,7 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
     assert isinstance(norm, LayerNorm)
     largest = jnp.max(jnp.abs(norm.scale))
     bound = math.sqrt(norm.scale.shape[-1]) * largest + _vector_norms(norm.shift, 1)[0]
-    return bound, largest / math.sqrt(norm.eta)
+    return bound, largest / math.sqrt(norm.norm_eps)
 
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:

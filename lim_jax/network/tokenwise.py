@@ -62,9 +62,9 @@ class FeedForward(eqx.Module):
         cls,
         width: int,
         *,
-        hidden: int | None = None,
+        intermediate_size: int | None = None,
         activation: Callable[[Array], Array] = jax.nn.gelu,
-        eta: float = 1e-5,
+        norm_eps: float = 1e-5,
         key: Key[Array, ""],
     ) -> "FeedForward":
         r"""Make a random network: Gaussian matrices and zero biases.
@@ -73,11 +73,11 @@ class FeedForward(eqx.Module):
         ----------
         width
             The width of a state, at least 2.
-        hidden
+        intermediate_size
             How many hidden features there are; by default four times the width.
         activation
             The elementwise activation; GELU by default.
-        eta
+        norm_eps
             The :math:`\eta` of the `LayerNorm` before the matrices.
         key
             The random key of the matrices, of variance one over their fan-in.
@@ -90,17 +90,19 @@ class FeedForward(eqx.Module):
         Raises
         ------
         ValueError
-            If a size is no positive whole number, the width is 1, or `eta` is not positive.
+            If a size is no positive whole number, the width is 1, or `norm_eps` is not positive.
         """
         width = as_int(width, "width", least=2)
-        hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
+        if intermediate_size is None:
+            intermediate_size = 4 * width
+        features = as_int(intermediate_size, "intermediate_size")
         require_key(key)
         inner_key, outer_key = jax.random.split(key)
         return cls(
-            LayerNorm.init(width, eta),
-            fan_in(inner_key, hidden, width),
-            jnp.zeros(hidden),
-            fan_in(outer_key, width, hidden),
+            LayerNorm.init(width, norm_eps),
+            fan_in(inner_key, features, width),
+            jnp.zeros(features),
+            fan_in(outer_key, width, features),
             jnp.zeros(width),
             activation,
         )
@@ -156,9 +158,9 @@ class GatedFeedForward(eqx.Module):
         cls,
         width: int,
         *,
-        hidden: int | None = None,
+        intermediate_size: int | None = None,
         activation: Callable[[Array], Array] = jax.nn.silu,
-        eta: float = 1e-5,
+        norm_eps: float = 1e-5,
         key: Key[Array, ""],
     ) -> "GatedFeedForward":
         r"""Make a random network: Gaussian matrices behind an `RMSNorm`, and no biases.
@@ -167,11 +169,11 @@ class GatedFeedForward(eqx.Module):
         ----------
         width
             The width of a state, at least 2.
-        hidden
+        intermediate_size
             How many hidden features there are; by default four times the width.
         activation
             The elementwise activation of the gate; SiLU by default.
-        eta
+        norm_eps
             The :math:`\eta` of the norm before the matrices.
         key
             The random key of the matrices, of variance one over their fan-in.
@@ -184,15 +186,17 @@ class GatedFeedForward(eqx.Module):
         Raises
         ------
         ValueError
-            If a size is no positive whole number, the width is 1, or `eta` is not positive.
+            If a size is no positive whole number, the width is 1, or `norm_eps` is not positive.
         """
         width = as_int(width, "width", least=2)
-        hidden = 4 * width if hidden is None else as_int(hidden, "hidden")
+        if intermediate_size is None:
+            intermediate_size = 4 * width
+        features = as_int(intermediate_size, "intermediate_size")
         require_key(key)
         gate_key, up_key, down_key = jax.random.split(key, 3)
-        gate, up = (fan_in(k, hidden, width) for k in (gate_key, up_key))
-        down = fan_in(down_key, width, hidden)
-        return cls(RMSNorm.init(width, eta), gate, up, down, activation=activation)
+        gate, up = (fan_in(k, features, width) for k in (gate_key, up_key))
+        down = fan_in(down_key, width, features)
+        return cls(RMSNorm.init(width, norm_eps), gate, up, down, activation=activation)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Map every token of `x` by itself."""

@@ -252,9 +252,9 @@ def test_a_network_may_be_any_function_that_a_user_has():
 def test_a_field_with_turning_keys_and_a_gated_network_converges():
     def made(key):
         attention = lim.CausalAttention.init(
-            4, heads=2, groups=1, rotary=Rotary((1.0,), tokens=12), eta=0.1, key=key
+            4, heads=2, num_kv_heads=1, rotary=Rotary((1.0,), tokens=12), norm_eps=0.1, key=key
         )
-        gated = GatedFeedForward.init(4, hidden=5, eta=0.1, key=key)
+        gated = GatedFeedForward.init(4, intermediate_size=5, norm_eps=0.1, key=key)
         return lim.TransformerField(attention, gated)
 
     field = randomised(jax.eval_shape(made, jax.random.key(0)), 1)

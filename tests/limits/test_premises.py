@@ -265,7 +265,7 @@ def test_the_split_defect_of_a_root_gets_no_claim_and_is_refused_as_lipschitz():
     assert_silent(study)
     with pytest.raises(ValueError, match="grow by the factor 1.41 from 64 layers to 128"):
         lim.limits.split_defect_study(field, X, GRID, DEPTHS, lipschitz=True)
-    smooth = lim.TransformerField.init(4, eta=0.1, key=jax.random.key(0))
+    smooth = lim.TransformerField.init(4, norm_eps=0.1, key=jax.random.key(0))
     x = jnp.ones((3, 4)) * GRID.nodes[:, None]
     assert lim.limits.split_defect_study(smooth, x, GRID, DEPTHS[:1]).claimed == 2
 

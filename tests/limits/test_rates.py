@@ -199,7 +199,7 @@ def test_the_attention_constant_is_the_proofs_by_differences():
     def normalised(p):
         x = np.stack([np.sin(3 * p) + 0.3, np.cos(5 * p), p**2 - 0.4 * np.sin(7 * p)], axis=1)
         centred = x - x.mean(axis=1, keepdims=True)
-        spread = np.sqrt((centred**2).mean(axis=1, keepdims=True) + norm.eta)
+        spread = np.sqrt((centred**2).mean(axis=1, keepdims=True) + norm.norm_eps)
         return np.asarray(norm.scale) * centred / spread + np.asarray(norm.shift)
 
     def affine(matrix, bias, q):

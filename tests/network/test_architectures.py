@@ -69,7 +69,7 @@ def test_rms_norm_is_its_formula():
 
 def test_rms_norm_sums_in_float32():
     """The squares of 300 are beyond float16."""
-    norm = RMSNorm(*jax.device_put((np.ones(4, np.float16),)), eta=1e-3)
+    norm = RMSNorm(*jax.device_put((np.ones(4, np.float16),)), norm_eps=1e-3)
     found = normalised(norm, np.full(4, 300, np.float16))
     assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
 
@@ -146,11 +146,11 @@ def test_options_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"gate: got sizes \(1, 4, 6\), expected \(4, 4, 6\)"):
         one_gate.__check_init__()  # the suite's checks of shapes go before the constructor's
     with pytest.raises(ValueError, match="groups: got 4 heads in 3 groups"):
-        lim.CausalAttention.init(8, heads=4, groups=3, key=jax.random.key(0))
+        lim.CausalAttention.init(8, heads=4, num_kv_heads=3, key=jax.random.key(0))
     six = Rotary((1.0, 0.5, 0.2), tokens=12)
     with pytest.raises(ValueError, match="rotary: got 6 features that are rotated, expected"):
         dataclasses.replace(attention, mask=AttentionMask(positions=six))
-    with pytest.raises(ValueError, match="eta: got 0"):
+    with pytest.raises(ValueError, match="norm_eps: got 0"):
         RMSNorm.init(4, 0.0)
 
 

@@ -40,18 +40,20 @@ def test_layer_norm_is_its_formula():
 
 
 def test_layer_norm_is_regular_at_a_constant_token():
-    jacobian = jax.jit(jax.jacfwd(lambda z: lim.LayerNorm.init(4, eta=0.01)(z)))(np.full(4, 2.0))
+    jacobian = jax.jit(jax.jacfwd(lambda z: lim.LayerNorm.init(4, norm_eps=0.01)(z)))(
+        np.full(4, 2.0)
+    )
     np.testing.assert_allclose(jacobian, (np.eye(4) - 0.25) / np.sqrt(0.01), rtol=1e-13)
 
 
 def test_the_norm_bound_is_never_violated_and_nearly_attained():
     # `eq:preln-uniform-normalized-bound`.
-    norm = randomised(jax.eval_shape(lambda: lim.LayerNorm.init(5, eta=1e-3)), seed=3)
+    norm = randomised(jax.eval_shape(lambda: lim.LayerNorm.init(5, norm_eps=1e-3)), seed=3)
     tokens = 1000 * np.asarray(random_states(0, 2000, 5))
 
     @jax.jit
     def lengths_and_bounds(norm, tokens):
-        plain = lim.LayerNorm.init(5, eta=1e-12)
+        plain = lim.LayerNorm.init(5, norm_eps=1e-12)
         lengths = jnp.linalg.norm(jax.vmap(norm)(tokens), axis=1)
         return lengths, norm.bound(), jnp.linalg.norm(plain(tokens[0])), plain.bound()
 
@@ -113,7 +115,7 @@ def test_sizes_are_free():
     @jax.jit
     def field_and_image(x):
         field = lim.TransformerField.init(
-            6, heads=5, head_size=2, hidden=3, activation=jnp.tanh, key=jax.random.key(0)
+            6, heads=5, head_dim=2, intermediate_size=3, activation=jnp.tanh, key=jax.random.key(0)
         )
         return field, field(x, x, GRID)
 
@@ -176,18 +178,18 @@ def test_keywords_reach_the_parts_they_are_for():
 
     def made():
         key = jax.random.key(0)
-        field = lim.TransformerField.init(6, activation=jnp.tanh, eta=0.3, key=key)
-        alone = lim.CausalAttention.init(6, eta=0.2, key=key)
-        tokenwise = lim.FeedForward.init(6, activation=jnp.sin, eta=0.1, key=key)
+        field = lim.TransformerField.init(6, activation=jnp.tanh, norm_eps=0.3, key=key)
+        alone = lim.CausalAttention.init(6, norm_eps=0.2, key=key)
+        tokenwise = lim.FeedForward.init(6, activation=jnp.sin, norm_eps=0.1, key=key)
         return field, alone, tokenwise
 
     field, alone, tokenwise = jax.eval_shape(made)
     norms = (field.attention.norm, field.feed_forward.norm, alone.norm, tokenwise.norm)
-    assert [norm.eta for norm in norms] == [0.3, 0.3, 0.2, 0.1]
+    assert [norm.norm_eps for norm in norms] == [0.3, 0.3, 0.2, 0.1]
     unasked = jax.eval_shape(
         lambda: [kind.init(4) for kind in (lim.LayerNorm, lim.network.RMSNorm)]
     )
-    assert [norm.eta for norm in unasked] == [1e-5, 1e-5]
+    assert [norm.norm_eps for norm in unasked] == [1e-5, 1e-5]
     assert field.feed_forward.activation is jnp.tanh and tokenwise.activation is jnp.sin
 
 
@@ -208,7 +210,7 @@ def test_matrices_are_drawn_apart_with_variance_one_over_their_fan_in():
     @jax.jit
     def drawn():
         keys = jax.random.split(jax.random.key(7))
-        options = {"heads": 3, "head_size": 24, "hidden": 90, "bias": True}
+        options = {"heads": 3, "head_dim": 24, "intermediate_size": 90, "bias": True}
         field = lim.TransformerField.init(40, **options, key=keys[0])
         return field, lim.LinearReadout.init(40, 75, key=keys[1]).weight
 
@@ -234,9 +236,9 @@ def test_matrices_are_drawn_apart_with_variance_one_over_their_fan_in():
 
 def test_the_norm_bound_takes_scales_by_their_size():
     """The largest scale is negative: its size bounds, and is attained where all are alike."""
-    alike = lim.LayerNorm(*jax.device_put((np.full(4, -3.0), np.zeros(4))), eta=1e-12)
+    alike = lim.LayerNorm(*jax.device_put((np.full(4, -3.0), np.zeros(4))), norm_eps=1e-12)
     length = np.linalg.norm(normalised(alike, np.array([1.0, -1.0, 1.0, -1.0])))
     np.testing.assert_allclose(length, 6.0, rtol=1e-10)
     np.testing.assert_allclose(alike.bound(), 6.0, rtol=1e-10)
-    mixed = lim.LayerNorm(*jax.device_put((np.array([0.5, -3.0]), np.zeros(2))), eta=1e-12)
+    mixed = lim.LayerNorm(*jax.device_put((np.array([0.5, -3.0]), np.zeros(2))), norm_eps=1e-12)
     np.testing.assert_allclose(mixed.bound(), 3 * np.sqrt(2), rtol=1e-14)

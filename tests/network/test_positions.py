@@ -234,7 +234,7 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
 
 
 def test_unit_rotary_divides_by_the_root_mean_square():
-    rotary = UnitRotary((0.7,), eta=0.3)
+    rotary = UnitRotary((0.7,), norm_eps=0.3)
     query = random_states(3, 2, 4, 4)
     grid = lim.token_grid(4)
     turned = np.asarray(Rotary((0.7,)).rotated(query, rotary.rope(grid)))

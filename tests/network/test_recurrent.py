@@ -37,7 +37,7 @@ def silu(x):
 
 def normed(norm, rows):
     means = np.mean(rows**2, axis=-1, keepdims=True)
-    return np.asarray(norm.scale) * rows / np.sqrt(means + norm.eta)
+    return np.asarray(norm.scale) * rows / np.sqrt(means + norm.norm_eps)
 
 
 def shown(part):
@@ -131,7 +131,7 @@ def by_tokens(field, x, context, starts, left):
     passed = read if field.norm_before_gate else read * gates
     means = np.mean((passed**2).reshape(norm.groups, -1, *passed.shape[1:]), (1, 3), keepdims=True)
     means = np.broadcast_to(means, (norm.groups, heads // norm.groups, *means.shape[2:]))
-    passed = scale * passed / np.sqrt(means.reshape(heads, -1, 1) + norm.eta)
+    passed = scale * passed / np.sqrt(means.reshape(heads, -1, 1) + norm.norm_eps)
     passed = passed * gates if field.norm_before_gate else passed
     return np.einsum("hwf,hlf->lw", field.output, passed) + shown(field.output_bias)
 

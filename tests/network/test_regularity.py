@@ -220,7 +220,7 @@ def test_the_kernels_bound_is_attained():
     sign = np.where(np.arange(2000) == 1999, 1.0, -1.0)
     x = 1e4 * sign[:, None] * np.array([1.0, -1.0])
     square = 0.8 * jnp.eye(2)[None]
-    attention = lim.CausalAttention(LayerNorm.init(2, eta=ETA), square, square, square, square)
+    attention = lim.CausalAttention(LayerNorm.init(2, norm_eps=ETA), square, square, square, square)
     query = attention.queries(jnp.asarray(x), None)
     key, _ = attention.sources(jnp.asarray(x), None)
     scores = np.asarray(query[0])[-1] @ np.asarray(key[0]).T / 2**0.5
@@ -231,7 +231,7 @@ def test_the_kernels_bound_is_attained():
 
 def test_an_activation_that_does_not_vanish_at_rest_counts():
     network = lim.FeedForward.init(
-        4, hidden=9, activation=jax.nn.sigmoid, eta=ETA, key=jax.random.key(0)
+        4, intermediate_size=9, activation=jax.nn.sigmoid, norm_eps=ETA, key=jax.random.key(0)
     )
     network = eqx.tree_at(lambda n: n.inner, network, 0 * network.inner)
     found = feed_forward_regularity(network)
@@ -479,7 +479,7 @@ def test_places_that_divide_queries_and_keys_are_refused():
         return a.query, a.key, a.query_bias, a.key_bias
 
     layer = eqx.tree_at(lambda f: small(f.attention), small_layer(), replace_fn=lambda w: 1e-4 * w)
-    mask = lim.network.AttentionMask(positions=UnitRotary((1.0,), eta=1e-9))
+    mask = lim.network.AttentionMask(positions=UnitRotary((1.0,), norm_eps=1e-9))
     divided = dataclasses.replace(layer.attention, mask=mask)
     x = random_states()
     rope = divided.rope(lim.token_grid(len(x)))

@@ -25,7 +25,7 @@ PARTLY_TURNING = Rotary((0.9,), tokens=12)
 
 
 def _attention(key, width, **options):
-    return lim.CausalAttention.init(width, head_size=SIZE, eta=0.1, key=key, **options)
+    return lim.CausalAttention.init(width, head_dim=SIZE, norm_eps=0.1, key=key, **options)
 
 
 def _with(attention, **parts):
@@ -33,11 +33,13 @@ def _with(attention, **parts):
 
 
 def _feed_forward(key, width):
-    return lim.FeedForward.init(width, hidden=7, eta=0.1, key=key)
+    return lim.FeedForward.init(width, intermediate_size=7, norm_eps=0.1, key=key)
 
 
 def _gated(key, width, activation=jax.nn.silu, **biases):
-    made = GatedFeedForward.init(width, hidden=5, activation=activation, eta=0.1, key=key)
+    made = GatedFeedForward.init(
+        width, intermediate_size=5, activation=activation, norm_eps=0.1, key=key
+    )
     return dataclasses.replace(made, **biases)
 
 
@@ -53,14 +55,16 @@ def _gelu_gated(key, width):
 
 def _grouped(key, width):
     biases = {"query_bias": jnp.zeros((HEADS, SIZE)), "value_bias": jnp.zeros((GROUPS, SIZE))}
-    return _with(_attention(key, width, heads=HEADS, groups=GROUPS), **biases), _feed_forward(
+    return _with(_attention(key, width, heads=HEADS, num_kv_heads=GROUPS), **biases), _feed_forward(
         key, width
     )
 
 
 def _one_group(key, width):
     biases = {"key_bias": jnp.zeros((1, SIZE)), "output_bias": jnp.zeros(width)}
-    return _with(_attention(key, width, heads=3, groups=1), **biases), _feed_forward(key, width)
+    return _with(_attention(key, width, heads=3, num_kv_heads=1), **biases), _feed_forward(
+        key, width
+    )
 
 
 def _head_norms(key, width):
@@ -79,7 +83,7 @@ def _partly_turning(key, width):
 
 
 def _everything(key, width):
-    options = {"groups": GROUPS, "bias": True, "rotary": PARTLY_TURNING, "window": WINDOW}
+    options = {"num_kv_heads": GROUPS, "bias": True, "rotary": PARTLY_TURNING, "window": WINDOW}
     attention = _with(
         _attention(key, width, heads=HEADS, **options),
         norm=RMSNorm.init(width, 0.2),
@@ -97,7 +101,7 @@ def _normed_outputs(key, width):
     near = AttentionMask(WINDOW, positions=TURNING)
     far = AttentionMask(positions=Rotary((0.4, 0.1), tokens=12))
     attention = _with(
-        _attention(key, width, heads=HEADS, groups=GROUPS, bias=True),
+        _attention(key, width, heads=HEADS, num_kv_heads=GROUPS, bias=True),
         mask=SwitchedMask((near, far), jnp.array(0)),
         output_norm=RMSNorm.init(width, 0.2),
         scale=0.7,
@@ -110,7 +114,7 @@ def _normed_outputs(key, width):
 def _sinks(key, width):
     """Sinks, stretches, lengthened turns, and norms of all heads together or each by itself."""
     attention = _with(
-        _attention(key, width, heads=HEADS, groups=GROUPS),
+        _attention(key, width, heads=HEADS, num_kv_heads=GROUPS),
         mask=AttentionMask(chunk=WINDOW, positions=Rotary((0.9, 0.23), tokens=12, amplitude=1.3)),
         sinks=jnp.zeros(HEADS),
         cap=1.1,
@@ -122,13 +126,13 @@ def _sinks(key, width):
 
 def _gated_outputs(key, width):
     """Gates of what heads read, from a norm of each token: as in Trinity."""
-    attention = _attention(key, width, heads=HEADS, groups=GROUPS, bias=True, rotary=TURNING)
+    attention = _attention(key, width, heads=HEADS, num_kv_heads=GROUPS, bias=True, rotary=TURNING)
     gate = jnp.zeros((HEADS, SIZE, width))
     return _with(attention, gate=gate), _gated(key, width)
 
 
 def _alibi(key, width):
-    attention = _attention(key, width, heads=HEADS, groups=GROUPS)
+    attention = _attention(key, width, heads=HEADS, num_kv_heads=GROUPS)
     places = Alibi((0.5, 0.25, 0.125, 0.4), tokens=12)
     network = _with(_feed_forward(key, width), output_norm=RMSNorm.init(width, 0.2))
     return _with(attention, mask=AttentionMask(positions=places), scale=0.3), network

@@ -59,7 +59,9 @@ def _layers(depth, width, heads):
     """The shapes of a network's layers."""
 
     def layer(key):
-        return lim.TransformerField.init(width, heads=heads, hidden=7, bias=True, eta=0.1, key=key)
+        return lim.TransformerField.init(
+            width, heads=heads, intermediate_size=7, bias=True, norm_eps=0.1, key=key
+        )
 
     return jax.eval_shape(lambda: jax.vmap(layer)(jax.random.split(jax.random.key(0), depth)))
 

@@ -15,7 +15,7 @@ def layer_norm(norm, z):
     """`eq:smooth-layernorm` of one token; without its mean where the norm has no shift."""
     centred = z - z.mean(axis=-1, keepdims=True) if hasattr(norm, "shift") else z
     variance = (centred**2).mean(axis=-1, keepdims=True)
-    normalised = np.asarray(norm.scale) * centred / np.sqrt(variance + norm.eta)
+    normalised = np.asarray(norm.scale) * centred / np.sqrt(variance + norm.norm_eps)
     return normalised + np.asarray(getattr(norm, "shift", 0.0))
 
 

@@ -163,7 +163,7 @@ def test_a_state_of_numpys_arrays_and_of_plain_numbers_goes_on_as_such(tmp_path)
 
 
 def test_static_fields_of_the_state_tell_runs_apart(tmp_path):
-    norms = [LayerNorm.init(2, eta=eta) for eta in (1e-5, 1e-6)]
+    norms = [LayerNorm.init(2, norm_eps=eta) for eta in (1e-5, 1e-6)]
 
     def run(state):
         return resumable(

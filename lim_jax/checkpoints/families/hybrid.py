@@ -429,7 +429,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
         "sigmoid",
         config.get_flag("norm_topk_prob", True),
         config.get_positive("routed_scaling_factor", 1.0),
-        eta=1e-6,
+        epsilon=1e-6,
     )
     biased = config.get("use_expert_bias", True)
     mixture = expert_sublayers.Mixture(

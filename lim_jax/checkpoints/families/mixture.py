@@ -451,7 +451,9 @@ def llama4_text(config: Configuration) -> Recipe:
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
     if config.get("use_qk_norm", True):
-        rotary = UnitRotary(rotary.frequencies, rotary.tokens, rotary.amplitude, eta=sizes.norm_eps)
+        rotary = UnitRotary(
+            rotary.frequencies, rotary.tokens, rotary.amplitude, norm_eps=sizes.norm_eps
+        )
     scale = config.get("attn_scale", 0.1)
     floor = config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
