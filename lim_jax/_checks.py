@@ -25,7 +25,7 @@ from jax.experimental import checkify
 from jaxtyping import Array, Bool, PyTree
 
 from lim_jax._argument_error import MARK, MissingPackage, Refusal
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax._jit import CHECKS_ARE_VALUES
 from lim_jax._sharded_axes import varying_as, varying_axes
 
@@ -267,7 +267,7 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     """`error_if` by several checks in one: the message is that of the first one that fails."""
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
-            with in_our_words():
+            with translate_errors():
                 return eqx.error_if(tree, True, MARK + message)
     traced = [(jnp.any(fails), MARK + said) for fails, said in checks if isinstance(fails, Tracer)]
     if not traced:
@@ -283,7 +283,7 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     for number, flag in reversed(list(enumerate(flags[:-1]))):
         first = jnp.where(flag, number, first)
         some = some | flag
-    with in_our_words():
+    with translate_errors():
         if varying_axes((tree, some)):
             return _together(tree, some, first, messages)
         return eqx.branched_error_if(tree, some, first, messages)

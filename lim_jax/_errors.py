@@ -30,7 +30,7 @@ RefusedValue.__module__ = "builtins"  # as of Refusal
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Raise refusals without what wraps them, and say the cure where JAX has no derivative."""
     try:
         yield

@@ -10,7 +10,7 @@ import jax
 from jax.experimental import checkify
 from jax.extend.core import get_opaque_trace_state
 
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
@@ -54,7 +54,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
-        with in_our_words():
+        with translate_errors():
             return (outermost() if _is_outermost() else inner)(*args, **kwargs)
 
     return call
@@ -82,7 +82,7 @@ def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
             failed, results = program(*args, **kwargs)
         said = failed.get()
         if said:
-            with in_our_words():
+            with translate_errors():
                 raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))
         return results
 

@@ -192,7 +192,7 @@ class HalfLayers(eqx.Module):
     layers: PyTree  # as in `ResidualFlow.layers`, with numbers of 16 bits in place of halves
     precision: str = eqx.field(static=True)
 
-    def widened(self) -> PyTree:
+    def upcast(self) -> PyTree:
         """Return the same layers in float32; a derivative in them raises NotImplementedError."""
 
         def wide(leaf: Any) -> Any:
@@ -249,7 +249,7 @@ def in_memory(part: PyTree) -> PyTree:
         The part in memory, half precision widened to float32.
     """
     if isinstance(part, HalfLayers):
-        return part.widened()
+        return part.upcast()
     if not isinstance(part, FetchedParts):
         return part
     return part.part(FetchedLayers(part.fingerprint, part.source).layer(part.number))

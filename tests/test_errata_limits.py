@@ -160,9 +160,9 @@ def test_the_error_of_a_left_average_is_a_cubic_in_the_logarithm():
     cubic = np.polyfit(np.log(sizes), sizes * errors, 3)
     np.testing.assert_allclose(cubic[0], -1 / 3, rtol=2e-3)
     # It is no fit of four numbers only: it foretells a fifth.
-    foretold = np.polyval(cubic, np.log(500_000)) / 500_000
+    estimated_time = np.polyval(cubic, np.log(500_000)) / 500_000
     found = (averaged_adjoint(500_000, 2)[:100_000] ** 2).sum() / 500_000 - exact
-    np.testing.assert_allclose(foretold, found, rtol=1e-5)
+    np.testing.assert_allclose(estimated_time, found, rtol=1e-5)
 
 
 @pytest.mark.slow

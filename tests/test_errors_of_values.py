@@ -12,7 +12,7 @@ import lim_jax as lim
 from lim_jax import training
 from lim_jax._argument_error import MARK, Refusal, refusal
 from lim_jax._checks import require_floats
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.terminal_covectors import readout_support
 from lim_jax.grid import cell_embedding
@@ -380,5 +380,5 @@ def test_errors_of_ours_are_told_from_others_by_type_or_mark():
     with pytest.raises(Refusal, match=words):
         require_floats(np.ones((3, 2)), "x", "length width", length=4)
     said = "derivative: got .Reverse-mode differentiation does not work for lax.while_loop"
-    with pytest.raises(Refusal, match=said), in_our_words():
+    with pytest.raises(Refusal, match=said), translate_errors():
         jax.grad(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: 2 * x, x))(0.5)

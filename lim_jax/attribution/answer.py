@@ -12,7 +12,7 @@ from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answers, shown_answer
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.methods.method_table import METHODS
-from lim_jax.attribution.parts import IN_NO_PART, REST
+from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.context_energies import percent
 from lim_jax.results.tables import FILES
@@ -180,5 +180,5 @@ def finding_of(
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
     score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
     share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
-    name = IN_NO_PART if part.kind == REST else f"“{part.name}”"
+    name = IN_NO_PART if part.kind == UNNAMED else f"“{part.name}”"
     return name, score, share, f"{part.tokens}", part.most

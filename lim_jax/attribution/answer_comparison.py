@@ -10,12 +10,12 @@ from lim_jax._checks import require
 from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
 from lim_jax.attribution.methods.method_table import METHODS
-from lim_jax.attribution.parts import IN_NO_PART, REST
+from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 
 ANSWER = "answer.json"
 DOTS = "..."  # behind an answer that was cut
 ENTRIES = {"question", "answer", "cut", "foil", "method", "given", "parts"}
-Record = Mapping[str, Any]  # what answer.json holds
+AnswerRecord = Mapping[str, Any]  # what answer.json holds
 
 
 class ComparedPart(NamedTuple):
@@ -32,7 +32,7 @@ class ComparedAnswers(NamedTuple):
     """Two answers by one method, as `compare_answers` gives them."""
 
     names: tuple[str, str]
-    answers: tuple[Record, Record]
+    answers: tuple[AnswerRecord, AnswerRecord]
     parts: list[ComparedPart]
 
     @property
@@ -59,7 +59,7 @@ class ComparedAnswers(NamedTuple):
     @property
     def rows(self) -> list[list[str]]:
         """The rows of the table; the first names the columns."""
-        named = [IN_NO_PART if p.kind == REST else f"“{p.name}”" for p in self.parts]
+        named = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
         numbers = [list(map(self._spelt, part[2:])) for part in self.parts]
         cells = [[name, *row] for name, row in zip(named, numbers, strict=True)]
         return [["score", *self.names, "difference"], *cells]
@@ -74,7 +74,7 @@ class ComparedAnswers(NamedTuple):
 
 
 def compare_answers(
-    first: Record, second: Record, names: tuple[str, str] = ("first", "second")
+    first: AnswerRecord, second: AnswerRecord, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
     """Put the scores of each part beside each other, of two answers by one method."""
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
@@ -94,7 +94,9 @@ def compare_answers(
         expected="at least one document of the first's",
         cure="Documents are compared by name.",
     )
-    ordered = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == REST, p[1] != "document"))
+    ordered = sorted(
+        {**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document")
+    )
     parts = []
     for name, kind in ordered:
         one, other = (of.get((name, kind), nan) for of in scores)
@@ -114,19 +116,19 @@ def dots_after(text: str) -> str:
     return DOTS[len(text) - len(text.rstrip(".")) :]
 
 
-def _kind_of_scores(answer: Record) -> str:
+def _kind_of_scores(answer: AnswerRecord) -> str:
     by = f"by {answer['method']}"
     return f"{by}, against a foil" if answer["foil"] else by
 
 
-def read_answers(first: Path, second: Path) -> list[Record]:
+def read_answers(first: Path, second: Path) -> list[AnswerRecord]:
     """The answers that `ask` wrote to its folders; none unless both have one."""
     files = {"first": first / ANSWER, "second": second / ANSWER}
     there = all(file.is_file() for file in files.values())
     return [_read(file, name) for name, file in files.items()] if there else []
 
 
-def _read(file: Path, name: str) -> Record:
+def _read(file: Path, name: str) -> AnswerRecord:
     try:
         record = json.loads(file.read_text("utf-8"))
     except ValueError:

@@ -9,7 +9,7 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
-from lim_jax.attribution.mean_scores import ScoredContexts
+from lim_jax.attribution.mean_scores import ScoresOfContexts
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
@@ -67,7 +67,7 @@ def write_contexts(
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
 
 
-def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
+def write_scores(scored: ScoresOfContexts, loss: str, folder: Path) -> None:
     """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
     records = [record._asdict() for record in scored.records]
     document: dict[str, Any] = {"method": scored.method, "loss": loss, "records": records}
@@ -82,7 +82,7 @@ def write_scores(scored: ScoredContexts, loss: str, folder: Path) -> None:
         write_table(folder / "scores.csv", names, _scores_by_token(scored))
 
 
-def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     ids = context_ids(scored.contexts)
     columns = ids, scored.contexts, scored.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
@@ -92,7 +92,7 @@ def _scores_by_context(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
             yield number, id, *part, by_name.get(part, 0.0), places.size, share
 
 
-def _scores_by_token(scored: ScoredContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     for number, (context, scores) in enumerate(zip(scored.contexts, scored.scores, strict=True)):
         for row in _by_token(context.tokens, context.weights, scores.tokens):
             yield number, *row

@@ -14,9 +14,9 @@ from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explanation_run import ReadContexts
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
-from lim_jax.attribution.parts import REST, parts_of
+from lim_jax.attribution.parts import UNNAMED, parts_of
 from lim_jax.attribution.profile_run import Bar, no_bar
-from lim_jax.attribution.segments import FIRST, document_numbers
+from lim_jax.attribution.segments import SINK, document_numbers
 from lim_jax.attribution.time_budget import HEADS, NetworkAndLoss
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.grid.cells import token_grid
@@ -59,7 +59,7 @@ def strongest_heads(
     by_part: dict[str, list[np.ndarray]] = {}
     for context, of_tokens in zip(contexts, gains, strict=True):
         for (part, kind), places in parts_of(context):
-            if kind != REST:
+            if kind != UNNAMED:
                 by_part.setdefault(part, []).append(of_tokens[places].sum(axis=0))
     strongest = []
     for part, rows in by_part.items():
@@ -79,7 +79,7 @@ def _by_head(
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     terminal = jax.tree_util.Partial(as_loss_of_logits(loss.loss).terminal, model)
-    scored = jnp.where(parts == FIRST, 0, grid.weights)
+    scored = jnp.where(parts == SINK, 0, grid.weights)
     by_head = mask_gradient(model.flow, terminal, (x, y), grid).by_head
     return jnp.moveaxis(-scored[None, None, :] * by_head, -1, 0)
 

@@ -21,7 +21,7 @@ from lim_jax.attribution.answer_losses import (
 )
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.method import Run, of_context
-from lim_jax.attribution.segments import FIRST, Segment, document_numbers
+from lim_jax.attribution.segments import SINK, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
@@ -63,7 +63,7 @@ def mask_gradients(
         parts=[numbers],
         **of_context("mask gradient", run),
     )
-    return np.where(numbers != FIRST, columns.T[: len(answer)], 0)
+    return np.where(numbers != SINK, columns.T[: len(answer)], 0)
 
 
 def effects_of_documents(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from lim_jax._checks import require
 from lim_jax.attribution.method import Cost, Run, Scores
 from lim_jax.attribution.methods.method_table import method_named
-from lim_jax.attribution.parts import REST, averaged_records, is_document, part_scores
+from lim_jax.attribution.parts import UNNAMED, is_document, mean_shares, scores_by_context
 from lim_jax.attribution.profile_run import no_bar
 from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.models import CausalLM
@@ -17,8 +17,8 @@ from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 
 
-class ScoredPart(NamedTuple):
-    """A part's score by a method, averaged over the contexts that have it; else as `parts.Record`.
+class MeanScore(NamedTuple):
+    """A part's mean score by a method, over the contexts that have it; else as `parts.MeanShare`.
 
     `of_documents` is its mean share of the sizes of all documents' scores, None of other parts.
     """
@@ -35,13 +35,13 @@ class ScoredPart(NamedTuple):
     most: str
 
 
-class ScoredContexts(NamedTuple):
+class ScoresOfContexts(NamedTuple):
     """Contexts with their scores, and the parts of each name on average."""
 
     method: str
     contexts: Sequence[Context]
     scores: Sequence[Scores]
-    records: Sequence[ScoredPart]
+    records: Sequence[MeanScore]
 
     @property
     def given(self) -> Float[np.ndarray, " contexts"] | None:
@@ -57,7 +57,7 @@ def score_contexts(
     loss: LossName,
     method: str,
     run: Run,
-) -> ScoredContexts:
+) -> ScoresOfContexts:
     """Score the named parts of contexts by a method; each context is kept when it is finished."""
     require(
         any(context.spans for context in contexts),
@@ -73,7 +73,7 @@ def score_contexts(
         of_context = run.within(f"{number}")._replace(bar=no_bar)
         cut = [whole_answer(context)], context_segments(context)
         rows.append(score(network, context, *cut, loss_kind(loss).loss, of_context))
-    return ScoredContexts(method, contexts, rows, scored_records(contexts, rows))
+    return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
 
 
 def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
@@ -82,10 +82,10 @@ def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
     return method_named(method).cost(parts, 1)
 
 
-def scored_records(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[ScoredPart]:
+def mean_scores_of_parts(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[MeanScore]:
     """Return the parts of each name, in the order in which they are met; the rest stands last."""
     by_name = [scores.by_name() for scores in scored]
-    parts = part_scores(contexts, by_name)
+    parts = scores_by_context(contexts, by_name)
     speaking_for = [
         np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
         for context, scores in zip(contexts, scored, strict=True)
@@ -95,15 +95,15 @@ def scored_records(contexts: Sequence[Context], scored: Sequence[Scores]) -> lis
         for of_context in by_name
     ]
     records = []
-    for part, mean in zip(parts, averaged_records(parts, contexts, speaking_for), strict=True):
+    for part, mean in zip(parts, mean_shares(parts, contexts, speaking_for), strict=True):
         share = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
-        records.append(ScoredPart(*mean[:4], share, *mean[4:]))
+        records.append(MeanScore(*mean[:4], share, *mean[4:]))
     return records
 
 
-def scores_finding(scored: ScoredContexts) -> str:
+def scores_finding(scored: ScoresOfContexts) -> str:
     """Which part's score is the largest on average, and which speaks against what is asked."""
-    named = (part for part in scored.records if part.kind != REST)
+    named = (part for part in scored.records if part.kind != UNNAMED)
     ordered = sorted(named, key=lambda part: part.score)
     least = ordered[0]
     top = ordered[-1]
@@ -121,5 +121,5 @@ def scores_finding(scored: ScoredContexts) -> str:
     )
 
 
-def _with_error(part: ScoredPart) -> str:
+def _with_error(part: MeanScore) -> str:
     return f"{part.score:+.3f}" + (f" ± {part.error:.3f}" if np.isfinite(part.error) else "")

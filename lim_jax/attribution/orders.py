@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lim_jax.attribution.parts import Shares, part_text, record_shares
+from lim_jax.attribution.parts import Shares, part_text, shares_by_context
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.prompts.contexts import Context, places_by_name
@@ -35,7 +35,7 @@ def averaged_orders(
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
         part._replace(held=part.held.reshape(len(lines), -1, 3).mean(axis=1))
-        for part in record_shares(every, energies)
+        for part in shares_by_context(every, energies)
     ]
     # In the order in which the lines have them, not that of the first shuffle.
     by_line.sort(key=lambda part: names.index(part.name) if part.name in names else len(names))

@@ -16,11 +16,11 @@ from lim_jax.prompts.documents import QUESTION, is_reserved
 from lim_jax.results.context_energies import MeasuredContexts
 
 Energy = Float[np.ndarray, " _"]
-REST = "rest"  # the kind of what is in no part
+UNNAMED = "rest"  # the kind of what is in no part
 IN_NO_PART = "the rest, in no part"
 
 
-class PartShares(NamedTuple):
+class PartByContext(NamedTuple):
     """What a part holds of each context: its share, its tokens, and their share; NaN without it."""
 
     name: str
@@ -28,31 +28,31 @@ class PartShares(NamedTuple):
     held: Float[np.ndarray, "contexts 3"]
 
 
-Shares = Sequence[PartShares]
+Shares = Sequence[PartByContext]
 
 
-def record_shares(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -> Shares:
-    """Of the parts of each name, in the order in which they are met; the rest stands last."""
+def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -> Shares:
+    """Return what the parts of each name hold, in the order of contexts; the rest stands last."""
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
         whole = energy.sum() or 1
         held = {part: float(energy[at].sum() / whole) for part, at in parts_of(context)}
         scores.append(held)
-    return part_scores(contexts, scores)
+    return scores_by_context(contexts, scores)
 
 
-def part_scores(
+def scores_by_context(
     contexts: Sequence[Context], scores: Sequence[Mapping[tuple[str, str], float]]
 ) -> Shares:
-    """The same of any scores of each context's parts, which then stand where shares would."""
-    parts: dict[tuple[str, str], PartShares] = {}
+    """Put the scores of each context's parts into a row for each part, in place of shares."""
+    parts: dict[tuple[str, str], PartByContext] = {}
     for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
         for part, places in parts_of(context):
             without = np.full((len(contexts), 3), np.nan)
-            of_all = parts.setdefault(part, PartShares(*part, without))
+            of_all = parts.setdefault(part, PartByContext(*part, without))
             score = of_context.get(part, 0.0)
             of_all.held[number] = score, places.size, places.size / context.length
-    return sorted(parts.values(), key=lambda part: part.kind == REST)
+    return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
 def is_document(name: str, kind: str) -> bool:
@@ -67,7 +67,7 @@ def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         yield (name, "part"), places
     rest = np.setdiff1d(np.arange(context.length), np.concatenate([*named.values(), []]))
     if named and rest.size:
-        yield ("", REST), rest
+        yield ("", UNNAMED), rest
 
 
 def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
@@ -113,11 +113,11 @@ def measured_contexts(
 ) -> MeasuredContexts:
     """Contexts under their ids, with what was measured of them."""
     asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != REST}
+    by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)
 
 
-class Record(NamedTuple):
+class MeanShare(NamedTuple):
     """What a part holds, averaged over the contexts that have it: its share of their influence.
 
     `texts` counts its different texts; `most` are the tokens that hold most of its share.
@@ -134,9 +134,9 @@ class Record(NamedTuple):
     most: str = ""
 
 
-def averaged_records(
+def mean_shares(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
-) -> list[Record]:
+) -> list[MeanShare]:
     """Average what each part holds; the tokens that hold most are looked for in `contexts`."""
     of_tokens = defaultdict[tuple[str, str], Counter](Counter)
     texts = defaultdict[tuple[str, str], set[str]](set)
@@ -148,9 +148,9 @@ def averaged_records(
     return [_averaged(part, of_tokens[part[:2]], len(texts[part[:2]])) for part in shares]
 
 
-def _averaged(part: PartShares, of_tokens: Counter, texts: int) -> Record:
+def _averaged(part: PartByContext, of_tokens: Counter, texts: int) -> MeanShare:
     share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
     most = most_in_words(of_tokens) if any(of_tokens.values()) else ""
-    return Record(part.name, part.kind, mean, error, *sizes, most)
+    return MeanShare(part.name, part.kind, mean, error, *sizes, most)

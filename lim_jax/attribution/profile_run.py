@@ -15,16 +15,16 @@ from lim_jax._partial_runs import once
 from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     Energy,
-    Record,
+    MeanShare,
     Shares,
-    averaged_records,
+    mean_shares,
     measured_contexts,
-    record_shares,
+    shares_by_context,
     windows_and_asked,
 )
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import TokenAccount
+from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import Profile, Windows
 from lim_jax.models.loss_kinds import LossName, loss_kind
@@ -52,11 +52,11 @@ class Measured(NamedTuple):
     energies: Sequence[Energy]
     influence: Influence
     without_queries: Influence | None
-    records: Sequence[Record]
+    records: Sequence[MeanShare]
     shares: Shares
     measured: MeasuredContexts
     shuffled: ShuffledShares | None
-    accounts: Sequence[TokenAccount] = ()
+    accounts: Sequence[TokenBreakdown] = ()
 
     @property
     def influences(self) -> dict[str, Influence]:
@@ -92,7 +92,7 @@ def measure(
         page = checkpoint and checkpoint / "page"
         of_page = network, windows[:shown], queries[:shown]
         accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
-    known = 0 if network.flow.fetched else len(accounts)
+    known = 0 if network.flow.is_offloaded else len(accounts)
     energies = [np.asarray(account.energy) for account in accounts[:known]]
     if known < len(contexts):
         energies += models.energies_of_ids(
@@ -109,13 +109,13 @@ def measure(
     else:
         alone = contexts
         averaged = energies
-        shares = record_shares(contexts, energies)
+        shares = shares_by_context(contexts, energies)
     measured = measured_contexts(alone, averaged, shares, delta)
     return Measured(
         contexts,
         energies,
         *pooled_influences(averaged, measured.asked, delta),
-        averaged_records(shares, contexts, energies),
+        mean_shares(shares, contexts, energies),
         shares,
         measured,
         shuffled_shares(orders, energies) if orders else None,
@@ -132,11 +132,11 @@ def accounts_of_contexts(
     loss: Loss = CausalLM.loss,
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
-) -> list[TokenAccount]:
+) -> list[TokenBreakdown]:
     """Account for every token of contexts; each is kept in a file of the folder `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
-    def account(number: int) -> TokenAccount:
+    def account(number: int) -> TokenBreakdown:
         context = windows[number], query_weights[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
@@ -146,8 +146,8 @@ def accounts_of_contexts(
     fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
     run = {"function": "account_of_context", "account": fingerprint}
 
-    def read(leaves: list) -> TokenAccount:
-        return TokenAccount._make(jax.device_put(leaves))
+    def read(leaves: list) -> TokenBreakdown:
+        return TokenBreakdown._make(jax.device_put(leaves))
 
     return [
         once(checkpoint / f"{number}", run, partial(account, number), read) for number in numbers

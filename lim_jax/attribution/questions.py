@@ -12,7 +12,7 @@ from lim_jax._partial_runs import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.method import Cost, Run, Scores
 from lim_jax.attribution.methods.method_table import method_named
-from lim_jax.attribution.parts import REST, parts_of
+from lim_jax.attribution.parts import UNNAMED, parts_of
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
     AnswerParts,
@@ -316,7 +316,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
         score = by_name.get((name, kind), 0.0)
         most = ""
-        kind = kind if kind == REST else kinds.get(name, "message")
+        kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)
             by_text = held_by_text(context.tokens, speaking_for, places.tolist())
@@ -326,7 +326,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
         return AnswerPart(name, kind, score, of_documents, places.size, share, most)
 
     parts = [part(*named, places) for named, places in parts_of(context)]
-    parts.sort(key=lambda part: (part.kind == REST, part.kind != "document", -part.score))
+    parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))
     return tuple(parts)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
-from lim_jax.attribution.parts import REST, is_document, parts_of
+from lim_jax.attribution.parts import UNNAMED, is_document, parts_of
 from lim_jax.attribution.token_text import joined_tokens
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, cut_text, places_by_name
@@ -24,7 +24,7 @@ DocumentParts = Literal["documents", "paragraphs", "sentences", "tokens"]
 Texts = Sequence[str]
 # The number of a document's token with which the context begins. Many heads rest on that, whatever
 # it says: it keeps its weight where documents lose theirs, and has no score.
-FIRST = -2
+SINK = -2
 
 
 class Segment(NamedTuple):
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
     @property
     def label(self) -> tuple[str, str]:
         """The name and the kind of what it is in, as `parts.parts_of` has them."""
-        return self.within, "part" if self.within else REST
+        return self.within, "part" if self.within else UNNAMED
 
 
 def cut_tokens(
@@ -156,11 +156,11 @@ def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
-    """The number of each token's document, -1 of those in none; of the context's first `FIRST`."""
+    """The number of each token's document, -1 of those in none; of the context's first `SINK`."""
     numbers = np.full(context.length, -1, np.int32)
     for number, places in enumerate(document_places(context).values()):
         numbers[places] = number
-    numbers[0] = -1 if numbers[0] < 0 else FIRST
+    numbers[0] = -1 if numbers[0] < 0 else SINK
     return numbers
 
 

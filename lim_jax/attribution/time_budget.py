@@ -31,7 +31,7 @@ from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.results.context_energies import influence_of_contexts
 from lim_jax.weights import FetchedLayers
 
-FIRST = 16  # contexts of a first look, and of every further one
+FIRST_LOOK = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
 # compile; the bounds on all layers' norms that of 35.
 SECONDS = 60.0
@@ -89,12 +89,12 @@ def choose_contexts(
     count = chosen
     if count is None:
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
-        count = min(FIRST, most)
+        count = min(FIRST_LOOK, most)
         if count < most:
             pooled = measured(0, count)
-            while count + FIRST <= most and _too_wide(pooled):
-                pooled = pooled.merge(measured(count, FIRST))
-                count += FIRST
+            while count + FIRST_LOOK <= most and _too_wide(pooled):
+                pooled = pooled.merge(measured(count, FIRST_LOOK))
+                count += FIRST_LOOK
     seconds = COMPILING + GRADIENTS * each * count
     heads = min(HEADS, sum(named[:count]))
     if heads:
@@ -135,7 +135,7 @@ def measuring_seconds(
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
-    twice = network.flow.fetched
+    twice = network.flow.is_offloaded
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
     operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
     width = network.embedding.shape[1]

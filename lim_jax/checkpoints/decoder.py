@@ -87,8 +87,8 @@ def read_decoder(
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
         read.known.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
-    if names.further is not None:
-        read.known.update(_layer_tensors(read, names.further))
+    if names.mtp_prefix is not None:
+        read.known.update(_layer_tensors(read, names.mtp_prefix))
     positions = head_bias = None
     if names.positions is not None:
         count = recipe.offset + recipe.num_positions

@@ -190,7 +190,7 @@ class Stacked(NamedTuple):
 PROJECTIONS = ByExpert("gate_proj", "up_proj", "down_proj")
 
 
-def stacked_or_apart(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
+def fused_or_separate(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
     """Read experts from two tensors of all, or from matrices of each."""
     kind = Stacked() if read.has(f"{at}.experts.gate_up_proj") else PROJECTIONS
     return kind(read, at, mixture, recipe)

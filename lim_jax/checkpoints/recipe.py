@@ -152,7 +152,7 @@ class Names(NamedTuple):
         The matrix that gives logits, without `prefix`.
     ignored
         Tensors of a layer that hold no weights, with their endings.
-    further
+    mtp_prefix
         The beginning of the whole names of tensors of layers that predict further tokens, or None.
     """
 
@@ -181,7 +181,7 @@ class Names(NamedTuple):
     last: str = "norm"
     head: str = "lm_head"
     ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
-    further: str | None = None
+    mtp_prefix: str | None = None
 
 
 class Biases(NamedTuple):

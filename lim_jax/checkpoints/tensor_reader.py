@@ -67,7 +67,7 @@ class Reader:
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
         # Without JAX's double precision no array of it leaves this reader.
         self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
-        self.of_matrices = half or self.dtype
+        self.matrix_dtype = half or self.dtype
         # Base models name their weights without the prefix that models with a head put first, or
         # without its beginning, as OPT's without "model." of "model.decoder.".
         while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
@@ -80,7 +80,7 @@ class Reader:
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         """Read a matrix that no arithmetic follows: published and kept in half precision, in it."""
-        return self.whole(self.prefix + name, *shape, dtype=self.of_matrices)
+        return self.whole(self.prefix + name, *shape, dtype=self.matrix_dtype)
 
     def whole(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         """Read a tensor by its whole name."""

@@ -15,7 +15,7 @@ from lim_jax.attribution.questions import Question, ReadQuestion, answer_questio
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import Compute, Download, Memory, Method, Model, Named, Out, Overwrite
-from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
 from lim_jax.prompts.contexts import PromptOnly
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
@@ -119,5 +119,5 @@ def _announce(model: models.LanguageModel, asked: ReadQuestion) -> None:
     own = isinstance(asked.read, PromptOnly)
     work = "Answering and measuring" if own else "Measuring"
     cost = asked.cost(model)
-    takes = foretold(model.network, [asked.read.length], 0, int(own), cost.total)
+    takes = estimated_time(model.network, [asked.read.length], 0, int(own), cost.total)
     tqdm.write(f"{work} {asked.read.length} tokens by {asked.question.method}, {cost}: {takes}")

@@ -9,7 +9,7 @@ from lim_jax import plots
 from lim_jax._checks import as_path, require_extra
 from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
-from lim_jax.attribution.answer_comparison import Record, compare_answers, read_answers
+from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
 from lim_jax.attribution.files import read_contexts, write_compared_answers
 from lim_jax.cli.arguments import Named, Out, Overwrite
 from lim_jax.report.page import write_comparison
@@ -109,7 +109,7 @@ def _profiles(
     return [described_pairs(compared), *said.splitlines()], cells(compared, names), figures
 
 
-def _answers(answers: Sequence[Record], names: Names, folder: Path) -> Told:
+def _answers(answers: Sequence[AnswerRecord], names: Names, folder: Path) -> Told:
     compared = compare_answers(answers[0], answers[1], names)
     write_compared_answers(compared, folder)
     questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)

@@ -18,7 +18,7 @@ from lim_jax.attribution.explanation_run import (
 from lim_jax.attribution.heads import strongest_heads
 from lim_jax.attribution.profile_run import require_fitting
 from lim_jax.attribution.time_budget import (
-    FIRST,
+    FIRST_LOOK,
     TimeBudget,
     choose_contexts,
     described_contexts,
@@ -114,7 +114,7 @@ def explain(
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
         lines = read_prompts(data, opened, loss, max_length)
-        tokens = min(FIRST, len(lines)) * max(line.length for line in lines)
+        tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
         opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
         answers = answered(lines, opened, loss, ANSWER)
         print("".join(f"{line}\n" for line in own_answers(lines, answers, opened)), end="")

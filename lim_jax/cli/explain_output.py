@@ -10,7 +10,7 @@ from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explanation_run import ReadContexts
 from lim_jax.attribution.heads import HeadOfPart, heads_table
-from lim_jax.attribution.parts import Record, averaged_records, context_names, record_shares
+from lim_jax.attribution.parts import MeanShare, context_names, mean_shares, shares_by_context
 from lim_jax.attribution.profile_run import SHOWN, accounts_of_contexts
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
@@ -53,7 +53,7 @@ def report_explanation(
     print(f"Wrote explanation.json, explanation.csv and {len(figures)} figures to {out}.")
 
 
-def words(result: Explanation, records: Sequence[Record]) -> list[str]:
+def words(result: Explanation, records: Sequence[MeanShare]) -> list[str]:
     """An explanation in lines: the finding, documents, positions, ways, certificates."""
     influence = result.influence
     rest = result.without_queries
@@ -74,9 +74,9 @@ def words(result: Explanation, records: Sequence[Record]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _records(contexts: Sequence[Context], result: Explanation) -> list[Record]:
+def _records(contexts: Sequence[Context], result: Explanation) -> list[MeanShare]:
     energies = list(map(np.asarray, result.token_energies))
-    return averaged_records(record_shares(contexts, energies), contexts, energies)
+    return mean_shares(shares_by_context(contexts, energies), contexts, energies)
 
 
 def _as_lists(mass: Estimate) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def network_within(
 
 def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
     """Yield the items; after each, record how the weights are placed, for a run that goes on."""
-    placement = FILES if network.flow.fetched else WHOLE
+    placement = FILES if network.flow.is_offloaded else WHOLE
     for item in items:
         yield item
         write_file(unfinished / PLACEMENT, placement.encode())
@@ -86,7 +86,7 @@ def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     return bar
 
 
-def foretold(
+def estimated_time(
     network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> str:
     """How long measuring is likely to take; of minutes also what half precision would take."""

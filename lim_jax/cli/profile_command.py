@@ -29,7 +29,7 @@ from lim_jax.cli.arguments import (
     Overwrite,
     PartsMethod,
 )
-from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
 from lim_jax.cli.shuffle_command import (
     shuffled_findings,
     shuffled_lines,
@@ -209,7 +209,7 @@ def _announce(
     signed = ", and signed" if more else ""
     page = f", with a page of the first {shown}" if shown else ""
     lengths = [context.length for context in contexts]
-    takes = foretold(network, lengths, shown, cost=cost.total + more)
+    takes = estimated_time(network, lengths, shown, cost=cost.total + more)
     tqdm.write(
         f"Measuring {words} by {method or 'influence'}, {cost} each{signed}{page}: {takes} "
         "The bar shows the time that is left."

@@ -31,7 +31,7 @@ FEW = 8  # Rows by themselves take whole rows of attention: an eighth of them co
 HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
-class TokenAccount(NamedTuple):
+class TokenBreakdown(NamedTuple):
     r"""Energies of one context, by token: squared norms of covectors, which are densities.
 
     Energies of parts need not sum to the energy of the sum.
@@ -77,7 +77,7 @@ def account_of_context(
     depth: int = 0,
     loss: Loss = CausalLM.loss,
     progress: Callable[[list], Iterable] = iter,
-) -> TokenAccount:
+) -> TokenBreakdown:
     """Account for the influence of every token of one context.
 
     Compiled once for each padded length (`models.padded_length`), precision and loss.
@@ -101,7 +101,7 @@ def account_of_context(
 
     Returns
     -------
-    TokenAccount
+    TokenBreakdown
         The energies of the context's tokens by channel, by hops and by depth, and those of heads.
 
     Raises
@@ -136,7 +136,7 @@ def account_of_context(
     parts = parts_of_ids(model, ids, one, depth, loss, progress)
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
     channels, hops, heads, by_depth = _of_length(parts, length)
-    account = TokenAccount(parts.loss, weights, channels, hops, heads, by_depth)
+    account = TokenBreakdown(parts.loss, weights, channels, hops, heads, by_depth)
     return check_finite(account, (), parts.loss[None], by_depth)
 
 
@@ -175,7 +175,7 @@ def as_depth(depth: Any, flow: ResidualFlow) -> int:
 
 
 class ContextParts(NamedTuple):
-    """What one context's adjoint is made of at depth k; energies are as in `TokenAccount`."""
+    """What one context's adjoint is made of at depth k; energies are as in `TokenBreakdown`."""
 
     loss: Scalar
     state: State  # X_k

@@ -298,7 +298,7 @@ def _rows_by_context(
             rows[number] = measure()
         return rows
 
-    fetched = model.flow.fetched
+    fetched = model.flow.is_offloaded
     batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
     rows: dict[int, ByToken] = {}

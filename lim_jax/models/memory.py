@@ -67,7 +67,7 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
         If the model's weights are not left in their files, or `tokens` is no positive whole number.
     """
     tokens = as_int(tokens, "tokens")
-    offloaded = isinstance(model, CausalLM) and model.flow.fetched
+    offloaded = isinstance(model, CausalLM) and model.flow.is_offloaded
     expected = "a model whose weights are in their files"
     cure = "Take it from models.open."
     require(offloaded, "model", got=described(model), expected=expected, cure=cure)

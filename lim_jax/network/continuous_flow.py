@@ -22,7 +22,7 @@ from lim_jax._checks import (
     require_kind,
     require_optional,
 )
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.flow import (
     Trajectory,
@@ -313,7 +313,7 @@ class ContinuousFlow(eqx.Module):
         rate = _Rate(self.profile, grid)
         return self.integrate(rate, x, diffrax.SaveAt(t1=True) if saveat is None else saveat)
 
-    @in_our_words()
+    @translate_errors()
     def integrate(
         self,
         rate: Callable[..., PyTree],

@@ -79,8 +79,8 @@ class TransformerField(eqx.Module):
         key
             The random key of all weights.
         **of_attention
-            Further arguments of `CausalAttention.init`: `num_kv_heads`, `head_dim`, `bias`, `rotary`,
-            `window` and `attend`.
+            Further arguments of `CausalAttention.init`: `num_kv_heads`, `head_dim`, `bias`,
+            `rotary`, `window` and `attend`.
 
         Returns
         -------

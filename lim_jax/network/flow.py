@@ -323,7 +323,7 @@ class ResidualFlow(eqx.Module):
         return tuple(map(like_of, kinds))
 
     @property
-    def fetched(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether weights come to the processor a layer at a time."""
         return any(isinstance(kind, FetchedLayers) for kind in kinds_of(self.layers))
 

@@ -16,9 +16,9 @@ from lim_jax._atomic_files import write_file
 from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.parts import REST
+from lim_jax.attribution.parts import UNNAMED
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
@@ -84,7 +84,7 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
 
 def page_of(
     influence: Influence,
-    accounts: Sequence[TokenAccount],
+    accounts: Sequence[TokenBreakdown],
     texts: Sequence[Sequence[str]],
     *,
     title: str,
@@ -151,11 +151,11 @@ def require_page_packages() -> None:
 
 
 def _require_fitting(
-    influence: Influence, accounts: Sequence[TokenAccount], texts: Sequence[Sequence[str]]
+    influence: Influence, accounts: Sequence[TokenBreakdown], texts: Sequence[Sequence[str]]
 ) -> None:
     require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
     cure = "Make them by explanations.account_of_context."
-    require_several(accounts, TokenAccount, "accounts", cure)
+    require_several(accounts, TokenBreakdown, "accounts", cure)
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
     require(
         len(shapes) == 1,
@@ -174,7 +174,7 @@ def _require_fitting(
 
 def _facts(
     influence: Influence,
-    accounts: Sequence[TokenAccount],
+    accounts: Sequence[TokenBreakdown],
     measured: int | None,
     about: Mapping[str, str],
 ) -> dict[str, str]:
@@ -196,8 +196,8 @@ def _facts(
 def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
     """What is told of each part over all contexts: the largest share first, and the rest last."""
     rows = []
-    for record in sorted(records, key=lambda record: (record.kind == REST, -record.share)):
-        rest = record.kind == REST
+    for record in sorted(records, key=lambda record: (record.kind == UNNAMED, -record.share)):
+        rest = record.kind == UNNAMED
         error = " (one context has it: no error)" if np.isinf(record.error) else ""
         name, texts = (IN_NO_PART, 1) if rest else (record.name, record.texts)
         rows.append(
@@ -214,7 +214,7 @@ def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ways(accounts: Sequence[TokenAccount]) -> str:
+def _ways(accounts: Sequence[TokenBreakdown]) -> str:
     channels = sum(np.asarray(account.channels, float).mean(axis=1) for account in accounts)
     hops = sum(np.asarray(account.hops, float).mean(axis=1) for account in accounts)
     return parts_finding(channels, hops, accounts[0].depth)
@@ -225,7 +225,7 @@ def _legend(shade: Shading) -> dict[str, Any]:
     return {"shades": range(COUNT), "edges": edges, "logarithmic": shade.logarithmic}
 
 
-def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str, Any]]:
     heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
     of_heads = shading(heads)
@@ -237,13 +237,13 @@ def _maps(accounts: Sequence[TokenAccount]) -> tuple[dict[str, Any], dict[str, A
     return drawn, {"heads": _legend(of_heads), "depths": _legend(of_depths)}
 
 
-def _of_layers(account: TokenAccount) -> np.ndarray:
+def _of_layers(account: TokenBreakdown) -> np.ndarray:
     """What each head adds, over the influence at its own layer, whose scale it has."""
     standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
     return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 
 
-def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
+def _density_by_depth(accounts: Sequence[TokenBreakdown]) -> np.ndarray:
     """The density at every depth, of all contexts together, on cells that a screen can show."""
     target = token_grid(min(BINS, *(len(account.energy) for account in accounts)))
     energies = [
@@ -256,7 +256,7 @@ def _density_by_depth(accounts: Sequence[TokenAccount]) -> np.ndarray:
     return energy / np.where(totals > 0, totals, 1)
 
 
-def _bars(influence: Influence, accounts: Sequence[TokenAccount]) -> dict[str, Any]:
+def _bars(influence: Influence, accounts: Sequence[TokenBreakdown]) -> dict[str, Any]:
     channels = np.zeros((len(CHANNELS), 3))
     hops = np.zeros((len(HOPS), 3))
     for account in accounts:

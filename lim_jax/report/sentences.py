@@ -9,8 +9,8 @@ from jaxtyping import Float
 from lim_jax._text_tables import text_table
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.mean_scores import ScoredPart
-from lim_jax.attribution.parts import IN_NO_PART, REST, Record
+from lim_jax.attribution.mean_scores import MeanScore
+from lim_jax.attribution.parts import IN_NO_PART, UNNAMED, MeanShare
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
@@ -54,7 +54,7 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
 
 def records_finding(records: Sequence[Any]) -> str:
     """Which named parts hold most of the influence; at most three are named."""
-    named = (record for record in records if record.kind != REST)
+    named = (record for record in records if record.kind != UNNAMED)
     parts = sorted(named, key=lambda record: -record.share)
     if not parts:
         return ""
@@ -66,7 +66,7 @@ def records_finding(records: Sequence[Any]) -> str:
 
 def part_words(record: Any) -> str:
     """A part by its name, with of how many texts it is where contexts have others under it."""
-    if record.kind == REST:
+    if record.kind == UNNAMED:
         return IN_NO_PART
     if record.texts > 1:
         return f"“{record.name}” ({record.texts} different texts)"
@@ -108,24 +108,24 @@ SHARED = ("part", "   share", "   error", "  tokens", " of tokens", "contexts", 
 SCORED = ("part", "   score", "   error", " of documents", *SHARED[3:])
 
 
-def record_lines(records: Sequence[Record]) -> list[str]:
+def record_lines(records: Sequence[MeanShare]) -> list[str]:
     """A line for each part under a line of names: the largest share first, and the rest last."""
-    return _lines(SHARED, sorted(records, key=lambda part: (part.kind == REST, -part.share)))
+    return _lines(SHARED, sorted(records, key=lambda part: (part.kind == UNNAMED, -part.share)))
 
 
-def score_lines(records: Sequence[ScoredPart]) -> list[str]:
+def score_lines(records: Sequence[MeanScore]) -> list[str]:
     """The same of scores by a method."""
-    return _lines(SCORED, sorted(records, key=lambda part: (part.kind == REST, -part.score)))
+    return _lines(SCORED, sorted(records, key=lambda part: (part.kind == UNNAMED, -part.score)))
 
 
-def _lines(head: Sequence[str], parts: Sequence[Record] | Sequence[ScoredPart]) -> list[str]:
+def _lines(head: Sequence[str], parts: Sequence[MeanShare] | Sequence[MeanScore]) -> list[str]:
     rows = [head, *([part_words(part), *_numbers(part), part.most] for part in parts)]
     return text_table(rows, left=(0, len(head) - 1)).splitlines() if parts else []
 
 
-def _numbers(part: Record | ScoredPart) -> list[str]:
+def _numbers(part: MeanShare | MeanScore) -> list[str]:
     tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
-    if isinstance(part, ScoredPart):
+    if isinstance(part, MeanScore):
         error = f"{part.error:.3f}"
         of = part.of_documents
         first = [f"{part.score:+.3f}", error, "" if of is None else f"{of:+.1%}"]

@@ -15,7 +15,7 @@ from lim_jax.attribution.token_text import (
     visible,
 )
 from lim_jax.density.statistics import Influence
-from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.prompts.contexts import places_by_name
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
@@ -34,14 +34,14 @@ class ShownContext(NamedTuple):
     length: int
 
 
-def own_density(account: TokenAccount) -> np.ndarray:
+def own_density(account: TokenBreakdown) -> np.ndarray:
     """The density of one context's own influence; zero where it has none."""
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
 
 
 def shown_context(
-    account: TokenAccount, texts: Sequence[str], influence: Influence, shade: Shading
+    account: TokenBreakdown, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
     """A context's tokens, shaded by its own density, each beside the mean over contexts."""
     density = own_density(account)
@@ -83,7 +83,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(
-    account: TokenAccount, texts: Sequence[str], spans: Sequence[Any], shade: Shading
+    account: TokenBreakdown, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
     """The named parts of a context, in its order, and what is in none, with their shares."""
     density = own_density(account)
@@ -120,7 +120,7 @@ def _block(
 
 
 def _records(
-    account: TokenAccount,
+    account: TokenBreakdown,
     density: np.ndarray,
     groups: Sequence[tuple[str, list[int]]],
     names: Sequence[str],

@@ -14,7 +14,7 @@ from lim_jax.results.context_energies import (
 )
 
 Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
-REST = ", queries left out"
+WITHOUT_QUERIES = ", queries left out"
 BY_NAME = "Records are compared by name, and averaged over all texts that have it."
 INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", "contrast", "total")
 
@@ -44,7 +44,7 @@ def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]
     """The rows of the table, whole names in the first: parts stand in quotation marks."""
     rows = _index_rows(compared.whole, "")
     if compared.without_queries is not None:
-        rows += _index_rows(compared.without_queries, REST)
+        rows += _index_rows(compared.without_queries, WITHOUT_QUERIES)
     rows += [
         (f"share of “{name}”", *map(float, (first.value, second.value, *change)))
         for name, (first, second, change, *_) in compared.shares.items()

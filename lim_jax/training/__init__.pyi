@@ -35,7 +35,7 @@ from .gramian_penalties import observability_objective as observability_objectiv
 from .gramian_penalties import trace_penalty as trace_penalty
 from .loop import resumable as resumable
 from .mixed_derivative import functional_of_adjoints as functional_of_adjoints
-from .mixed_derivative import gradients_apart as gradients_apart
+from .mixed_derivative import separate_gradients as separate_gradients
 from .reweighting import Response as Response
 from .reweighting import Reweighting as Reweighting
 from .reweighting import first_order_step as first_order_step

@@ -19,7 +19,7 @@ from lim_jax._checks import (
     require_callable,
     require_scalar,
 )
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
@@ -106,7 +106,7 @@ def ratio_bias(
     return (count - 1) / count * (totals / others) @ excess / totals.sum()
 
 
-@in_our_words()
+@translate_errors()
 def parameter_shift(
     risk: Callable[[PyTree], Scalar],
     penalty: Callable[[PyTree], Scalar],

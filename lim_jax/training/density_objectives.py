@@ -43,7 +43,7 @@ from lim_jax.training.mixed_derivative import (
     Losses,
     RiskAndPenalty,
     functional_of_adjoints,
-    gradients_apart,
+    separate_gradients,
 )
 
 Target = Float[Array, "examples places"] | Places | Scalar | float
@@ -495,7 +495,9 @@ def risk_and_penalty(
             cure="Leave `previous` out.",
         )
         options["average"] = error_if_not_finite(previous, "previous"), memory
-    return gradients_apart(_RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True)
+    return separate_gradients(
+        _RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True
+    )
 
 
 def _options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[str, Any]:

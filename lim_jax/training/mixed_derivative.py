@@ -8,7 +8,7 @@ A function of input adjoints, differentiated in the parameters, is a mixed deriv
 
 so the gradient of F is one forward derivative, along c in the input, of the plain gradient of the
 loss. `functional_of_adjoints` has that rule, in a form that forward mode and further derivatives
-pass through; `gradients_apart` hands out the loss's own gradient too, of the same pass.
+pass through; `separate_gradients` hands out the loss's own gradient too, of the same pass.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import require_callable
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax._sharded_axes import varying_as
 from lim_jax.density.adjoints import (
     Batch,
@@ -43,7 +43,7 @@ CLOSURE = (
 )
 
 
-@in_our_words()
+@translate_errors()
 def functional_of_adjoints(
     functional: Functional,
     loss: Loss,
@@ -127,7 +127,7 @@ def _value_and_aux(params, batch, options, *, functional, loss, grid):
 
 
 @_value_and_aux.def_jvp
-@in_our_words()
+@translate_errors()
 def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
@@ -159,8 +159,8 @@ class RiskAndPenalty(NamedTuple):
     penalty: Any
 
 
-@in_our_words()
-def gradients_apart(
+@translate_errors()
+def separate_gradients(
     functional: Functional,
     loss: Loss,
     params: PyTree,
@@ -220,7 +220,7 @@ def gradients_apart(
     >>> loss = lambda weight, x, y: weight**2 * x.sum()  # P_0 = weight^2 / (1/2)
     >>> energy = lambda losses, adjoints, options: (adjoints**2).mean()
     >>> batch, grid = (jnp.ones((1, 2, 1)), None), lim.token_grid(2)
-    >>> values, gradients = gradients_apart(energy, loss, jnp.array(1.0), batch, grid, None)
+    >>> values, gradients = separate_gradients(energy, loss, jnp.array(1.0), batch, grid, None)
     >>> [float(value) for value in (*values, *gradients)]
     [2.0, 4.0, 4.0, 16.0]
     """

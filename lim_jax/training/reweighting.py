@@ -19,7 +19,7 @@ from lim_jax._checks import (
     require_callable,
     require_kind,
 )
-from lim_jax._errors import in_our_words
+from lim_jax._errors import translate_errors
 from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
@@ -414,7 +414,7 @@ class Response(NamedTuple):
     alignment: Scalar
 
 
-@in_our_words()
+@translate_errors()
 def response(
     stage: Callable[[Profile], Profile], weights: Profile, change: Profile, regions: Regions
 ) -> Response:

@@ -4,7 +4,7 @@ import numpy as np
 
 from lim_jax.attribution.answer import AnswerPart, finding_of
 from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
-from lim_jax.attribution.mean_scores import ScoredContexts, ScoredPart, scores_finding
+from lim_jax.attribution.mean_scores import MeanScore, ScoresOfContexts, scores_finding
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
 from lim_jax.attribution.time_budget import described_contexts, duration
@@ -75,10 +75,10 @@ def test_context_names():
 
 def test_scores_finding():
     parts = [
-        ScoredPart(name, "part", score, 0.125, score, 2, 0.1, 9, 1, "")
+        MeanScore(name, "part", score, 0.125, score, 2, 0.1, 9, 1, "")
         for name, score in (("a", -0.5), ("b", 1.5))
     ]
-    assert (scores_finding(ScoredContexts("mask-gradient", [], [], parts))) == (
+    assert (scores_finding(ScoresOfContexts("mask-gradient", [], [], parts))) == (
         "“b” has the largest score by mask-gradient, +1.500 ± 0.125. "
         "“a” has the least, -0.500 ± 0.125."
     )

@@ -6,12 +6,12 @@ import pytest
 from lim_jax.attribution.answer_comparison import compare_answers, read_answers
 from lim_jax.attribution.orders import averaged_orders, shuffled_shares
 from lim_jax.attribution.parts import (
-    averaged_records,
     context_names,
     is_document,
+    mean_shares,
     measured_contexts,
     parts_of,
-    record_shares,
+    shares_by_context,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
 from lim_jax.attribution.token_text import held_by_text, in_text, joined_tokens, most_in_words
@@ -32,7 +32,7 @@ ONE = context("efg", three=[0, 1])
 
 
 def test_a_share_is_of_all_that_the_context_holds():
-    shares = record_shares([TWO, ONE], [np.array([1.0, 2, 3, 4]), np.array([2.0, 2, 4])])
+    shares = shares_by_context([TWO, ONE], [np.array([1.0, 2, 3, 4]), np.array([2.0, 2, 4])])
     held = {part.name: part.held.tolist() for part in shares}
     nan = [np.nan] * 3
     np.testing.assert_array_equal(held["one"], [[0.1, 1, 1 / 4], nan])
@@ -42,7 +42,7 @@ def test_a_share_is_of_all_that_the_context_holds():
 
 
 def test_the_rest_stands_last_also_behind_parts_of_later_contexts():
-    shares = record_shares([TWO, ONE], [np.ones(4), np.ones(3)])
+    shares = shares_by_context([TWO, ONE], [np.ones(4), np.ones(3)])
     assert [part.name for part in shares] == ["one", "two", "three", ""]
     assert [part.kind for part in shares] == ["part"] * 3 + ["rest"]
 
@@ -63,7 +63,7 @@ def test_records_are_means_over_the_contexts_that_have_them():
     other = context("xyz", one=[0], two=[1])
     contexts = [TWO, other]
     energies = [np.array([1.0, 2, 3, 4]), np.array([12.0, 2, 6])]
-    records = averaged_records(record_shares(contexts, energies), contexts, energies)
+    records = mean_shares(shares_by_context(contexts, energies), contexts, energies)
     one, two, rest = records
     assert (one.name, one.kind, one.contexts, one.texts) == ("one", "part", 2, 2)
     np.testing.assert_allclose([one.share, two.share, rest.share], [0.35, 0.3, 0.35])
@@ -75,7 +75,7 @@ def test_records_are_means_over_the_contexts_that_have_them():
 
 def test_a_record_of_one_context_has_no_error_and_is_not_mixed_with_its_absence():
     energies = [np.ones(4), np.ones(3)]
-    records = averaged_records(record_shares([TWO, ONE], energies), [TWO, ONE], energies)
+    records = mean_shares(shares_by_context([TWO, ONE], energies), [TWO, ONE], energies)
     three = records[2]
     assert (three.name, three.contexts, three.texts, three.share) == ("three", 1, 1, 2 / 3)
     assert three.error == np.inf
@@ -84,7 +84,7 @@ def test_a_record_of_one_context_has_no_error_and_is_not_mixed_with_its_absence(
 def test_one_text_in_several_contexts_is_counted_once():
     contexts = [TWO, TWO]
     energies = [np.ones(4)] * 2
-    records = averaged_records(record_shares(contexts, energies), contexts, energies)
+    records = mean_shares(shares_by_context(contexts, energies), contexts, energies)
     assert [record.texts for record in records] == [1, 1, 1]
 
 
@@ -96,7 +96,7 @@ def test_contexts_of_several_orders_are_numbered_within_their_line():
 def test_measured_contexts_know_the_first_place_that_asks():
     several = TWO._replace(weights=np.array([0, 0.5, 0, 0.5]), id="7")
     energies = [np.array([1.0, 1, 0, 2])]
-    measured = measured_contexts([several], energies, record_shares([several], energies), 0.2)
+    measured = measured_contexts([several], energies, shares_by_context([several], energies), 0.2)
     assert measured.asked == [1] and measured.names == ["7"] and measured.delta == 0.2
     assert measured.shares == {"one": [0.25], "two": [0.25]}, "the rest is no record"
 

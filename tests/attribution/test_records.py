@@ -22,17 +22,17 @@ from lim_jax.attribution.files import (
     write_orders,
 )
 from lim_jax.attribution.mean_scores import (
-    ScoredContexts,
-    ScoredPart,
+    MeanScore,
+    ScoresOfContexts,
     cost_of_contexts,
+    mean_scores_of_parts,
     score_contexts,
-    scored_records,
     scores_finding,
 )
 from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.methods.ablations import sparse_regression
 from lim_jax.attribution.orders import shuffled_shares
-from lim_jax.attribution.parts import measured_contexts, record_shares
+from lim_jax.attribution.parts import measured_contexts, shares_by_context
 from lim_jax.attribution.profile_run import measure, require_fitting
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.statistics import Influence
@@ -72,7 +72,7 @@ def scored(by_name, tokens=None, given=None):
 
 def records():
     found = [scored(parts, tokens) for parts, tokens in zip(SCORES, TOKENS, strict=True)]
-    return {record.name: record for record in scored_records(CONTEXTS, found)}
+    return {record.name: record for record in mean_scores_of_parts(CONTEXTS, found)}
 
 
 def test_shares_of_scores_of_both_signs_are_of_the_documents_sizes():
@@ -93,15 +93,15 @@ def test_the_tokens_of_a_record_that_hold_most_are_those_that_speak_for_it():
 
 def parts_of_scores(*scores):
     return [
-        ScoredPart(name, "part", score, 0.125, None, 1.0, 0.5, 2, 2, "")
+        MeanScore(name, "part", score, 0.125, None, 1.0, 0.5, 2, 2, "")
         for name, score in zip("ab", scores, strict=True)
     ]
 
 
 def test_a_finding_tells_the_least_score_only_where_it_speaks_against():
-    rest = ScoredPart("", "rest", 9.0, 0.5, None, 1.0, 0.5, 2, 2, "")
+    rest = MeanScore("", "rest", 9.0, 0.5, None, 1.0, 0.5, 2, 2, "")
     said = [
-        scores_finding(ScoredContexts("rollout", [], [], [*parts_of_scores(*scores), rest]))
+        scores_finding(ScoresOfContexts("rollout", [], [], [*parts_of_scores(*scores), rest]))
         for scores in ((0.5, 0.25), (0.5, -0.25), (-0.5, -0.25))
     ]
     assert said == [
@@ -115,7 +115,7 @@ def test_a_finding_says_by_how_much_scores_may_miss_what_documents_give():
     """To either side: in the first context they are half a unit too large."""
     name = ("a", "part")
     found = [scored({name: 1.5}, given=1.0), scored({name: 2.25}, given=2.5)]
-    said = scores_finding(ScoredContexts("mask-path", [], found, parts_of_scores(1.875, 0)))
+    said = scores_finding(ScoresOfContexts("mask-path", [], found, parts_of_scores(1.875, 0)))
     assert said.endswith(
         " All documents together give +1.750 on average; their scores add up to +1.875, and differ "
         "from it by at most 0.500 in a context."
@@ -142,7 +142,7 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     influence = Influence.from_energies(
         jax.device_put(np.stack(energies)), regions, keep_examples=True
     )
-    shares = record_shares(contexts, energies)
+    shares = shares_by_context(contexts, energies)
     measured = measured_contexts(contexts, energies, shares, 0.2)
     write_contexts(measured, influence, shares, range(0, 4, 2), tmp_path)
     first, second = rows_of(tmp_path / "contexts.csv")

@@ -131,7 +131,7 @@ def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkey
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
     like = kept.flow.kinds[0]
     layers = on_device.flow.layers
-    widened = on_device.flow.layers.widened()
+    widened = on_device.flow.layers.upcast()
     assert isinstance(layers, HalfLayers)
     for held, of_host in zip(*map(jax.tree.leaves, (layers, like)), strict=True):
         assert held.dtype == {"bfloat16": "uint16"}.get(of_host.dtype.name, "float32")

@@ -28,7 +28,7 @@ from lim_jax.attribution import heads, time_budget
 from lim_jax.cli import explain_command, explain_output
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
-from lim_jax.explanations.account import TokenAccount
+from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.network.experts import Experts, MixtureOfExperts, Routing
 from lim_jax.network.field import SumOfFields
 from lim_jax.network.recurrent import RecurrentMixer
@@ -301,7 +301,7 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
 
     def account(network, window, query_weights, depth, loss, progress):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, loss
-        return TokenAccount._make((*seen, np.ones((1, 3)), None))
+        return TokenBreakdown._make((*seen, np.ones((1, 3)), None))
 
     def write_page(path, influence, accounts, texts, **options):
         written.append((path, influence, accounts, texts, options))

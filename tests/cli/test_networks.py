@@ -119,7 +119,7 @@ def test_it_is_said_what_bfloat16_would_save_of_minutes(model, monkeypatch):
         monkeypatch.setattr(
             networks, "measuring_seconds", lambda *_, compute=None, of=of: of[compute]
         )
-        assert networks.foretold(network, [7], 0) == said
+        assert networks.estimated_time(network, [7], 0) == said
 
 
 def test_what_is_free_is_the_devices_or_the_machines(tmp_path, monkeypatch):

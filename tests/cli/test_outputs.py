@@ -18,7 +18,7 @@ from reference.publishers import CONFIGS, write_with_letters
 from lim_jax import explanations, models, report
 from lim_jax.attribution import files
 from lim_jax.cli.commands import main
-from lim_jax.explanations.account import TokenAccount
+from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.results.context_energies import percent
 from lim_jax.results.tables import COLUMNS, FILES
 
@@ -43,7 +43,7 @@ def account(network, window, weights, depth, loss, progress):
         np.ones((1, 1)),
         np.repeat(energy, 2, 0),
     )
-    return TokenAccount(*parts)
+    return TokenBreakdown(*parts)
 
 
 class Run:

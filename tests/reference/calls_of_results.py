@@ -371,8 +371,8 @@ OF_RESULTS = {
         {"loss": squares, "x": VECTORS, "grid": TOKENS, "strength": 1.0},
         hides_nan="x strength",
     ),
-    "gradients_apart": Call(
-        lambda loss, x, grid: training.gradients_apart(
+    "separate_gradients": Call(
+        lambda loss, x, grid: training.separate_gradients(
             lambda losses, adjoints, options: losses.sum(), loss, ONE, (x, None), grid, None
         ),
         {"loss": squares, "x": VECTORS, "grid": TOKENS},

@@ -9,7 +9,7 @@ import numpy as np
 
 import lim_jax as lim
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
-from lim_jax.explanations.account import TokenAccount
+from lim_jax.explanations.account import TokenBreakdown
 
 
 class Span(NamedTuple):
@@ -93,7 +93,7 @@ def account(length, seed, asked):
         np.asarray(1.25 + seed), asked, channels, energies(4, length),
         energies(LAYERS - DEPTH, HEADS), by_depth,
     )  # fmt: skip
-    return TokenAccount(*parts)
+    return TokenBreakdown(*parts)
 
 
 def accounts():

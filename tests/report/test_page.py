@@ -13,7 +13,7 @@ from reference.networks import byte_network
 from reference.pages import Read
 
 import lim_jax as lim
-from lim_jax.explanations.account import HOPS, TokenAccount
+from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
 from lim_jax.report.page import page_of
@@ -82,7 +82,7 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
         np.ones((1, 1)),
         np.repeat(energies, 2, 0),
     )
-    account = TokenAccount(*parts)
+    account = TokenBreakdown(*parts)
     text = ["a", "", "", "\U0001f426", "b", "", ""]
     influence = lim.Influence.from_energies(
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(6), 0.25)
@@ -414,7 +414,7 @@ def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_p
         np.asarray(1.0), np.full(length, 1 / length), energies[:3], energies[3:7],
         drawn.uniform(0.1, 1, (layers, heads)), energies[7:],
     )  # fmt: skip
-    account = TokenAccount(*parts)
+    account = TokenBreakdown(*parts)
     influence = lim.Influence.from_energies(
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(length), 0.2)
     )

@@ -114,8 +114,8 @@ SCALARS = {
     "functional_of_adjoints": lambda *lpb: training.functional_of_adjoints(
         largest, *lpb, grid=GRID, options=4
     ),
-    "gradients_apart": lambda *lpb: in_mixing(
-        training.gradients_apart(largest, *lpb, grid=GRID, options=4)
+    "separate_gradients": lambda *lpb: in_mixing(
+        training.separate_gradients(largest, *lpb, grid=GRID, options=4)
     ),
     "observability_objective": lambda f, p, b: training.observability_objective(
         f, observations, p, b, GRID, random_states(8, 1, WIDTH), strength=2.0, step=0.5

@@ -183,7 +183,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
         )
         mixture = expert_sublayers.Mixture(
-            count, hidden, Routing(top), expert_sublayers.stacked_or_apart, router="router.proj"
+            count, hidden, Routing(top), expert_sublayers.fused_or_separate, router="router.proj"
         )
 
     def network(read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm) -> SideBySide:

@@ -34,7 +34,7 @@ UNUSED = (
     "mamba_ssm_dtype", "time_step_floor", "time_step_max", "time_step_min",
     "time_step_rank", "use_mamba_kernels", "z_loss_coefficient",
 )  # fmt: skip
-FURTHER = "mtp."  # begins the names of layers that predict further tokens
+MTP_PREFIX = "mtp."  # begins the names of layers that predict further tokens
 OF_FALCON = Names(network="feed_forward", before_network="pre_ff_layernorm", last="final_layernorm")
 OF_LFM = Names(
     before_attention="operator_norm",
@@ -59,7 +59,7 @@ OF_NEMOTRON = Names(
     before_network="norm",
     network="mixer",
     last="norm_f",
-    further=FURTHER,
+    mtp_prefix=MTP_PREFIX,
 )
 OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
     "mamba_num_heads",
@@ -132,7 +132,7 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
         head_norm=sublayers.shared_head_norm,
         projections=sublayers.gated_queries,
         biases=Biases(),
-        names=Names(further=FURTHER),
+        names=Names(mtp_prefix=MTP_PREFIX),
     )
     delta = recurrent_sublayers.gated_delta(
         recurrent_sublayers.delta_sizes(config, (16, 32, 128, 128)), matrices
@@ -150,7 +150,7 @@ def _shared_mixture(
         config.get_int("num_experts", count),
         config.get_int("moe_intermediate_size", 512),
         Routing(config.get_int("num_experts_per_tok", top), normalised=normalised),
-        expert_sublayers.stacked_or_apart,
+        expert_sublayers.fused_or_separate,
         shared=("shared_expert", config.get_int("shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
     )

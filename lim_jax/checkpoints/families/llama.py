@@ -178,7 +178,7 @@ def qwen2_5_vl_text(config: Configuration) -> Recipe:
 def mimo(config: Configuration) -> Recipe:
     """MiMo: Qwen 2 beside layers that predict further tokens, which are passed over."""
     config.ignore("num_nextn_predict_layers")
-    return qwen2(config)._replace(names=Names(further="model.mtp_layers."))
+    return qwen2(config)._replace(names=Names(mtp_prefix="model.mtp_layers."))
 
 
 def qwen3(config: Configuration) -> Recipe:
@@ -387,7 +387,7 @@ def exaone_like(config: Configuration, sizes: Sizes, *, names: Names, **more: An
         config,
         sizes,
         masks_of(config, kinds, positions),
-        names=names._replace(further="mtp."),
+        names=names._replace(mtp_prefix="mtp."),
         biases=Biases(),
         head_norm=sublayers.shared_head_norm,
         **more,

@@ -353,7 +353,7 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
         tied=True,
         biases=Biases(),
         network=mixture,
-        names=Names(further="model.mtp_"),
+        names=Names(mtp_prefix="model.mtp_"),
     )
 
 
