@@ -14,7 +14,17 @@ from lim_jax.attribution.method import Run
 from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
-from lim_jax.cli.arguments import Compute, Download, Memory, Method, Model, Named, Out, Overwrite
+from lim_jax.cli.arguments import (
+    Compute,
+    Documents,
+    Download,
+    Memory,
+    Method,
+    Model,
+    Out,
+    Overwrite,
+    QuestionText,
+)
 from lim_jax.cli.networks import foretold, network_within, open_model, placed_bar
 from lim_jax.prompts.contexts import PromptOnly
 from lim_jax.report.page import require_page_packages
@@ -24,8 +34,8 @@ from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
 def ask(
     model: tyro.conf.Positional[Model],
-    question: tyro.conf.Positional[str],
-    documents: Named,
+    question: tyro.conf.Positional[QuestionText],
+    documents: Documents,
     method: Method = "mask-gradient",
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
