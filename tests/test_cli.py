@@ -25,6 +25,7 @@ from lim_jax._checks import error_if
 from lim_jax._errors import RefusedValue
 from lim_jax.cli import commands, reproduce_command
 from lim_jax.cli import rates_command as rates_command
+from lim_jax.cli.argument_check import require_arguments
 from lim_jax.cli.commands import main
 from lim_jax.cli.rates_command import rates
 from lim_jax.limits import paper_studies
@@ -287,7 +288,7 @@ finally:
     assert done.returncode == 0 and "--version" in done.stdout
     words = " ".join(re.findall(r"\w+", done.stdout))
     for name, (_, summary) in commands.COMMANDS.items():
-        assert summary == (commands._command(name, loaded=True).__doc__ or "").splitlines()[0]
+        assert summary == (commands._command(name).__doc__ or "").splitlines()[0]
         assert " ".join(re.findall(r"\w+", f"{name} {summary}")) in words
     assert not {"jax", "numpy", "matplotlib"} & set(done.stderr.split())
 
@@ -309,7 +310,7 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
         main([command, "--help"])
     assert left.value.code == 0
     printed = capsys.readouterr().out
-    function = commands._command(command, loaded=True)
+    function = commands._command(command)
     words = re.findall(r"\w+", printed)
     documented = inspect.getdoc(function) or ""
     for name, meaning in re.findall(r"^    (\w+): ([^.\n]*)", documented, re.MULTILINE):
@@ -322,6 +323,74 @@ def test_help_names_every_argument_and_its_meaning(command, capsys):
     assert described == {name for name, meaning in shared.items() if meaning is None}
     for meaning in filter(None, shared.values()):
         assert " ".join(re.findall(r"\w+", meaning)[:5]) in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    "command, usage",
+    [
+        ("ask", "MODEL QUESTION"),
+        ("profile", "MODEL"),
+        ("explain", "MODEL"),
+        ("compare", "A B"),
+    ],
+)
+def test_help_names_what_a_command_takes_as_the_page_does(command, usage, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert re.search(rf"^usage: lim-jax {command} .*\] {usage}( \[|$)", printed, re.MULTILINE)
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert f"`lim-jax {command} {usage}" in page
+    for option in ("--documents DOCUMENTS", "--data FILE"):
+        assert (option in printed) == (f"`lim-jax {command} {usage} {option}" in page)
+
+
+def test_the_help_has_an_entry_for_each_option_before_a_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for option in ("--version", "--cache PATH", "--no-cache"):
+        assert re.search(rf"^  {option}  +\w", printed, re.MULTILINE)
+
+
+WRONG_ARGUMENTS = {
+    "ask m q --documnets d": "ask: --documnets is no option; the options are --documents, --method",
+    "ask m q --documnets=d": "Did you mean --documents?",
+    "ask": "ask: MODEL, QUESTION, --documents DOCUMENTS are missing; the command is lim-jax ask",
+    "ask m --documents d": "ask: QUESTION is missing; the command is lim-jax ask MODEL QUESTION",
+    "ask m q --documents": "ask: --documents has no value; pass a value after it",
+    "ask m q --documents d --method foo": "ask: --method foo is not accepted; pass one of infl",
+    "profile m --data f --loss anwser": "Did you mean answer?",
+    "profile m --data f --delta x": "profile: --delta x is not accepted; pass a number",
+    "explain m --data f --contexts 1.5": "explain: --contexts 1.5 is not accepted; pass a whole",
+    "compare a b c": "compare: 'c' is one argument too many; it takes A and B",
+    "rates --sizes 1 x": "rates: --sizes x is not accepted; pass a whole number",
+    "reproduce now": "reproduce: 'now' is one argument too many; it takes options alone",
+    "counterexamples -x": "counterexamples: -x is no option; the options are --out, --overwrite",
+    "aks": "aks is no command; the commands are ask, profile",
+    "--verison": "Did you mean --version?",
+}
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("given", WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_told_in_one_line(given, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lim-jax", *given.split()])
+    assert __main__.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("lim-jax: ") and WRONG_ARGUMENTS[given] in said.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "m q --documents d --no-html --answer-tokens 3 --memory 1.5 --parts None",
+        "--documents=d m q --document_parts tokens",
+        "m q --documents d --foil=-x --answer -1",
+    ],
+)
+def test_right_arguments_are_not_refused(given):
+    assert require_arguments("ask", commands._command("ask"), given.split()) is None
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 from . import answers as answers
+from . import argument_check as argument_check
 from . import arguments as arguments
 from . import ask_command as ask_command
 from . import commands as commands

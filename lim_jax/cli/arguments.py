@@ -9,13 +9,17 @@ from lim_jax.attribution.methods.method_table import METHODS, MethodName
 from lim_jax.models.loss_kinds import LOSSES, LossName
 
 # On the command line either is a path.
-Named = Annotated[AnyPath, tyro.conf.arg(metavar="PATH")]
+Documents = Annotated[AnyPath, tyro.conf.arg(metavar="DOCUMENTS")]
+Data = Annotated[AnyPath, tyro.conf.arg(metavar="FILE")]
+FirstFolder = Annotated[AnyPath, tyro.conf.arg(metavar="A")]
+SecondFolder = Annotated[AnyPath, tyro.conf.arg(metavar="B")]
+QuestionText = Annotated[str, tyro.conf.arg(metavar="QUESTION")]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 WEIGHTS = (
     "A folder of weights as published, a GGUF file, or a public name such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer."
 )
-Model = Annotated[AnyPath, tyro.conf.arg(metavar="PATH", help=WEIGHTS)]
+Model = Annotated[AnyPath, tyro.conf.arg(metavar="MODEL", help=WEIGHTS)]
 KINDS = "; ".join(f"{name}, {kind.words}" for name, kind in LOSSES.items())
 ASKED = (
     f"What is asked: {KINDS}. The influence on log odds does not fade where the model is sure. "

@@ -14,23 +14,28 @@ from lim_jax.attribution.method import Run
 from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
-from lim_jax.cli.arguments import Compute, Download, Memory, Method, Model, Named, Out, Overwrite
+from lim_jax.cli.arguments import (
+    Compute,
+    Documents,
+    Download,
+    Memory,
+    Method,
+    Model,
+    Out,
+    Overwrite,
+    QuestionText,
+)
 from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
 from lim_jax.prompts.contexts import PromptOnly
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
-NO_ERROR = (
-    "One context has no error. For one, ask by lim-jax profile: of several lines, or with "
-    "--shuffle N of the documents in several orders."
-)
-
 
 def ask(
     model: tyro.conf.Positional[Model],
-    question: tyro.conf.Positional[str],
-    documents: Named,
+    question: tyro.conf.Positional[QuestionText],
+    documents: Documents,
     method: Method = "mask-gradient",
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
@@ -51,7 +56,8 @@ def ask(
     Prints first which document gave most to the answer, then the answer, and what each document,
     the question and the rest gave. Writes answer.json; matrix.csv, of parts of the answer by parts
     of the documents; scores.csv where the method scores tokens; and answer.html, where a click on a
-    part of the answer shades the documents by what it came from.
+    part of the answer shades the documents by what it came from. One answer has no standard errors:
+    for these use lim-jax profile, on several questions or with the documents in several orders.
 
     Args:
         question: As the model is asked.
@@ -111,7 +117,7 @@ def ask(
 
 
 def _print(answered: Answer, notes: Sequence[str]) -> None:
-    print(f"{answered.finding}\n{NO_ERROR}\n\nQuestion: {answered.question}")
+    print(f"{answered.finding}\n\nQuestion: {answered.question}")
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
 

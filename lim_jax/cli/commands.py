@@ -2,11 +2,16 @@
 
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
 import tyro
+
+from lim_jax._argument_error import Refusal
+from lim_jax.cli.argument_check import require_arguments
 
 ARGUMENT = re.compile(r"(?<![^\s(])`(\w+)(?:=([^`]*))?`")
 QUOTES = "'\""
@@ -77,28 +82,42 @@ def _flag(argument: re.Match[str]) -> str:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if list(arguments) == ["--version"]:
-        print(f"lim-jax {version('lim_jax')}")
-        return 0
-    return tyro.extras.subcommand_cli_from_dict(
-        {name: _command(name, loaded=name in arguments[:1]) for name in COMMANDS},
+    match list(arguments):
+        case [name, *given] if name in COMMANDS:
+            command = _command(name)
+            require_arguments(name, command, given)
+            return tyro.cli(command, prog=f"lim-jax {name}", args=given)
+        case ["--version"]:
+            print(f"lim-jax {version('lim_jax')}")
+        case [] | ["-h" | "--help", *_]:
+            _overview().print_help()
+        case [other, *_]:
+            close = get_close_matches(other, [*COMMANDS, "--version", "--help"], n=1)
+            cure = f"Did you mean {close[0]}?" if close else "lim-jax --help says what each does."
+            raise Refusal(f"{other} is no command; the commands are {', '.join(COMMANDS)}. {cure}")
+    return 0
+
+
+def _overview() -> ArgumentParser:
+    """The help of lim-jax by itself: its commands, and the options that stand before one."""
+    parser = ArgumentParser(
         prog="lim-jax",
+        usage="lim-jax [--cache PATH | --no-cache] COMMAND ...",
         description="Which positions of a long context a causal Transformer really uses. "
-        "Each command says more by its own --help; lim-jax --version says which version this is. "
-        "Compiled programs are kept in the user's cache folder for the next time; --cache PATH "
-        "before the command keeps them elsewhere, --no-cache nowhere.",
-        args=arguments or ["--help"],
+        "lim-jax COMMAND --help says more of each command.",
     )
+    listed = parser.add_subparsers(title="commands", metavar="")
+    for name, (_, summary) in COMMANDS.items():
+        listed.add_parser(name, help=summary)
+    parser.add_argument(
+        "--version", action="store_true", help="say which version this is, and exit"
+    )
+    cache = "keep compiled programs there, and not in the user's cache folder"
+    parser.add_argument("--cache", metavar="PATH", help=cache)
+    parser.add_argument("--no-cache", action="store_true", help="keep no compiled programs")
+    return parser
 
 
-def _command(name: str, loaded: bool) -> Callable[..., int]:
-    """A command; or where another one is run, what only stands for it in the list."""
-    file, summary = COMMANDS[name]
-    if loaded:
-        return getattr(import_module(f"lim_jax.cli.{file}"), name)
-
-    def listed() -> int:
-        raise AssertionError(f"{name} is not loaded")
-
-    listed.__doc__ = summary
-    return listed
+def _command(name: str) -> Callable[..., int]:
+    """The function of a command, whose file is loaded for it."""
+    return getattr(import_module(f"lim_jax.cli.{COMMANDS[name][0]}"), name)

@@ -11,7 +11,7 @@ from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
 from lim_jax.attribution.files import read_contexts, write_compared_answers
-from lim_jax.cli.arguments import Named, Out, Overwrite
+from lim_jax.cli.arguments import FirstFolder, Out, Overwrite, SecondFolder
 from lim_jax.report.page import write_comparison
 from lim_jax.results.comparison_tables import (
     by_position,
@@ -31,8 +31,8 @@ Told = tuple[list[str], list[list[str]], dict[str, Path]]
 
 
 def compare(
-    first: tyro.conf.Positional[Named],
-    second: tyro.conf.Positional[Named],
+    first: tyro.conf.Positional[FirstFolder],
+    second: tyro.conf.Positional[SecondFolder],
     out: Out = Path("compare"),
     overwrite: Overwrite = False,
 ) -> int:

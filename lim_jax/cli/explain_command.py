@@ -28,10 +28,10 @@ from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.arguments import (
     Asked,
     Compute,
+    Data,
     Download,
     Memory,
     Model,
-    Named,
     Out,
     Overwrite,
 )
@@ -53,7 +53,7 @@ ANSWER = 32  # the most tokens of an answer that the model gives itself
 
 def explain(
     model: tyro.conf.Positional[Model],
-    data: Named,
+    data: Data,
     loss: Asked = "next-token",
     max_length: int = 512,
     contexts: int | None = None,

@@ -21,10 +21,10 @@ from lim_jax.cli.answers import answered, own_answers
 from lim_jax.cli.arguments import (
     Asked,
     Compute,
+    Data,
     Download,
     Memory,
     Model,
-    Named,
     Out,
     Overwrite,
     PartsMethod,
@@ -56,7 +56,7 @@ GRADIENT = Cost(1, 1)  # of a context's influence
 
 def profile(
     model: tyro.conf.Positional[Model],
-    data: Named,
+    data: Data,
     loss: Asked = "next-token",
     method: PartsMethod = None,
     delta: float = 0.2,

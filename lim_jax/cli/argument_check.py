@@ -1,0 +1,148 @@
+"""Arguments of a command that are wrong, told in one line before the command is run."""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from lim_jax._argument_error import Refusal
+
+FLAG = re.compile(r"--?[A-Za-z]")
+NUMBERS = {int: "a whole number", float: "a number"}
+
+
+class Argument(NamedTuple):
+    """An argument of a command: its name on the command line, and the values that it takes."""
+
+    shown: str
+    kind: Any
+    required: bool
+    positional: bool
+
+
+def require_arguments(name: str, command: Callable[..., int], given: Sequence[str]) -> None:
+    """Raise a `Refusal` of one line where a command does not take these arguments."""
+    if {"-h", "--help"} & set(given):
+        return
+    arguments = _arguments(command)
+    flags = {flag: a for a in arguments if not a.positional for flag in _flags(a)}
+    values: list[tuple[Argument, list[str]]] = []
+    positional: list[str] = []
+    rest = list(given)
+    while rest:
+        token = rest.pop(0)
+        if not FLAG.match(token):
+            positional.append(token)
+            continue
+        flag, equals, value = token.partition("=")
+        argument = flags.get(flag.replace("_", "-"))
+        if argument is None:
+            raise _refusal(name, flag, "is no option", f"the options are {_listed(flags)}", flags)
+        if equals:
+            rest.insert(0, value)
+        taken = _taken(argument, rest, literal=bool(equals))
+        del rest[: len(taken)]
+        values.append((argument, taken))
+    wanted = [argument for argument in arguments if argument.positional]
+    if len(positional) > len(wanted):
+        extra = positional[len(wanted)]
+        expected = " and ".join(argument.shown for argument in wanted) or "options alone"
+        raise _refusal(name, repr(extra), "is one argument too many", f"it takes {expected}")
+    reached = [argument for argument, _ in values] + wanted[: len(positional)]
+    missing = [a.shown for a in arguments if a.required and a not in reached]
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        whole = " ".join(a.shown for a in arguments if a.required)
+        said = ", ".join(missing)
+        raise _refusal(name, said, f"{verb} missing", f"the command is lim-jax {name} {whole}")
+    for argument, taken in values:
+        _require_values(name, argument, taken)
+
+
+def _arguments(command: Callable[..., int]) -> list[Argument]:
+    annotated = get_type_hints(command, include_extras=True)
+    plain = get_type_hints(command)
+    arguments = []
+    for name, parameter in signature(command).parameters.items():
+        marks = getattr(annotated[name], "__metadata__", ())
+        metavar = next((m.metavar for m in marks if getattr(m, "metavar", None)), "VALUE")
+        positional = tyro.conf.Positional in marks
+        required = parameter.default is parameter.empty
+        shown = metavar if positional else f"--{name.replace('_', '-')}"
+        shown += f" {metavar}" if required and not positional else ""
+        arguments.append(Argument(shown, plain[name], required, positional))
+    return arguments
+
+
+def _flags(argument: Argument) -> list[str]:
+    flag = argument.shown.partition(" ")[0]
+    return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
+
+
+def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
+    """The tokens that are the option's values; the first is one whatever it says if `literal`."""
+    if argument.kind is bool:
+        return []
+    most = len(rest) if get_origin(argument.kind) is tuple else 1
+    taken = []
+    for number, token in enumerate(rest[:most]):
+        if FLAG.match(token) and not (literal and number == 0):
+            break
+        taken.append(token)
+    return taken
+
+
+def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None:
+    flag = argument.shown.partition(" ")[0]
+    kinds = _kinds(argument.kind)
+    choices = [choice for kind in kinds for choice in _choices(kind)]
+    number = next((NUMBERS[kind] for kind in kinds if kind in NUMBERS), None)
+    expected = f"one of {', '.join(choices)}" if choices else number or "a value"
+    if argument.kind is bool:
+        return
+    if not taken and get_origin(argument.kind) is not tuple:
+        raise _refusal(name, flag, "has no value", f"pass {expected} after it")
+    for value in taken:
+        if not any(_fits(kind, value) for kind in kinds):
+            raise _refusal(name, f"{flag} {value}", "is not accepted", f"pass {expected}", choices)
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The types that a value may have; of a tuple, those of each of its values."""
+    if get_origin(kind) in (Union, UnionType):
+        return [part for of in get_args(kind) for part in _kinds(of)]
+    return _kinds(get_args(kind)[0]) if get_origin(kind) is tuple else [kind]
+
+
+def _choices(kind: Any) -> list[str]:
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
+
+
+def _fits(kind: Any, value: str) -> bool:
+    if kind is type(None):
+        return value == "None"
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind not in NUMBERS:
+        return True
+    try:
+        kind(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _listed(flags: Sequence[str] | dict[str, Argument]) -> str:
+    return ", ".join(flag for flag in flags if not flag.startswith("--no-"))
+
+
+def _refusal(
+    name: str, got: str, wrong: str, accepted: str, near: Sequence[str] | dict[str, Argument] = ()
+) -> Refusal:
+    close = get_close_matches(got.split()[-1], list(near), n=1)
+    cure = f"Did you mean {close[0]}?" if close else f"lim-jax {name} --help says more."
+    return Refusal(f"{name}: {got} {wrong}; {accepted}. {cure}")
