@@ -30,7 +30,8 @@ SUMMARY_HEADER = (
 )
 PAGE_HEADER = (
     "| job | time at size (a) | memory, MiB | PyTorch's memory, MiB "
-    "| AMD EPYC, PyTorch as it comes | AMD EPYC, PyTorch at its fastest | Intel Xeon, PyTorch at its fastest |\n"
+    "| AMD EPYC, PyTorch as it comes | AMD EPYC, PyTorch at its fastest "
+    "| Intel Xeon, PyTorch at its fastest |\n"
     "|---|---|---|---|---|---|---|"
 )
 
