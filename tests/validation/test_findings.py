@@ -201,18 +201,26 @@ def test_what_was_not_explained_has_no_table():
 
 def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     page = faithfulness_page(made_faithfulness(), "small", ["some.png"])
-    title, verdict, command, how, methods, learnt, *parts = page.split("\n\n")
-    assert (
-        command == "From a clone: `python -m benchmarks.validation --model MODEL --faithfulness`."
-    )
+    title, verdict, table, how, *parts = page.split("\n\n")
+    assert "From a clone: `python -m benchmarks.validation --model MODEL --faithfulness`." in parts
     assert title == "# Which part did the answer of small come from?"
-    # Scores fall by row, so that influence's is the highest.
-    of = "mask-gradient 0.38 for 3 passes, influence 0.50 for 3 passes, leave-one-out 0.46 for 10"
-    assert verdict == (
-        f"**Datamodeling scores of keys and values, 10 records: {of} passes; of sentences: {of} "
-        "passes.**"
+    assert verdict.startswith(
+        "**The mask-gradient predicts what the answer loses when parts of the text are taken out "
+        "with a datamodeling score of 0.38 for 3 passes; influence 0.50 for 3 passes, and "
+        "leave-one-out 0.46 for a pass for each part.**"
     )
+    # Scores fall by row, so that influence's is the highest.
+    best = "0.50 by influence (3 passes) on"
+    assert verdict.endswith(f"are {best} keys and values, 10 records; {best} sentences.")
+    shown = {name: rows(table, name)[0] for name in ("mask-gradient", "mask-path on 4", "AT2")}
+    assert shown["mask-gradient"][1:] == ["3", *2 * ["0.38 (0.34 to 0.46)"]]
+    assert all(cell.startswith("**0.") for cell in shown["mask-path on 4"][2:])
+    learnt = next(part for part in parts if part.startswith("AT2 ("))
+    methods = next(part for part in parts if part.startswith("The mask gradient is"))
     assert "over random ablations" in how and "take 8 steps" in methods
+    drops = "loses 4.60 without the three parts that mask-gradient ranks highest, "
+    assert f"On keys and values, 10 records the answer {drops}" in page
+    assert "“holds” of 1; “holds, not surely” of 1; “fails” of 1." in page
     choice = parts[parts.index("## The choice of a variant") + 1]
     assert "mask-gradient: mask-gradient at 0.2; mask-path on 4: mask-path on 4, own." in choice
     assert choice.endswith("path on 4, own.")
@@ -230,7 +238,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
     ]
     shown = ("mask-gradient at 1", "mask-gradient at 0.2, own", "**mask-path on 4, own**")
     assert [len(rows(page, name)) for name in shown] == [1, 1, 1]
-    assert [row[1] for row in rows(page, "AT2")] == ["0.56, 0.66", "1", "1"]
+    assert [row[1] for row in rows(page, "AT2")] == ["1", "1", "1", "0.56, 0.66"]
     assert not rows(page, "mask-gradient at 1, own") and not rows(page, "mask-path on 4, own")
     aimed = [rows(page, name)[0] for name in ("one", "two", "three")]
     assert [row[-1] for row in aimed] == ["holds", "holds, not surely", "**fails**"]
@@ -250,7 +258,7 @@ def test_a_page_of_faithfulness_says_what_was_chosen_and_what_was_aimed_at():
 def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
     page = faithfulness_page(made_faithfulness(), "small")
     ours, path, alone = (
-        rows(page, name)[0] for name in ("mask-gradient", "mask-path on 4", "leave-one-out")
+        rows(page, name)[1] for name in ("mask-gradient", "mask-path on 4", "leave-one-out")
     )
     assert ours == [
         "mask-gradient",
@@ -267,4 +275,4 @@ def test_tables_of_faithfulness_have_every_method_and_mark_what_is_sure():
     assert path[:5] == ["mask-path on 4", "4", "4", "12", "2"]
     assert path[-1] == "**-0.16 (-0.19 to -0.10)**" and alone[-1] == "-0.01 (-0.04 to +0.05)"
     assert alone[4] == ""  # no seconds of what was compiled with every call
-    assert [len(rows(page, name)) for name in ("influence", "random")] == [2, 2]
+    assert [len(rows(page, name)) for name in ("influence", "random")] == [3, 3]
