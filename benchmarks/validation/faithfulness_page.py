@@ -184,8 +184,8 @@ def _said_drops(kinds: Mapping[str, Record]) -> str:
         best = max(drops, key=drops.__getitem__)
         said.append(
             f"on {kind} the answer loses {drops[MASK]:.2f} without the three parts that {MASK} "
-            f"ranks highest, {drops[best]:.2f} by {best}, which finds the most, and {drops[RANDOM]:.2f} "
-            "without three at random"
+            f"ranks highest, {drops[best]:.2f} by {best}, which finds the most, and "
+            f"{drops[RANDOM]:.2f} without three at random"
         )
     words = "; ".join(said)
     return f"{words[0].upper()}{words[1:]}."
