@@ -9,7 +9,7 @@ and attends by its fastest: fused kernels, which have no double backward, or pla
 one core, then to two. They take turns, after their numbers are compared; times are medians, on one
 core of the process's own time, which others' work hardly lengthens. MiB are those that a process of
 its own needs for one call, beyond what it holds before: the weights. On an AMD processor a second
-row has PyTorch's MKL allowed AVX-512 (`speed`).
+row has PyTorch's MKL allowed AVX-512 (`speed`). ``report.py`` writes the rows beside docs/speed.md.
 """
 
 import argparse

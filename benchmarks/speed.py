@@ -10,7 +10,7 @@ XLA by itself takes vectors of 256 bits; where there are wider ones our job also
 Times are medians of the processor's seconds in one run, compilation apart; memory is what the first
 call needs beyond what the process holds before. Rows go into a JSON file of the processor, where
 they replace older ones of the same size, job and precision; ``report.py`` writes the
-tables of docs/speed.md.
+tables of docs/speed.md and the files beside it.
 """
 
 import os
@@ -241,7 +241,7 @@ def main(
     out: Path | None = None,
     serve_as: str | None = None,
 ) -> None:
-    """Compare with PyTorch, and print and keep a table.
+    """Compare with PyTorch, and print and keep the rows.
 
     Args:
         sizes: Models and batches, by name.
@@ -257,11 +257,10 @@ def main(
         serve(SIZES[sizes[0]], serve_as, jobs[0], out)
         return
     out = out or record.file_of_processor("speed")
-    print(report.SPEED_HEADER)
     for label in sizes:
         for name in jobs:
             row = compare(label, name, precision, repeats)
-            print(report.speed_line(row), flush=True)
+            print(report.lines(row), flush=True)
             record.keep(out, [row], ("size", "job", "precision"), torch=torch.__version__)
 
 

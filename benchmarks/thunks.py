@@ -4,8 +4,8 @@
 one thread, and adds up what every instruction took, by what it does: products of all tokens with a
 matrix, gradients of matrices, products of attention's tiles, the fusions that hold an exponential
 or a hyperbolic tangent, what only moves numbers, and the rest (norms, masks, sums). Shares and the
-rate of each kind of product go into a JSON file of the processor; ``report.py`` writes the table
-of docs/speed.md.
+rate of each kind of product go into a JSON file of the processor; ``report.py`` writes a file
+beside docs/speed.md.
 """
 
 import os
@@ -151,11 +151,10 @@ def main(
         jobs: What to run.
         out: A JSON file for the results, by default one of the processor.
     """
-    print(report.THUNKS_HEADER)
     for label in sizes:
         for name in jobs:
             row = measured(label, name)
-            print(report.thunks_line(row), flush=True)
+            print(report.lines(row), flush=True)
             record.keep(out or record.file_of_processor("thunks"), [row], ("size", "job"))
 
 

@@ -1,9 +1,11 @@
-"""Write the table of docs/limits.md, and draw its figures, of benchmarks/results/rates.json.
+"""Write the table of docs/limits.md, its file and its figures, of benchmarks/results/rates.json.
 
 ``python docs/limits.py``, with the extra `plot`, after ``lim-jax rates --out FOLDER`` and a copy of
 its rates.json.
 """
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,15 @@ from lim_jax.plots import convergence_rates, error_against_cost
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "rates.json"
 PAGE = HERE / "limits.md"
+FILE = HERE / "limits" / "rates.csv"
 MARK = "<!-- rates -->"
+END = "<!-- end of rates -->"
+GRIDS = ("tokens", "midpoints", "graded")
+QUANTITIES = (
+    "attention, every cell", "attention, mean square", "loss", "P_0, inside, 2 layers",
+    "P_0, global, 2 layers", "influence, density, 2 layers",
+    "influence, regional averages, 2 layers", "cone mass, at 1/4 1/2 3/4",
+)  # fmt: skip
 SHOWN = ("attention", "P_0", "trajectory")
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -28,22 +38,36 @@ def results() -> dict[str, Any]:
 
 
 def table() -> str:
-    """Every limit with its order, whether its bound held, and why it is not the printed one."""
-    lines = ["| limit | order expected | measured | bound | why |", "|---|---|---|---|---|"]
+    """Return the orders of what is measured on three grids, a quantity in each row."""
+    measured = {row["name"]: row["order"]["value"] for row in results()["rates"]}
+    lines = [f"| error of | {' | '.join(GRIDS)} |", "|---|---|---|---|"]
+    for name in QUANTITIES:
+        cells = (measured.get(f"{name}, {grid}") for grid in GRIDS)
+        shown = " | ".join("" if order is None else f"{order:.2f}" for order in cells)
+        lines.append(f"| {name} | {shown} |")
+    return "\n".join(lines)
+
+
+def data_file() -> str:
+    """Return every limit with its order, whether its bound held, and why it is not the printed one.
+
+    They are comma-separated values.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["limit", "order expected", "measured", "standard error", "bound", "why"])
     for row in results()["rates"]:
         order = row["order"]
         bound = {"no bound": ""}.get(row["verdict"], row["verdict"])
-        measured = f"{order['value']:.2f} ± {order['half_width'] / 2:.2f}"
-        lines.append(
-            f"| {row['name']} | {row['expected']} | {measured} | {bound} | {row['reason']} |"
-        )
-    return "\n".join(lines) + "\n"
+        measured = f"{order['value']:.2f}", f"{order['half_width'] / 2:.2f}"
+        writer.writerow([row["name"], row["expected"], *measured, bound, row["reason"]])
+    return text.getvalue()
 
 
 def written() -> str:
-    """The page with the table in its place, which is the end."""
-    head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    return f"{head}{MARK}\n\n{table()}"
+    """Return the page with the table in its place."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
+    return f"{head}{MARK}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
 
 
 def draw(folder: Path) -> None:
@@ -68,5 +92,6 @@ def draw(folder: Path) -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(written(), encoding="utf-8")
+    FILE.write_text(data_file(), encoding="utf-8")
     with numbered():
         draw(HERE / "limits")

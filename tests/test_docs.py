@@ -267,6 +267,7 @@ def test_files_and_pictures_that_a_page_names_are_there():
 def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path):
     limits = runpy.run_path(str(DOCS / "limits.py"))
     assert limits["PAGE"].read_text() == limits["written"]()
+    assert limits["FILE"].read_text() == limits["data_file"]()
     rows = limits["results"]()["rates"]
     assert all(row["agrees"] for row in rows)
     text = limits["PAGE"].read_text()

@@ -71,18 +71,20 @@ def test_figures_and_files_that_it_names_are_there():
         assert (ROOT / path).exists(), path
 
 
-def test_the_measured_tables_are_those_of_the_results():
+def test_the_measured_tables_and_files_are_those_of_the_results():
     path = ROOT / "benchmarks" / "report.py"
     specification = importlib.util.spec_from_file_location("report", path)
     assert specification is not None and specification.loader is not None
     report = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(report)
-    tables = report.tables()
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    jobs = ("speed", "scaling", "thunks")
-    machines = ("amd", "intel")
-    of_processors = {f"{j}-{m}" for j in jobs for m in machines}
-    assert set(tables) == of_processors | {"speed-summary"}
+    tables = report.tables()
+    assert set(tables) == {"speed-page", "speed-summary"}
     for name, table in tables.items():
         assert len(table.splitlines()) > 4 and table in (README if "summary" in name else page)
         assert len({line.count("|") for line in table.splitlines()}) == 1  # as many cells in all
+    files = ROOT / "docs" / "speed"
+    assert {file.stem for file in files.iterdir()} == {*report.FILES.split()}
+    for file in files.iterdir():
+        assert file.read_text() == report.data_file(report.results(file.stem)), file.name
+        assert f"(speed/{file.name})" in page

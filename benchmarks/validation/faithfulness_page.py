@@ -4,20 +4,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.validation.faithfulness import AT2, INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
-from benchmarks.validation.findings_page import markdown_table, page_of
+from benchmarks.validation.findings_page import (
+    command_words,
+    folded,
+    lay_out,
+    markdown_table,
+)
 from benchmarks.validation.judged_faithfulness import MASK, SCORE
 from lim_jax.attribution.method import Cost
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
 
 Record = Mapping[str, Any]
+DROP = "top-3 drop"
 TAKEN = f"{MASK} at {WEIGHT:g}, margin, own"  # by `lim-jax ask`
 HOW = (
-    "The model's own greedy answer is explained. An ablation takes parts out of the text, each "
-    "with what stands before it, and tokenizes it again. A top-k drop is what the answer's "
-    "log-probability loses without the k parts that a method ranks highest. The datamodeling score "
-    "is Spearman's correlation, over random ablations that no method has seen, of the "
-    "log-probability with the sum of the scores of the parts that are left. In brackets is the "
-    "bootstrap's 95 % interval over prompts; none is corrected for how many there are."
+    "A datamodeling score is Spearman's correlation, over random ablations that no method has "
+    "seen, of the answer's log-probability with the sum of the scores of the parts that are left. "
+    "An ablation takes parts out of the text, each with what stands before it, and tokenizes it "
+    "again; the model's own greedy answer is explained. A cost is in forward passes beside the "
+    "answer's own; a gradient counts for two. Random scores are positive, so that their sum tells "
+    "how many parts are left: their score is the floor, not zero. In brackets is the bootstrap's "
+    "95 % interval over prompts; none is corrected for how many there are. A score is in bold "
+    "where it differs from {mask}'s, paired by prompt, by an interval on one side of zero."
+)
+DROPS = (
+    "A top-k drop is what the answer's log-probability loses, in nats, without the k parts that a "
+    "method ranks highest. Leave-one-out has the largest top-1 drop by construction."
 )
 METHODS = (
     "The mask gradient is the derivative of the answer's log-probability in the log weights of the "
@@ -25,10 +37,7 @@ METHODS = (
     "it along all weights by {paths} gradients. Influence is the energy of the cross-entropy's "
     "adjoint over a part's tokens; a variant takes the margin's. Integrated gradients take {steps} "
     "steps from the average word at the parts' places. ContextCite is the Lasso of Cohen-Wang, "
-    "Shah, Georgiev and Madry (2024) on {fitted} ablations. Costs leave out the answer's own "
-    "pass; a gradient counts for two forward passes. Leave-one-out has the largest top-1 drop by "
-    "construction. Random scores are positive, so that their sum tells how many parts are left: "
-    "their datamodeling score is the floor, not zero."
+    "Shah, Georgiev and Madry (2024) on {fitted} ablations."
 )
 LEARNT = (
     "AT2 (Cohen-Wang, Chuang and Madry, 2025) is the sum over layers and heads of the answer's "
@@ -70,28 +79,116 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
     parts = [
         f"# Which part did the answer of {model} come from?",
         _verdict(kinds),
-        HOW,
-        METHODS.format(steps=steps, **numbers),
-        LEARNT.format(**found["learnt"]),
-        "## The choice of a variant",
-        _choice(found),
-        _variants(found),
+        _scores_table(kinds),
+        HOW.format(mask=MASK),
+        "## What was compared",
+        _mean_rights(kinds),
+        folded(
+            "The methods, and the command",
+            METHODS.format(steps=steps, **numbers),
+            LEARNT.format(**found["learnt"]),
+            command_words(" --model MODEL --faithfulness"),
+        ),
+        "## What the answer loses without the highest parts",
+        DROPS,
+        _said_drops(kinds),
+        *(
+            folded(f"{kind.capitalize()}: prompts, drops and seconds", *both)
+            for kind, both in (
+                (k, (_about(k, one, found), _table(one))) for k, one in kinds.items()
+            )
+        ),
         "## What was aimed at",
-        _targets(found),
+        *_targets(found),
+        "## The choice of a variant",
+        *_choice(found),
+        *_not_run(kinds),
     ]
-    for kind, one in kinds.items():
-        parts += [f"## {kind.capitalize()}", _about(kind, one, found), _table(one)]
-    return page_of([*parts, *_not_run(kinds)], figures, " --model MODEL --faithfulness")
+    return lay_out([*parts, *(["## Figure"] if figures else [])], figures)
 
 
 def _verdict(kinds: Mapping[str, Record]) -> str:
-    """The first line: the scores of the mask gradient and of what it is compared with."""
-    parts = []
+    """Say how well the mask gradient predicts ablations, and what it is compared with."""
+    ours, influence, alone = (
+        [_value(one, name) for one in kinds.values()] for name in (MASK, INFLUENCE, LEAVE_ONE_OUT)
+    )
+    first = next(iter(kinds.values()))
+    highest = (
+        f"{_value(one, _best(one)):.2f} by {_best(one)} ({_passes(one, _best(one))}) on {kind}"
+        for kind, one in kinds.items()
+    )
+    return (
+        f"**The {MASK} predicts what the answer loses when parts of the text are taken out with a "
+        f"datamodeling score of {_span(ours)} for {_passes(first, MASK)}; influence "
+        f"{_span(influence)} for {_passes(first, INFLUENCE)}, and leave-one-out {_span(alone)} for "
+        f"a pass for each part.** Take the {MASK}, as `lim-jax ask` does, where passes are dear. "
+        f"Where they are not, the highest scores are {'; '.join(highest)}."
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    """Say the lowest and the highest of some scores.
+
+    >>> _span([0.5, 0.25])
+    '0.25 to 0.50'
+    """
+    low, high = (f"{end:.2f}" for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _scores_table(kinds: Mapping[str, Record]) -> str:
+    """Every method's score on each kind of prompts, and its cost there in passes."""
+    names = dict.fromkeys(name for one in kinds.values() for name in one["costs"])
+    rows = [(name, *(_score_cell(one, name) for one in kinds.values())) for name in names]
+    costs = [
+        " to ".join(
+            dict.fromkeys(
+                str(end(_total(one, name) for one in kinds.values() if name in one["costs"]))
+                for end in (min, max)
+            )
+        )
+        for name in names
+    ]
+    shown = [(name, cost, *cells) for (name, *cells), cost in zip(rows, costs, strict=True)]
+    return markdown_table(("datamodeling score", "passes", *kinds), shown)
+
+
+def _score_cell(one: Record, name: str) -> str:
+    """A score with its interval; nothing where the method did not run on these prompts."""
+    if name not in one["measures"]:
+        return ""
+    cell = _interval(one["measures"][name][SCORE])
+    lead = one["leads"].get(name)
+    sure = name != MASK and lead is not None and (lead["low"] > 0 or lead["high"] < 0)
+    return f"**{cell}**" if sure else cell
+
+
+def _mean_rights(kinds: Mapping[str, Record]) -> str:
+    """Say of which prompts the scores are, and how often their answers were right."""
+    said = (
+        f"{one['judged']} of the {one['prompts']} prompts of “{kind}”, {one['right']:.0%} of whose "
+        "answers are right"
+        for kind, one in kinds.items()
+    )
+    return (
+        f"The scores are those of {'; '.join(said)}. The answers that are explained are the "
+        "model's own, right or wrong."
+    )
+
+
+def _said_drops(kinds: Mapping[str, Record]) -> str:
+    """Say what the answer loses without the three highest parts, by the mask gradient's order."""
+    said = []
     for kind, one in kinds.items():
-        names = dict.fromkeys((MASK, INFLUENCE, LEAVE_ONE_OUT, _best(one)))
-        said = [f"{name} {_value(one, name):.2f} for {_passes(one, name)}" for name in names]
-        parts.append(f"of {kind}: {', '.join(said)}")
-    return f"**Datamodeling scores {'; '.join(parts)}.**"
+        drops = {name: of[DROP]["value"] for name, of in one["measures"].items()}
+        best = max(drops, key=drops.__getitem__)
+        said.append(
+            f"on {kind} the answer loses {drops[MASK]:.2f} without the three parts that {MASK} "
+            f"ranks highest, {drops[best]:.2f} by {best}, which finds the most, and "
+            f"{drops[RANDOM]:.2f} without three at random"
+        )
+    words = "; ".join(said)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _either(settings: Mapping[str, Record], name: str) -> str:
@@ -105,17 +202,21 @@ def _either(settings: Mapping[str, Record], name: str) -> str:
     return f"{', '.join(before)} or {last}" if before else last
 
 
-def _choice(found: Record) -> str:
+def _choice(found: Record) -> list[str]:
     words = "; ".join(f"{family}: {name}" for family, name in found["chosen"].items())
     weights = _either(found["settings"], "weights")
-    return (
+    how = (
         f"The mask gradient can be taken where all parts weigh {weights}; a part can read "
         'itself as before, "own"; it can be of the log-probability or of the margin (the mean log '
         "odds of the answer's tokens); and the mean over parts can be taken off. Of each family "
         "the variant with the highest score on the prompts of even numbers, on average over the "
-        f"kinds of prompts, is chosen, and **all else on this page is of the other half**. Chosen "
-        f"are {words}.{_taken(found)}"
+        "kinds of prompts, is chosen."
     )
+    chosen = (
+        "Variants were chosen on one half of the prompts, and **all else on this page is of the "
+        f"other half**. Chosen are {words}.{_taken(found)}"
+    )
+    return [chosen, folded("The variants and their scores", how, _variants(found))]
 
 
 def _taken(found: Record) -> str:
@@ -157,19 +258,28 @@ def _differ(name: str, other: str) -> int:
     return (weight != of) + len(set(options) ^ set(others))
 
 
-def _targets(found: Record) -> str:
+def _targets(found: Record) -> list[str]:
     rows = []
+    verdicts = []
     for one in found["targets"]:
         holds = one["value"] >= -one["allowed"]
         sure = one["low"] >= -one["allowed"] or one["high"] < -one["allowed"]
         verdict = ("holds" if holds else "**fails**") + ("" if sure else ", not surely")
+        verdicts.append(verdict.replace("**", ""))
         difference = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**one)
         aim = f"at least {one['other']}"
         if one["allowed"] > 0:
             aim += f" less {one['allowed']}"
         rows.append((one["kind"], f"{one['method']} {aim}", difference, verdict))
     head = ("prompts", "the score of", "difference of the scores", "")
-    return markdown_table(head, rows)
+    counts = "; ".join(
+        f"“{verdict}” of {verdicts.count(verdict)}" for verdict in dict.fromkeys(verdicts)
+    )
+    words = (
+        f"{len(rows)} scores were aimed at. A verdict is not sure where the interval of the "
+        f"difference reaches over the aim: {counts}."
+    )
+    return [words, folded("What was aimed at, and what came of it", markdown_table(head, rows))]
 
 
 def _about(kind: str, one: Record, found: Record) -> str:

@@ -56,14 +56,18 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, e
     return found | (looked if explained else {})
 
 
-def made_predictions():
+def made_predictions(more=0.0):
     return [
         {
             "attribution": name,
             "of": of,
             "score": score,
             "correlations": [0.1, None, 0.5],
-            "interval": {"value": row / 10, "low": row / 10 - 0.3, "high": row / 10 + 0.2},
+            "interval": {
+                "value": row / 10 + more,
+                "low": row / 10 + more - 0.3,
+                "high": row / 10 + more + 0.2,
+            },
             "left_out": 1,
         }
         for row, name in enumerate(ATTRIBUTIONS)
