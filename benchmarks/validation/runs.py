@@ -26,7 +26,7 @@ from benchmarks.validation.study import presets, validate
 from benchmarks.validation.texts import PromptSetting
 from benchmarks.validation.train_published import train_published
 from lim_jax._checks import AnyPath, as_path, require
-from lim_jax.cli.arguments import Named, Unnamed
+from lim_jax.cli.arguments import Out, Unnamed
 from lim_jax.models import LanguageModel
 from lim_jax.plots.figure_style import save_figure
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
@@ -42,7 +42,7 @@ def study(
     prompts: int | None = None,
     records: tuple[int, ...] | None = None,
     seed: int = 0,
-    out: Named = Path("study"),
+    out: Out = Path("study"),
     overwrite: bool = False,
 ) -> int:
     """Ask whether influence matters: networks that retrieve, and what the remedies do to them.
