@@ -338,7 +338,7 @@ def job_of(
         "prompts",
         got=f"{setting.prompts} of them, {setting.at_once} at once",
         expected="a multiple",
-        cure="They are stored so many at a time.",
+        cure="Take a multiple of `at_once`: prompts are computed so many at a time.",
     )
     require(
         setting.steps in (0, STEPS),

@@ -69,7 +69,7 @@ def trainable(model: CausalLM) -> PyTree[bool]:
         "model",
         got="layers without norms' scales, queries' or keys' matrices",
         expected="some of them",
-        cure="They are what is trained here.",
+        cure="Pass a model with one of them: they are what is trained.",
     )
     return found
 

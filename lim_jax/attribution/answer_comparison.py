@@ -92,7 +92,7 @@ def compare_answers(
         "second",
         got="an answer from others",
         expected="at least one document of the first's",
-        cure="Documents are compared by name.",
+        cure="Give the documents the same names in both: they are compared by name.",
     )
     ordered = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == REST, p[1] != "document"))
     parts = []

@@ -102,7 +102,7 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to its folder, by the name of an argument."""
     path = folder / CONTEXTS
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
-    cure = "Run that first; those of before this version are measured anew with `overwrite`."
+    cure = "Run that first, with `overwrite` where an earlier version wrote the folder."
     got = f"{folder}, which has no {CONTEXTS}"
     require(path.is_file(), name, got=got, expected=expected, cure=cure)
     measured = load(path)

@@ -62,9 +62,9 @@ def score_contexts(
     require(
         any(context.spans for context in contexts),
         "data",
-        got="lines without named parts",
+        got="contexts without named parts",
         expected=f"documents or spans, which `method={method}` scores",
-        cure="Give lines of documents or with spans; without `method` a text is told by token.",
+        cure="Give the contexts documents or spans, or leave `method` out for a profile by token.",
     )
     score = method_named(method).scores
     rows = []

@@ -162,7 +162,7 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
         "batch",
         got=f"x of shape {x.shape}",
         expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
-        cure="A single example needs a leading axis: x[None].",
+        cure="Give a single example a leading axis: x[None].",
     )
     lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
     require(
@@ -207,7 +207,7 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
     if isinstance(loss, LossOfIds):
         integers = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
         expected = "ids, whole numbers of shape (examples, length)"
-        cure = "Embedded states go with the loss of states, which LossOfIds holds."
+        cure = "Pass embedded states to the loss of states, which LossOfIds holds."
         holds = integers and array.ndim == 2
         require(holds, "batch", got=described(x), expected=expected, cure=cure)
         return x, y

@@ -52,7 +52,7 @@ def contexts(
     """
     given = mask is not None or segments is not None
     got = "neither mask nor segments"
-    cure = "Rows without padding are a list of windows already: list(ids)."
+    cure = "Pass list(ids) as windows where rows have no padding."
     require(given, "mask", got=got, expected="one of them", cure=cure)
     _require_table(ids, "ids", ids)
     for table, name in ((mask, "mask"), (segments, "segments")):
@@ -61,7 +61,7 @@ def contexts(
     padded = np.asarray(segments) != 0 if mask is None else mask
     kept = np.asarray(padded).astype(int)
     binary = bool(np.isin(kept, (0, 1)).all())
-    cure = "One is an id, zero is padding."
+    cure = "Pass one for an id and zero for padding."
     require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
     numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
     positive = bool((numbers[kept == 1] > 0).all())

@@ -65,7 +65,7 @@ class RingAttention(eqx.Module):
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
         got = f"an axis {self.axis!r} of type {kind.name}"
         expected = "AxisType.Auto"
-        cure = "jax.make_mesh takes axis_types=(AxisType.Auto, ...)."
+        cure = "Make the mesh with axis_types=(AxisType.Auto, ...)."
         require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
 
     def __call__(

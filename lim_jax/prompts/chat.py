@@ -186,7 +186,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         "messages",
         got=f"what the model's chat template refuses ({error})",
         expected="a chat that it takes",
-        cure="Such as one of the user alone: some templates know no system.",
+        cure="Pass one message of the user alone: some templates know no system message.",
     )
     unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
     _require_all_laid_out(unread)
@@ -220,7 +220,7 @@ def _layout(
         "messages",
         got="documents, and none of a user",
         expected="a user who asks",
-        cure="The question is the user's last message.",
+        cure="Add a message of the role user: the question is the user's last one.",
     )
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
@@ -303,7 +303,9 @@ def _as_put(text: str) -> list[str]:
 
 def require_messages(messages: Any) -> None:
     """Raise unless these are messages as `chat_prompt` takes them."""
-    require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
+    require_several(
+        messages, Mapping, "messages", 'Pass for example [{"role": "user", "content": "..."}].'
+    )
     for number, one in enumerate(messages, 1):
         where = f"messages, message {number}"
         role = one.get("role")
@@ -319,7 +321,10 @@ def require_messages(messages: Any) -> None:
             where,
             got=f"{dict(one)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
-            cure="Content may be a list of parts of text; pictures and sounds are not read.",
+            cure=(
+                "Give each message a role and a content, which may be a list of parts of text; "
+                "pictures and sounds are not read."
+            ),
         )
         if calls:
             _require_functions(one["tool_calls"], f"{where}, tool_calls")
@@ -348,7 +353,7 @@ def content_text(content: Any) -> str | None:
 
 
 def _require_functions(functions: Any, where: str) -> None:
-    require_several(functions, Mapping, where, f"Each is {CALL}.")
+    require_several(functions, Mapping, where, f"Pass each as {CALL}.")
     for number, one in enumerate(functions, 1):
         function = one.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -358,7 +363,7 @@ def _require_functions(functions: Any, where: str) -> None:
             here,
             got=f"{dict(one)!r}"[:60],
             expected=CALL,
-            cure="A function has a name.",
+            cure='Name each function, such as {"function": {"name": "search"}}.',
         )
         _require_json(one, here)
 
@@ -372,7 +377,7 @@ def _require_json(value: Any, where: str) -> None:
             where,
             got=f"the name {odd[:1]}",
             expected="names of letters and digits",
-            cure="Templates compare names, so that they are left as they are.",
+            cure="Name functions by letters and digits: templates compare these names.",
         )
         value = list(value.values())
     if isinstance(value, list):
@@ -381,4 +386,10 @@ def _require_json(value: Any, where: str) -> None:
         return
     known = value is None or isinstance(value, str | int)
     known = known or (isinstance(value, float) and isfinite(value))
-    require(known, where, got=described(value), expected="what JSON has", cure="Pass plain values.")
+    require(
+        known,
+        where,
+        got=described(value),
+        expected="what JSON has",
+        cure="Pass plain values: texts, numbers, booleans, None, lists and dictionaries of them.",
+    )

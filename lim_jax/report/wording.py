@@ -64,7 +64,7 @@ def verdict(influence: Influence) -> str:
         "influence",
         got="an influence whose gap is NaN",
         expected="finite energies",
-        cure="Look where they come from.",
+        cure="Find where they come from.",
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."
