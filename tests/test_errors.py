@@ -140,7 +140,7 @@ def loss_of_a_flow(params, x, y):
 
 FLOWED = loss_of_a_flow, full((), 1.0), (full((1, 4, 6), 1.0), None), GRID
 NO_FORWARD_MODE = (
-    r"derivative: got .*custom_vjp.* ContinuousFlow take adjoint=diffrax.DirectAdjoint\(\)"
+    r"derivative: got .*custom_vjp.* Take adjoint=diffrax.DirectAdjoint\(\) for a ContinuousFlow"
 )
 
 
@@ -496,7 +496,7 @@ STATIC = {
     ),
     "readout of a batch": (
         lambda: lim.TokenwiseReadout(jnp.tanh)(random_states(0, 2, 4, 6), GRID),
-        "Readouts take one example",
+        "Pass one example, with a row for each position",
     ),
     "narrow band": (
         lambda: lim.BandReadout(full((6, 3), 1.0), 0.2)(STATES, GRID),
@@ -612,7 +612,7 @@ MISSING = {
     "a name like no other": (
         lim,
         "quux",
-        r"lim_jax.quux: got .*expected one of dir\(lim_jax\). The rooms of lim_jax are adjoint, ",
+        r"lim_jax.quux: got .*one of dir\(lim_jax\). Look in the rooms of lim_jax: adjoint, ",
     ),
 }
 

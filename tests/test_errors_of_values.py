@@ -156,7 +156,7 @@ TRACED = {
     ),
     "a loss that is nan where its gradients are not": (
         influence_of(BELOW_ZERO, loss=sum_of_logarithms),
-        "loss: got NaN or infinite values.*Gradients may be finite where a loss is not",
+        "loss: got NaN or infinite values.*gradients may be finite where a loss is not",
     ),
     "such a loss in a stream": (
         lambda: lim.influence_stream(sum_of_logarithms, None, [(BELOW_ZERO, None)], GRID),

@@ -259,7 +259,9 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
         (lambda: stream(table, given, scale=2.0), "parameters"),
         (lambda: stream(table, given, power=3), "run the power 2"),
     ):
-        with pytest.raises(ValueError, match=f"of {of}.*To go on, give what .*Remove it, or"):
+        with pytest.raises(
+            ValueError, match=f"of {of}.*Pass what that run was given, .*remove it, or"
+        ):
             other()
     with pytest.raises(ValueError, match="batches: got others"):
         stream(table, [(x, {"key": keys[2:]})])

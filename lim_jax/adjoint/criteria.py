@@ -250,7 +250,7 @@ def _stability(
     examples, _, width = terminal.shape
     require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
-    cure = "Pass norms, or 0 for layers that change nothing."
+    cure = "Pass bounds of norms, 0 for layers that change nothing."
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
     squares, energy, moved = _squares(terminal, initial, amplification, weights)

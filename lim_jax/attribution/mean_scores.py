@@ -62,9 +62,9 @@ def score_contexts(
     require(
         any(context.spans for context in contexts),
         "data",
-        got="contexts without named parts",
+        got="lines without named parts",
         expected=f"documents or spans, which `method={method}` scores",
-        cure="Give the contexts documents or spans, or leave `method` out for a profile by token.",
+        cure="Give the lines documents or spans, or leave `method` out for a profile by token.",
     )
     score = method_named(method).scores
     rows = []

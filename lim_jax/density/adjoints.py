@@ -139,14 +139,13 @@ def check_finite(
     energies: Array | None = None,
 ) -> Tree:
     """Return a batch's result; its use raises where batch, losses or energies are not finite."""
-    got = "got NaN or infinite values, expected finite ones."
     cures = {
         "batch": (batch, "Drop or repair the examples that hold them."),
-        "loss": (losses, "Gradients may be finite where a loss is not: check it at this batch."),
+        "loss": (losses, "Check it at this batch: gradients may be finite where a loss is not."),
         "adjoint energies": (energies, "Check the parameters and the loss at this batch."),
     }
     checks = [
-        (~all_finite(values), f"{name}: {got} {cure}")
+        (~all_finite(values), f"{name}: got NaN or infinite values, expected finite ones. {cure}")
         for name, (values, cure) in cures.items()
         if values is not None
     ]

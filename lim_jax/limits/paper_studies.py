@@ -153,7 +153,7 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError for unknown names, and for refinements that no slope goes through."""
     unknown = [name for name in only if name not in every]
-    cure = "Pass some of these names, or none to run all studies."
+    cure = "Pass some of these names, or leave it out for all studies."
     expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [as_int(size, "sizes") for size in sizes]

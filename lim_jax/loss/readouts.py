@@ -206,7 +206,7 @@ class BandReadout(eqx.Module):
             self.bandwidth,
             "bandwidth",
             expected="a number in (0, 1]",
-            cure="Pass one of these, which BandReadout explains.",
+            cure="Pass half the window in units of position: w/(2L) for w tokens.",
         )
         require_callable(self.kernel, "kernel", "of a distance")
 

@@ -275,7 +275,7 @@ class CausalLM(eqx.Module):
         if self.trained is not None and length > self.trained:
             warnings.warn(
                 f"ids: got a context of {length}, expected at most {self.trained}, for which the "
-                "network was made. What is measured beyond may say little of the network.",
+                "network was made. Cut it: what is measured beyond may say little of the network.",
                 stacklevel=2,
             )
 
@@ -594,7 +594,7 @@ def load_network(
     require(holds, "kept", got=got, expected=expected, cure=cure)
     holds = not on_host or (kept is not None and mesh is None)
     expected = "weights that are kept, and no mesh"
-    cure = "Pass kept= and no mesh: the host stores matrices in half precision, for one device."
+    cure = "Pass `kept` and no mesh: the host stores matrices in half precision, for one device."
     require(holds, "on_host", got=f"kept={kept!r}, mesh={mesh}", expected=expected, cure=cure)
     precision = published_precision(source) if kept == KEPT[0] else kept
     if mesh is not None:

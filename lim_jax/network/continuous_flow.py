@@ -353,19 +353,19 @@ class ContinuousFlow(eqx.Module):
     def reached(self, solution: diffrax.Solution, values: Tree) -> Tree:
         """Return values of a solution; their use raises where the solver stopped before its end."""
         stopped = solution.result == diffrax.RESULTS.max_steps_reached
-        whole = "flow: expected a solution over the whole depth, got"
         smooth = "or a control and a profile that are smoother in depth time."
         return error_if_first(
             values,
             (
                 stopped,
-                f"{whole} none within {self.max_steps} steps. Take more max_steps, looser "
-                f"tolerances in stepsize_controller, a constant step, {smooth}",
+                f"flow: got no solution within {self.max_steps} steps, expected one over the whole "
+                "depth. Take more max_steps, looser tolerances in stepsize_controller, a constant "
+                f"step, {smooth}",
             ),
             (
                 ~diffrax.is_successful(solution.result),
-                f"{whole} a solver that failed on the way. Take another solver or a constant "
-                f"step, {smooth}",
+                "flow: got a solver that failed on the way, expected a solution over the whole "
+                f"depth. Take another solver or a constant step, {smooth}",
             ),
         )
 

@@ -17,7 +17,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.positions import Positions
 
-WHOLE = "Pass one of them at most, or none for attention to the whole prefix."
+WHOLE = "Leave it out for attention to the whole prefix."
 Rope = PyTree[Float[Array, "length ..."]]
 
 

@@ -38,6 +38,7 @@ Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
 Mode = Literal["cheapest", "forward", "reverse"]
 LEFT_OUT = "Pass 0 as the weight of a layer to leave it out."
+ONE_EACH = "Pass a number, or one weight for each layer."
 
 
 class ObservedTokens(eqx.Module):
@@ -323,10 +324,10 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)
-    require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
+    require_floating(step, "step", cure=ONE_EACH)
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"
-    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
+    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=ONE_EACH)
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
     return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 

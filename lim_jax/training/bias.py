@@ -88,7 +88,7 @@ def ratio_bias(
     )
     epsilon = as_finite_nonnegative(epsilon, "epsilon")
     energies = as_nonnegative(
-        energies, "energies", "Pass squares of adjoints, such as Influence.energies."
+        energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
     )
     energies = error_if_not_finite(energies, "energies")
 

@@ -104,7 +104,7 @@ class Estimator:
         epsilon = as_nonnegative(epsilon, "epsilon")
         weights = as_nonnegative(weights, "weights", SIZES)
         energies = as_nonnegative(
-            energies, "energies", "Take them from an Influence or from squares of adjoints."
+            energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
         )
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 

@@ -187,7 +187,7 @@ def test_what_is_no_message_is_refused(messages, message):
 def test_tools_that_a_template_leaves_out_are_refused():
     with pytest.raises(ValueError, match="got tools, which the model's chat template leaves out"):
         chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [WEATHER])
-    with pytest.raises(ValueError, match="tools, entry 1: got .* A function has a name"):
+    with pytest.raises(ValueError, match="tools, entry 1: got .* Name each function"):
         chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [{"name": "a"}])
 
 

@@ -228,7 +228,7 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     with pytest.raises(ValueError, match="data: got .*latin, whose byte 3 is not of UTF-8, exp"):
         read_contexts(tmp_path / "latin", letters, "next-token", 4)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="data: got .*without a line"):
+    with pytest.raises(ValueError, match="data: got .*in which nothing stands"):
         read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
     (tmp_path / "one.json").write_text('{"text": "abc"}')
     with pytest.raises(ValueError, match="one.json: got {.*expected a list.*named .jsonl"):

@@ -54,7 +54,7 @@ def test_examples_are_decoded_side_by_side():
 def test_places_that_ask_nothing_or_no_word_are_refused():
     logits = jnp.eye(2)
     targets = jnp.array([0, 1])
-    with pytest.raises(Exception, match="weights: got none but zero"):
+    with pytest.raises(Exception, match="weights: got zeros alone"):
         decodes_greedily(logits, targets, jnp.zeros(2))
     for outside in (-1, 2):
         with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where asked"):

@@ -133,7 +133,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     checkpoint.unlink()
     resumable(add, start, 4, run={"rate": 0.1}, checkpoint=checkpoint)
     for state, run in ((start, {"rate": 0.2}), (start + 1, {"rate": 0.1}), (start, "sums")):
-        with pytest.raises(ValueError, match="run, of start .*To go on, give what that run was"):
+        with pytest.raises(
+            ValueError, match="run, of start .*Pass what that run was given, to go on"
+        ):
             resumable(add, state, 4, run=run, checkpoint=checkpoint)
     with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
         resumable(
