@@ -95,7 +95,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
         name,
         got=f"shape {array.shape}",
         expected=expected,
-        cure=cure or "Pass one row for each position.",
+        cure=cure or "Pass an array of this shape.",
     )
 
 
@@ -182,7 +182,7 @@ def as_path(path: Any, name: str = "path") -> Path:
 def require_kind(value: object, kind: type, name: str, cure: str) -> None:
     """Raise unless this is an instance of a type."""
     got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
-    expected = f"one of {_spelt(kind)}"
+    expected = "a text" if kind is str else f"an instance of {kind.__name__}"
     require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
 
 

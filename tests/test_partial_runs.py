@@ -198,7 +198,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
         "checkpoint: got .*of regions .*left_out": (
             pieces, {"regions": lim.boundary_regions(GRID, 0.3)},
         ),
-        "checkpoint: got .*of parameters .*Remove it": (pieces, {"params": 1.25}),
+        "checkpoint: got .*of parameters .*remove it": (pieces, {"params": 1.25}),
         "checkpoint: got .*of run squares, expected one of run cubes": (pieces, {"run": "cubes"}),
         "batches: got 2, expected first the 3 that": (pieces[:2], {}),
         "batches: got others, expected first the 3": ([pieces[1], *pieces[1:]], {}),

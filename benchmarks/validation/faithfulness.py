@@ -337,7 +337,7 @@ def job_of(
         setting.prompts % setting.at_once == 0,
         "prompts",
         got=f"{setting.prompts} of them, {setting.at_once} at once",
-        expected="a multiple",
+        expected="a multiple of the latter",
         cure="Take a multiple of `at_once`: prompts are computed so many at a time.",
     )
     require(

@@ -118,7 +118,7 @@ def _require_model_of(
             model is not None or not asked,
             name,
             got="no model",
-            expected="one that is published",
+            expected="a published model",
             cure=f"Name its weights: --model MODEL --{name}.",
         )
     require(

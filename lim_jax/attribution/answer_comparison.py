@@ -90,7 +90,7 @@ def compare_answers(
     require(
         "document" in shared,
         "second",
-        got="an answer from others",
+        got="an answer from other documents",
         expected="at least one document of the first's",
         cure="Give the documents the same names in both: they are compared by name.",
     )

@@ -109,8 +109,8 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     require(
         isinstance(measured, MeasuredContexts),
         name,
-        got=f"{path} with another result",
-        expected="measured contexts",
+        got=f"{path}, which holds another result",
+        expected="the contexts that lim-jax profile measured",
         cure="Run lim-jax profile anew.",
     )
     return measured

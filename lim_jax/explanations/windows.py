@@ -47,7 +47,7 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
             len(query_weights) == len(lengths),
             "query_weights",
             got=f"{len(query_weights)} rows",
-            expected=f"{len(lengths)}",
+            expected=f"{len(lengths)}, one for each context",
             cure="Pass one row for each context.",
         )
         for row, length in zip(query_weights, lengths, strict=True):

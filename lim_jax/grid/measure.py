@@ -188,6 +188,7 @@ def require_on_grid(
 ) -> None:
     """Raise ValueError unless `values` are floats with these axes, ``length`` the grid's."""
     require_grid(grid)
+    cure = cure or f"Pass an array of this shape, whose length is the grid's {grid.size} positions."
     require_floats(values, name, axes, cure, length=grid.size, **sizes)
 
 

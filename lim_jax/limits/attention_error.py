@@ -224,7 +224,7 @@ def attention_constant(
         "states alone."
     )
     got = " and ".join(beyond)
-    require(not beyond, "attention", got=got, expected="none of these", cure=cure)
+    require(not beyond, "attention", got=got, expected="attention without these", cure=cure)
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
 
 

@@ -340,7 +340,7 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     by_size = _by_size(grids, network)
     cure = "Pass a grid for each depth: grid k goes with depth k."
     got = f"{len(layers)} depths and {len(by_size)} grids"
-    expected = "as many of both, or one grid"
+    expected = "as many grids as depths, or one grid"
     require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}

@@ -365,7 +365,7 @@ def _require_answers(targets: Labels, classes: int) -> None:
         _class_numbers(targets),
         "targets",
         got=described(targets),
-        expected="class numbers, whole numbers of one for each position",
+        expected="class numbers, one for each position",
         cure="Pass the number of the answer's class at each position.",
     )
     require(

@@ -627,7 +627,7 @@ def _network(
     surplus = sorted(set(source.files) - weights.known)
     got = f"{', '.join(surplus[:3])}, which the family does not have"
     cure = "Take the options of the weights' own family, or a checkpoint without these tensors."
-    require(not surplus, "tensors", got=got, expected="those of the family", cure=cure)
+    require(not surplus, "tensors", got=got, expected="the tensors of the family", cure=cure)
     # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(source.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained, longest=recipe.longest)

@@ -52,7 +52,7 @@ class AttentionMask(eqx.Module):
                 as_int(getattr(self, name), name, cure=WHOLE)
         most_one = self.window is None or self.chunk is None
         got = "a window and a chunk"
-        require(most_one, "mask", got=got, expected="one of them at most", cure=WHOLE)
+        require(most_one, "mask", got=got, expected="at most one of them", cure=WHOLE)
 
     @property
     def rotary_dim(self) -> int:

@@ -312,7 +312,9 @@ class CausalAttention(eqx.Module):
             "Take a token_grid, or attention without sinks: in the continuum a sink takes all "
             "attention at the left end."
         )
-        require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
+        require(
+            self.sinks is None, "sinks", got="sinks", expected="attention without sinks", cure=cure
+        )
         _, features = self.sources(z[None], None)
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 

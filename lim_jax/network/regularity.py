@@ -265,7 +265,7 @@ def _require_plain(attention: CausalAttention) -> None:
     got = f"{got}normalised or gated"
     holds = all(getattr(attention, s) is None for s in shapes)
     cure = "Leave them out: the proposition is proved for attention without them."
-    require(plain and holds, "attention", got=got, expected="none of these", cure=cure)
+    require(plain and holds, "attention", got=got, expected="attention without these", cure=cure)
 
 
 @filter_jit

@@ -79,11 +79,17 @@ class RingAttention(eqx.Module):
         """Attend; scores may be capped, and a sink is refused."""
         require_heads(query, key, grid, value)
         cure = "Take causal_attention."
-        require(shaping.sink is None, "sink", got="one", expected="none", cure=cure)
+        require(
+            shaping.sink is None,
+            "sink",
+            got="a sink",
+            expected="attention without a sink",
+            cure=cure,
+        )
         devices = self.mesh.shape[self.axis]
         holds = isinstance(grid, CellGrid) and grid.size % devices == 0
         got = f"{type(grid).__name__} of {grid.size} positions over {devices} devices"
-        expected = "a CellGrid of as many positions on each"
+        expected = "a CellGrid whose positions divide evenly over the devices"
         cure = "Pad the context on the right, or take causal_attention."
         require(holds, "grid", got=got, expected=expected, cure=cure)
         cells = cast(CellGrid, grid)

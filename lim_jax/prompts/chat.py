@@ -164,7 +164,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         OPENS not in "".join(texts[-1]),
         "messages",
         got=f"the letter {OPENS!r}",
-        expected="texts of known letters",
+        expected="texts without this letter",
         cure="Leave it out: it marks where a text is.",
     )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
@@ -185,7 +185,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         error is None,
         "messages",
         got=f"what the model's chat template refuses ({error})",
-        expected="a chat that it takes",
+        expected="a chat that the template takes",
         cure="Pass one message of the user alone: some templates know no system message.",
     )
     unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
@@ -218,8 +218,8 @@ def _layout(
     require(
         bool(users) or before is None,
         "messages",
-        got="documents, and none of a user",
-        expected="a user who asks",
+        got="documents and no message of the user",
+        expected="a message of the user",
         cure="Add a message of the role user: the question is the user's last one.",
     )
     laid: list[dict[str, Any]] = []
@@ -289,7 +289,7 @@ def _require_all_laid_out(left_out: Sequence[str]) -> None:
         not left_out,
         "messages",
         got=f"{', '.join(left_out)}, which the model's chat template leaves out",
-        expected="what it lays out",
+        expected="messages of which the template writes everything",
         cure="Leave it out, or ask by a prompt without a chat.",
     )
 
@@ -376,8 +376,8 @@ def _require_json(value: Any, where: str) -> None:
             not odd,
             where,
             got=f"the name {odd[:1]}",
-            expected="names of letters and digits",
-            cure="Name functions by letters and digits: templates compare these names.",
+            expected="names of letters, digits and underscores",
+            cure="Rename it with letters, digits and underscores: templates compare these names.",
         )
         value = list(value.values())
     if isinstance(value, list):
@@ -390,6 +390,6 @@ def _require_json(value: Any, where: str) -> None:
         known,
         where,
         got=described(value),
-        expected="what JSON has",
+        expected="a value of JSON",
         cure="Pass plain values: texts, numbers, booleans, None, lists and dictionaries of them.",
     )

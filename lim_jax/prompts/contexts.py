@@ -258,14 +258,14 @@ def _contrast(
         all(after.any() for after in follows) and prompts[0].size > 0,
         where,
         got="no tokens of prompt, answer or foil",
-        expected="some of each",
+        expected="at least one token of each",
         cure="Pass texts that are not empty.",
     )
     require(
         np.array_equal(prompts[0], prompts[1]),
         where,
-        got="a prompt whose last token is another before the answer than before the foil",
-        expected="one prompt",
+        got="a prompt whose last token differs before the answer and before the foil",
+        expected="the same tokens of the prompt before both",
         cure="Write answer and foil both with a space before them, or both without.",
     )
     prompt = prompts[0]

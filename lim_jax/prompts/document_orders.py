@@ -143,7 +143,7 @@ def shuffled(
     require(
         len(line.documents) == orders.shape[1],
         line.where,
-        got=f"{len(line.documents)} documents in another order",
+        got=f"{len(line.documents)} documents",
         expected=f"{orders.shape[1]}, as in the orders",
         cure="Give each line as many documents as the others.",
     )

@@ -62,7 +62,7 @@ def verdict(influence: Influence) -> str:
     require(
         not np.isnan([gap, error]).any(),
         "influence",
-        got="an influence whose gap is NaN",
+        got="an influence with a gap of NaN",
         expected="finite energies",
         cure="Find where they come from.",
     )

@@ -179,7 +179,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     require(
         len(names) == places,
         "names",
-        got=f"{len(names)}",
+        got=f"{len(names)} names",
         expected=f"{places}",
         cure="Pass one for each document.",
     )

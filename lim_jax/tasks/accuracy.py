@@ -51,7 +51,13 @@ def decodes_greedily(
     require_indices(targets, "targets")
     expected = f"{length}, one for each row of logits"
     cure = "Take window[1:] as the targets of a window."
-    require(targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure)
+    require(
+        targets.size == length,
+        "targets",
+        got=f"{targets.size} of them",
+        expected=expected,
+        cure=cure,
+    )
     asked = error_if_not_finite(weights, "weights") != 0
     message = (
         "weights: got zeros alone, expected some that ask for an answer. Pass a weight above zero "

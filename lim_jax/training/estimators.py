@@ -167,7 +167,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
         len(energies) > 1,
         "energies",
         got="one example",
-        expected="at least two, a half for each denominator",
+        expected="at least two, since each half of the batch gives a denominator",
         cure="Enlarge the batch, or take balanced_density.",
     )
     halves = jnp.split(energies, [len(energies) // 2])

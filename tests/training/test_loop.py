@@ -124,7 +124,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     }  # fmt: skip
     for content, message in refused.items():
         checkpoint.write_bytes(content)
-        with pytest.raises(ValueError, match=f"(?s){message}.*Remove it, or name another"):
+        with pytest.raises(ValueError, match=f"(?s){message}.*[Rr]emove it, or name another"):
             resumable(add, start, 4, run="sums", checkpoint=checkpoint)
     places = {tmp_path: "which is a folder", checkpoint / "inside": "inside of the file .*run, exp"}
     for place, message in places.items():
