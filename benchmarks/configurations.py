@@ -606,5 +606,8 @@ def chosen(asked: list[str]) -> list[str]:
     known = {name.partition(",")[0] for name in CONFIGURATIONS} | CONFIGURATIONS.keys()
     for name in asked:
         if name not in known:
-            raise SystemExit(f"got {name!r}, expected {' or '.join(sorted(known))}")
+            raise SystemExit(
+                f"got {name!r}, expected {' or '.join(sorted(known))}. Name one of these, or none "
+                "for all."
+            )
     return [n for n in CONFIGURATIONS if n in asked or n.partition(",")[0] in asked]

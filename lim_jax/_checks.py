@@ -39,7 +39,7 @@ KINDS = (jnp.integer, jnp.floating)  # of real numbers
 def require(holds: bool, name: str, *, got: object, expected: str, cure: str) -> None:
     """Raise a `Refusal` that names the argument, unless `holds`."""
     if not holds:
-        raise Refusal(f"{name}: got {got}, expected {expected}. {cure}")
+        raise Refusal(f"{name}: got {got}, expected {expected}. {cure}".rstrip())
 
 
 def described(value: object) -> str:
@@ -59,7 +59,7 @@ def require_extra(package: str, extra: str) -> None:
     """Raise unless a package is installed, which one of our extras has."""
     if find_spec(package) is None:
         raise MissingPackage(
-            f"{package}: got no such package, expected it installed. It comes with an extra: "
+            f"{package}: got no such package, expected it installed. Install it: "
             f'python -m pip install "lim_jax[{extra}]".',
             name=package,
         )
@@ -95,7 +95,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
         name,
         got=f"shape {array.shape}",
         expected=expected,
-        cure=cure or "Pass one row for each position.",
+        cure=cure or "Pass an array of this shape.",
     )
 
 
@@ -182,7 +182,7 @@ def as_path(path: Any, name: str = "path") -> Path:
 def require_kind(value: object, kind: type, name: str, cure: str) -> None:
     """Raise unless this is an instance of a type."""
     got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
-    expected = f"one of {_spelt(kind)}"
+    expected = "a text" if kind is str else f"an instance of {kind.__name__}"
     require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
 
 
@@ -338,7 +338,7 @@ def as_finite(number: Tree, name: str) -> Tree:
     require_scalar(number, name)
     if not isinstance(number, Real):
         return error_if_not_finite(number, name)
-    finite = "A limit is not a number."
+    finite = "Pass a number that is not NaN or infinite."
     require(math.isfinite(number), name, got=f"{number}", expected="a finite number", cure=finite)
     return number
 

@@ -44,7 +44,7 @@ def translate_errors() -> Iterator[None]:
             raise
         said = str(error).splitlines()[0]
         raise Refusal(
-            f'derivative: got "{said}", expected a function that has it in every mode. Of a '
-            "ContinuousFlow take adjoint=diffrax.DirectAdjoint() and as few max_steps as do; a "
-            "while_loop or a custom_vjp of your own has to be a scan or a custom_jvp."
+            f'derivative: got "{said}", expected a function that has it in every mode. Take '
+            "adjoint=diffrax.DirectAdjoint() for a ContinuousFlow, and as few max_steps as "
+            "suffice; write a while_loop or a custom_vjp of your own as a scan or a custom_jvp."
         ) from error

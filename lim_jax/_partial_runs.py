@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 Run = Mapping[str, Any]
 REMOVE = "Remove it, or name another checkpoint."
 RUN = Format("lim_jax run", "checkpoint", f"Copy it whole. {REMOVE}")
-SAME = f"To go on, give what that run was given. {REMOVE}"
+SAME = "Pass what that run was given, to go on; or remove it, or name another checkpoint."
 
 
 def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
@@ -50,7 +50,7 @@ def checkpoint_folder(checkpoint: AnyPath) -> Path:
 def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
     within = next((parent for parent in path.parents if parent.is_file()), None)
     got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
-    require(holds and within is None, name, got=got, expected=expected, cure="Name another.")
+    require(holds and within is None, name, got=got, expected=expected, cure="Name another path.")
 
 
 def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:

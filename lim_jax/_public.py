@@ -35,7 +35,7 @@ def missing(room: str, name: str) -> str:
     rooms = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.pyi"))
     return (
         f"{room}.{name}: got a name that is not there, expected {expected}. "
-        f"The rooms of lim_jax are {', '.join(rooms)}."
+        f"Look in the rooms of lim_jax: {', '.join(rooms)}."
     )
 
 

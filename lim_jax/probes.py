@@ -100,7 +100,8 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     """
     require_floats(samples, "samples", "samples")
     bad = ~(jnp.isfinite(samples) & (samples >= 0))
-    samples = error_if(samples, bad, "samples: expected finite numbers, none below 0, got others.")
+    message = "samples: expected finite numbers from 0 on, got others. Pass sizes, such as norms."
+    samples = error_if(samples, bad, message)
     kept = math.isqrt(samples.size)
     if samples.size == 1:
         return Estimate(jnp.zeros_like(samples[0]), jnp.full_like(samples[0], jnp.inf))

@@ -20,8 +20,8 @@ from lim_jax._checks import no_derivative
 from lim_jax._precision import HALF, accumulator, precision_asked, promote
 
 HELD = (
-    "weights: got a derivative in weights that are fetched as they are needed. They do not train: "
-    "load the network whole by models.load."
+    "weights: got a derivative in weights that are read from their files when needed, expected "
+    "arrays in memory. Load the network whole by models.load."
 )
 Fingerprint = Float[Array, " numbers"]
 ReadLayer = Callable[[int], PyTree]

@@ -527,7 +527,7 @@ def test_a_fault_keeps_its_traceback(monkeypatch, capsys):
 
     refusals = {
         Refusal("delta: got 0.6, expected less than one half. Take 0.2."): 2,
-        MissingPackage("altair: got no such package, expected it installed. It is"): 2,
+        MissingPackage("altair: got no such package, expected it installed. Install it"): 2,
         RefusedValue("batch: got NaN, expected numbers. Drop them."): 2,
     }
     for error, status in refusals.items():

@@ -140,7 +140,7 @@ def loss_of_a_flow(params, x, y):
 
 FLOWED = loss_of_a_flow, full((), 1.0), (full((1, 4, 6), 1.0), None), GRID
 NO_FORWARD_MODE = (
-    r"derivative: got .*custom_vjp.* ContinuousFlow take adjoint=diffrax.DirectAdjoint\(\)"
+    r"derivative: got .*custom_vjp.* Take adjoint=diffrax.DirectAdjoint\(\) for a ContinuousFlow"
 )
 
 
@@ -256,7 +256,7 @@ STATIC = {
     ),
     "a function for an estimator": (
         lambda: penalty_of_pools(None, estimate=jnp.mean),
-        r"estimate: got .*, expected one of Estimator. Take balanced_density, or make one",
+        r"estimate: got .*, expected an instance of Estimator. Take balanced_density, or make one",
     ),
     "an average of another statistic": (
         lambda: risk_and_penalty(
@@ -280,7 +280,7 @@ STATIC = {
     ),
     "flow for a network": (
         lambda: lim.adjoint_trajectory(STATES, jnp.dot, (STATES, None), GRID),
-        "flow: got an array of float64.*expected one of ResidualFlow",
+        "flow: got an array of float64.*expected an instance of ResidualFlow",
     ),
     "a state without its labels": (
         lambda: lim.adjoint_trajectory(random_flow(), jnp.dot, STATES, GRID),
@@ -310,15 +310,15 @@ STATIC = {
     ),
     "a number to name a stream": (
         lambda: lim.influence_stream(linear_loss, None, [], GRID, run=3),
-        "run: got 3, expected one of texts. Pass a string.",
+        "run: got 3, expected a text. Pass a string.",
     ),
     "a list to draw": (
         lambda: plots.influence_profile([1.0, 2.0]),
-        "result: got list, expected one of Influence.*from_energies",
+        "result: got list, expected an instance of Influence.*from_energies",
     ),
     "a pair to explain": (
         lambda: explained(model=(None, None)),
-        "model: got tuple, expected one of CausalLM.*models.load",
+        "model: got tuple, expected an instance of CausalLM.*models.load",
     ),
     "a tangent in another precision than its state": (
         lambda: adjoint.push_forward(attention(), STATES, STATES.astype("float32"), GRID),
@@ -380,7 +380,7 @@ STATIC = {
     ),
     "a density alone where an influence is drawn": (
         lambda: plots.draw_densities(plots.new_figure("density")[1], {"a": full(4, 1.0)}),
-        r"results\['a'\]: got an array of float64 with shape \(4,\), expected one of Influence",
+        r"results\['a'\]: got an array of float64 with shape \(4,\), expected an instance of Influence",
     ),
     "no curves": (
         lambda: plots.error_against_cost([], "products"),
@@ -499,7 +499,7 @@ STATIC = {
     ),
     "readout of a batch": (
         lambda: lim.TokenwiseReadout(jnp.tanh)(random_states(0, 2, 4, 6), GRID),
-        "Readouts take one example",
+        "Pass one example, with a row for each position",
     ),
     "narrow band": (
         lambda: lim.BandReadout(full((6, 3), 1.0), 0.2)(STATES, GRID),
@@ -553,7 +553,7 @@ STATIC = {
     ),
     "a verdict on NaN": (
         lambda: verdict(influence_of_nan()),
-        "influence: got an influence whose gap is NaN",
+        "influence: got an influence with a gap of NaN",
     ),
     "a shift by no number": (
         lambda: training.parameter_shift(jnp.sum, jnp.sum, full(3, 1.0), np.nan),
@@ -615,7 +615,7 @@ MISSING = {
     "a name like no other": (
         lim,
         "quux",
-        r"lim_jax.quux: got .*expected one of dir\(lim_jax\). The rooms of lim_jax are adjoint, ",
+        r"lim_jax.quux: got .*one of dir\(lim_jax\). Look in the rooms of lim_jax: adjoint, ",
     ),
 }
 

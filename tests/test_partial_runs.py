@@ -198,7 +198,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path):
         "checkpoint: got .*of regions .*left_out": (
             pieces, {"regions": lim.boundary_regions(GRID, 0.3)},
         ),
-        "checkpoint: got .*of parameters .*Remove it": (pieces, {"params": 1.25}),
+        "checkpoint: got .*of parameters .*remove it": (pieces, {"params": 1.25}),
         "checkpoint: got .*of run squares, expected one of run cubes": (pieces, {"run": "cubes"}),
         "batches: got 2, expected first the 3 that": (pieces[:2], {}),
         "batches: got others, expected first the 3": ([pieces[1], *pieces[1:]], {}),
@@ -259,7 +259,9 @@ def test_arrays_of_the_loss_and_of_the_labels_tell_streams_apart(tmp_path):
         (lambda: stream(table, given, scale=2.0), "parameters"),
         (lambda: stream(table, given, power=3), "run the power 2"),
     ):
-        with pytest.raises(ValueError, match=f"of {of}.*To go on, give what .*Remove it, or"):
+        with pytest.raises(
+            ValueError, match=f"of {of}.*Pass what that run was given, .*remove it, or"
+        ):
             other()
     with pytest.raises(ValueError, match="batches: got others"):
         stream(table, [(x, {"key": keys[2:]})])

@@ -59,5 +59,5 @@ def test_samples_without_a_tail_have_no_finite_error(sample, value):
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_samples_that_are_no_sizes_are_refused(bad):
-    with pytest.raises(eqx.EquinoxRuntimeError, match="finite numbers, none below 0"):
+    with pytest.raises(eqx.EquinoxRuntimeError, match="finite numbers from 0 on"):
         probes.tail_index(jax.device_put(np.array([1.0, 2, 3, bad])))

@@ -53,7 +53,7 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
         "count",
         got=f"{count} sets of {records} records",
         expected=f"1 to {2**records}",
-        cure="There are no more that differ.",
+        cure="Take fewer sets: there are no more that differ.",
     )
     rng = np.random.default_rng(seed)
     drawn = {}

@@ -337,8 +337,8 @@ def job_of(
         setting.prompts % setting.at_once == 0,
         "prompts",
         got=f"{setting.prompts} of them, {setting.at_once} at once",
-        expected="a multiple",
-        cure="They are stored so many at a time.",
+        expected="a multiple of the latter",
+        cure="Take a multiple of `at_once`: prompts are computed so many at a time.",
     )
     require(
         setting.steps in (0, STEPS),

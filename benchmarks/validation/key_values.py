@@ -73,7 +73,7 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
         "data",
         got=f"{count} pairs of {keys} keys",
         expected="no key twice",
-        cure="A key that is asked for has one value.",
+        cure="Draw keys that differ: a key that is asked for has one value.",
     )
     place = data.gold if place is None else place
     for name, number in (("data.gold", data.gold), ("place", place)):

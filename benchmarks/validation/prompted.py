@@ -129,7 +129,7 @@ def ask_prompts(
         "prompts",
         got=f"{count} prompts of {records} records",
         expected="a multiple of the records",
-        cure="Every place is gold in turn.",
+        cure="Take a multiple of the records: each place holds the needed record in turn.",
     )
     examples = [drawn_prompt(setting, number, tokenizer) for number in range(count)]
     size = max(len(example.weights) for example in examples)

@@ -78,7 +78,7 @@ def study(
         "quick, full and model",
         got="more than one",
         expected="one of them, or none",
-        cure="Each is a study of its own: take two folders.",
+        cure="Run each study by itself, in a folder of its own.",
     )
     _require_model_of(model, train, faithfulness, prompts, records)
     if model is not None:
@@ -118,7 +118,7 @@ def _require_model_of(
             model is not None or not asked,
             name,
             got="no model",
-            expected="one that is published",
+            expected="a published model",
             cure=f"Name its weights: --model MODEL --{name}.",
         )
     require(
@@ -126,7 +126,7 @@ def _require_model_of(
         "train and faithfulness",
         got="both",
         expected="one of them",
-        cure="Each is a study of its own: take two folders.",
+        cure="Run each study by itself, in a folder of its own.",
     )
     for name, value in (("prompts", prompts), ("records", records)):
         require(
@@ -134,7 +134,7 @@ def _require_model_of(
             name,
             got=f"{value}",
             expected=f"none with --{'train' if train else 'faithfulness'}",
-            cure="Its prompts are always the same.",
+            cure="Leave it out: the prompts of this study are always the same.",
         )
 
 

@@ -53,7 +53,7 @@ def trainable(model: CausalLM) -> PyTree[bool]:
     require(
         not isinstance(model.flow.layers, FetchedLayers),
         "model",
-        got="layers that are fetched as they are needed",
+        got="layers that are read from their files when needed",
         expected="arrays, which can be trained",
         cure="Load it whole: models.load(path).",
     )
@@ -68,8 +68,8 @@ def trainable(model: CausalLM) -> PyTree[bool]:
         any(jax.tree.leaves(found)),
         "model",
         got="layers without norms' scales, queries' or keys' matrices",
-        expected="some of them",
-        cure="They are what is trained here.",
+        expected="layers with one of these",
+        cure="Pass a model with one of them: they are what is trained.",
     )
     return found
 

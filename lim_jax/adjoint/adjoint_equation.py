@@ -136,8 +136,8 @@ def _causal(
     if not ahead:
         return cone
     message = (
-        "flow.control: got a field that reads later tokens, expected a causal one. What comes "
-        "through the context of another is no cone."
+        "flow.control: got a field that reads later tokens, expected a causal one. Let "
+        "each position read its prefix alone: else what comes through the context is no cone."
     )
     return error_if(cone, jnp.any(jnp.stack(ahead)), message)
 

@@ -33,7 +33,7 @@ from lim_jax.weights import in_memory
 
 Norm = Literal["operator", "frobenius"]
 Normalisation = Literal["density", "finite"]
-NAMES = "See cone_mass."
+NAMES = "Pass one of these names, which cone_mass explains."
 SQUARES: dict[str, Callable[[Array], Array]] = {  # of the blocks of one column
     "operator": lambda blocks: jnp.linalg.norm(blocks, ord=2, axis=(1, 2)) ** 2,
     "frobenius": lambda blocks: (blocks**2).sum(axis=(1, 2)),

@@ -250,7 +250,7 @@ def _stability(
     examples, _, width = terminal.shape
     require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
-    cure = "It bounds a norm: take 0 for layers that change nothing."
+    cure = "Pass bounds of norms, 0 for layers that change nothing."
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
     squares, energy, moved = _squares(terminal, initial, amplification, weights)
@@ -350,7 +350,7 @@ def recency_survival(
     amplification, sampled = _sampled(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     later = amplification.reshape(len(amplification), -1)
-    later = as_nonnegative(later, "amplification", "It bounds a norm.")
+    later = as_nonnegative(later, "amplification", "Pass c of each layer, which bounds a norm.")
     stability, moved = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
@@ -462,7 +462,7 @@ def right_biased_queries(
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
-    cure = "They are means of squares: take them from readout_residual_energies."
+    cure = "Take them from readout_residual_energies: they are means of squares."
     residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     asked = np.asarray(query_weights) > 0

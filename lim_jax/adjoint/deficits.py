@@ -142,7 +142,7 @@ def bootstrap_bounds(
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     examples = regional.products.shape[0]
     require(
-        examples > 0, "regional.products", got="no example", expected="one at least", cure=REGIONAL
+        examples > 0, "regional.products", got="no example", expected="at least one", cure=REGIONAL
     )
     require(
         is_real(confidence) and 0 < confidence < 1,
@@ -156,7 +156,7 @@ def bootstrap_bounds(
         confidence <= 1 - 1 / resamples,
         "resamples",
         got=f"{resamples} at a confidence of {confidence:g}",
-        expected="1 / (1 - confidence) of them at least",
+        expected="at least 1 / (1 - confidence) resamples",
         cure="Try 1000.",
     )
     products = error_if_not_finite(regional.products, "regional.products")

@@ -65,7 +65,7 @@ def norm_bounds(
 def counted_steps(steps: Any, failure: Any) -> int:
     """Return the dimension of a Krylov space; raise ValueError unless failure is in (0, 1/2)."""
     expected = "a probability between 0 and 1/2, known before tracing"
-    cure = "1e-9 costs little more than 1e-3: it enters by its logarithm."
+    cure = "Take 1e-9: it costs little more than 1e-3, as only its logarithm enters."
     require_positive(failure, "failure", expected=expected, cure=cure)
     require(failure < 0.5, "failure", got=f"{failure}", expected=expected, cure=cure)
     return as_int(steps, "steps")

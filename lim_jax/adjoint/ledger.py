@@ -180,8 +180,8 @@ def channels(
 
     _, (covectors, cone, local, ahead) = flow.scan(backward, terminal, states[:-1], reverse=True)
     message = (
-        "flow.layers: got a field that reads later tokens, expected a causal one. What comes "
-        "through the context of another is no cone: take adjoint_trajectory, which splits nothing."
+        "flow.layers: got a field that reads later tokens, expected a causal one. Take "
+        "adjoint_trajectory, which splits nothing: what comes through this context is no cone."
     )
     cone = error_if(cone, jnp.stack(ahead), message) if unknown else cone
     covectors = jnp.concatenate([covectors, terminal[None]])

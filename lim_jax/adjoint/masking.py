@@ -279,6 +279,6 @@ def _heads(flow: ResidualFlow) -> int:
         for one in unknown
     )
     expected = "attention of this library, which reads the grid's log weights"
-    cure = "Of attention of your own that reads them, take jax.grad in the log weights."
+    cure = "Take jax.grad in the log weights, if your own attention reads them."
     require(not unknown, "flow.layers", got=got, expected=expected, cure=cure)
     return most_heads(flow)

@@ -369,7 +369,12 @@ def amplification(norms: NormBounds) -> Amplification:
     """
     cure = "Take them from interaction_norms; of a continuous flow c is norms.amplification."
     require_kind(norms, NormBounds, "norms", cure)
-    require_floats(norms.upper, "norms.upper", "layers", "Of several examples vmap over norms.")
+    require_floats(
+        norms.upper,
+        "norms.upper",
+        "layers",
+        "Pass the norms of one example; map over several with jax.vmap.",
+    )
     require_floats(norms.attained, "norms.attained", "layers", layers=norms.upper.shape[0])
     rounding = jnp.sqrt(jnp.finfo(norms.upper.dtype).eps)
     above = norms.attained > norms.upper * (1 + rounding)

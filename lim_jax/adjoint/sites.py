@@ -124,7 +124,7 @@ def require_attention(flow: Any) -> None:
     holds = most_heads(flow) > 0
     got = " and ".join(type(kind).__name__ for kind in flow.kinds)
     expected = "TransformerField or CausalAttention, or a recurrent layer of this library"
-    cure = "Of fields of your own take attention_hops, channels and cone_mass."
+    cure = "Take attention_hops, channels and cone_mass for fields of your own."
     require(holds, "flow.layers", got=got, expected=expected, cure=cure)
 
 

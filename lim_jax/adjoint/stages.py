@@ -102,7 +102,10 @@ def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
     """The fields of a layer's residual stages in order; raise ValueError where it has none."""
     got = getattr(flow.step, "__name__", repr(flow.step))
     expected = "euler or split"
-    cure = "Other steps have no exact residual stages; for the limit take continuous_adjoint."
+    cure = (
+        "Make the flow with one of these steps, or take continuous_adjoint for the limit of many "
+        "layers: other steps have no exact residual stages."
+    )
     require(flow.step in (euler, split), "flow.step", got=got, expected=expected, cure=cure)
     return (layer[0],) if flow.step is euler else layer[0].sublayers
 

@@ -44,7 +44,7 @@ from lim_jax.network.tiled_attention import blocked_attention
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 BLOCKS_OF_SOFTMAX = (
-    "Blocks in closed form are those of a softmax; of a state take cone_mass or probed_cone_mass."
+    "Take cone_mass or probed_cone_mass of a state: blocks in closed form are those of a softmax."
 )
 # A subclass may override what makes these causal, so types are compared and not instances.
 CAUSAL_FIELDS = {

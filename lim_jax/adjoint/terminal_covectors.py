@@ -204,8 +204,9 @@ def readout_residual_energies(
         squares.mean(axis=0),
         jnp.any(mixing),
         "readout: got one that reads several tokens for one token's logits, expected a tokenwise "
-        "one such as LinearReadout or TokenwiseReadout. The energies of other readouts' terminal "
-        "covectors are no product of query weights and residual energies: measure them on P_T.",
+        "one such as LinearReadout or TokenwiseReadout. Measure other readouts on their "
+        "terminal covectors P_T, whose energies are no product of query weights and residual "
+        "energies.",
     )
 
 

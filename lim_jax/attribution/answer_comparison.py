@@ -90,9 +90,9 @@ def compare_answers(
     require(
         "document" in shared,
         "second",
-        got="an answer from others",
+        got="an answer from other documents",
         expected="at least one document of the first's",
-        cure="Documents are compared by name.",
+        cure="Give the documents the same names in both: they are compared by name.",
     )
     ordered = sorted(
         {**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document")

@@ -102,15 +102,15 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to its folder, by the name of an argument."""
     path = folder / CONTEXTS
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
-    cure = "Run that first; those of before this version are measured anew with `overwrite`."
+    cure = "Run that first, with `overwrite` where an earlier version wrote the folder."
     got = f"{folder}, which has no {CONTEXTS}"
     require(path.is_file(), name, got=got, expected=expected, cure=cure)
     measured = load(path)
     require(
         isinstance(measured, MeasuredContexts),
         name,
-        got=f"{path} with another result",
-        expected="measured contexts",
+        got=f"{path}, which holds another result",
+        expected="the contexts that lim-jax profile measured",
         cure="Run lim-jax profile anew.",
     )
     return measured

@@ -64,7 +64,7 @@ def score_contexts(
         "data",
         got="lines without named parts",
         expected=f"documents or spans, which `method={method}` scores",
-        cure="Give lines of documents or with spans; without `method` a text is told by token.",
+        cure="Give the lines documents or spans, or leave `method` out for a profile by token.",
     )
     score = method_named(method).scores
     rows = []

@@ -171,5 +171,5 @@ def require_fitting(network: CausalLM, contexts: Sequence[Context]) -> None:
         "tokenizer",
         got=f"the id {largest}",
         expected=f"ids below {network.vocabulary}, the network's words",
-        cure="Tokenizer and weights must be of one model.",
+        cure="Take the tokenizer and the weights of one model.",
     )

@@ -238,7 +238,7 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
         "parts",
         got=f"{parts!r} with a foil",
         expected="the whole answer, since a foil is another whole answer",
-        cure="Leave one of the two out.",
+        cure="Leave `parts` or `foil` out.",
     )
     whole = bool(foil) or "sentence" not in known
     return parts or ("answer" if whole else "sentence")

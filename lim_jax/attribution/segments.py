@@ -82,7 +82,12 @@ def answer_segments(
     context: Context, tokenizer: Any = None, parts: str = "sentence"
 ) -> list[Segment]:
     """The parts of a context's answer; one that is compared with a foil is refused."""
-    require_name(parts, get_args(AnswerParts), "parts", "Of documents: document_parts.")
+    require_name(
+        parts,
+        get_args(AnswerParts),
+        "parts",
+        "Pass one of these for the answer; how documents are cut is `document_parts`.",
+    )
     require(
         context.contrast is None,
         "parts",
@@ -121,7 +126,12 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
 
     A title that stands above its document is a part of the sentences, whatever it says.
     """
-    require_name(parts, get_args(DocumentParts), "document_parts", "Of the answer: parts.")
+    require_name(
+        parts,
+        get_args(DocumentParts),
+        "document_parts",
+        "Pass one of these; pass `parts` for how the answer is cut.",
+    )
     if parts == "documents":
         return [_whole(context, *document) for document in document_places(context).items()]
     shown = context.part_texts

@@ -64,9 +64,9 @@ def losses_without(
     require(
         int(np.flatnonzero(context.weights)[0]) > 0,
         "loss",
-        got="one that asks at every place",
-        expected="one of an answer",
-        cure="What is left out may not be asked: take the loss answer or margin.",
+        got="one that asks at every position",
+        expected="one that asks for an answer after its prompt",
+        cure="Take the loss answer or margin: their prompt can be left out without what is asked.",
     )
     windows, asked = windows_and_asked([without_parts(context, parts, row) for row in kept])
     options = {

@@ -230,14 +230,14 @@ def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
 
 def require_tensor(files: Mapping[str, Any], name: str) -> None:
     """Raise ValueError if a checkpoint lacks a tensor that its network has."""
-    cure = "Is the download whole, and are its options this checkpoint's own?"
+    cure = "Download it again, with the config.json of this checkpoint."
     require_in("tensor", name in files, f"no {name}", "all of the network's weights", cure)
 
 
 def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Raise ValueError if a tensor has another shape than the options say."""
     options = f"{expected}, by the checkpoint's options"
-    cure = "Weights and options must be of one network."
+    cure = "Take the weights and the options of one network."
     require_in(name, shape == expected, f"shape {shape}", options, cure)
 
 
@@ -320,7 +320,7 @@ def _require_weights(folder: Path) -> None:
         cure = f"Download {INDEX} beside it."
     elif pickled:
         got = f"only pickled weights ({pickled[0]})"
-        cure = "Pickled files run code when they are read: convert them to safetensors."
+        cure = "Convert them to safetensors: pickled files run code when they are read."
     elif others:
         got = f"only {others[0]}"
         cure = "Pass a GGUF file by its own path; rename weights that are whole."
@@ -344,7 +344,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
     assert isinstance(weight_map, dict)
     for name in set(weight_map.values()):
         inside = Path(name).name == name and name.endswith(".safetensors")
-        cure = "An index that leaves its folder is not to be trusted."
+        cure = "Do not trust it: take the publisher's own."
         expected = "safetensors files in the folder itself"
         require_in(INDEX, inside, f"the file {name!r}", expected, cure)
     beside = (folder / WHOLE).exists() and WHOLE not in weight_map.values()
@@ -356,7 +356,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
     for file in held:
         for name in sorted(held[file] ^ stated[file]):
             got = f"{name} in one of index and {file}"
-            cure = "They must be of one download."
+            cure = "Download both anew: they must be of one download."
             require_in(INDEX, False, got, "the same tensors in both", cure)
     return {name: folder / file for name, file in weight_map.items()}
 
@@ -422,7 +422,7 @@ def _loads(data: bytes, file: Path) -> Any:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs)
         for name in sorted(name for name, count in names.items() if count > 1):
-            cure = "Which one is meant cannot be known: download it again."
+            cure = "Download it again: which one is meant cannot be known."
             require_in(file.name, False, f"the name {name!r} twice", "every name once", cure)
         return dict(pairs)
 

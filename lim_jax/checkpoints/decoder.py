@@ -142,7 +142,10 @@ def _head(
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows
     expected = "a head that gives logits over words"
-    cure = "A model of embeddings or a classifier has none: take the publisher's ...ForCausalLM."
+    cure = (
+        "Take the publisher's ...ForCausalLM: a model of embeddings or a classifier has no such "
+        "tensor."
+    )
     require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
     head = placement.rows(read, name, shape)
     return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head

@@ -43,7 +43,7 @@ def _biased(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]
 
 def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
-    cure = "Networks without positions are not known here."
+    cure = "Take another model: networks without positions are not known here."
     options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
     return _biased(options, sizes, stored) | {
         "embedding_multiplier": options.get_positive("embedding_scale", 1.0),
@@ -250,7 +250,7 @@ def _flag(options: Configuration, name: str, default: bool) -> bool:
 
 def _require_only(options: Configuration, name: str, only: Any, default: Any) -> None:
     value = options.get(name, default)
-    cure = "Other experts are not known here."
+    cure = "Take another model: other experts are not known here."
     holds = type(value) is type(only) and value == only
     options.require(name, value, holds, f"{only}", cure)
 
@@ -274,7 +274,10 @@ def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
 
 
 def _require_one_state(options: Configuration) -> None:
-    cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
+    cure = (
+        "Take another model: a layer must be a map of one state, and no flow passes these on "
+        "(Gemma 4 E2B and E4B)."
+    )
     for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
         value = options.get(name, 0)
         options.require(name, value, value == 0 and value is not False, "0", cure)
@@ -287,7 +290,7 @@ def _trained(options: Configuration) -> int:
 
 def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
     value = options.get(name, size)
-    cure = "Heads of several sizes are not known here."
+    cure = "Take another model: heads of several sizes are not known here."
     options.require(name, value, value == size, f"{size}, as {of}", cure)
 
 
@@ -462,7 +465,7 @@ def _scaling(
     known = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
     kind = "longrope" if kind == "none" and LONG in factors else kind
     known = ("none",) if FREQUENCIES in factors else known
-    cure = "Other scalings of rotary positions are not known here."
+    cure = "Take another model: other scalings of rotary positions are not known here."
     require_in(GGUF, kind in known, f"rope.scaling.type = {kind}", " or ".join(known), cure)
     if FREQUENCIES in factors:
         return {"rope_type": "factors", "factors": factors[FREQUENCIES]}
@@ -485,8 +488,10 @@ def _scaling(
 
 def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
     expected = "none, by which it is YaRN's own"
-    cure = "Readers disagree whether it stands for "
-    cure += "YaRN's own or multiplies that. Take the publisher's folder with safetensors."
+    cure = (
+        "Take the publisher's folder with safetensors: readers disagree whether this factor stands "
+        "for YaRN's own or multiplies that."
+    )
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         got = f"{name} = {described(options.get(name))} of a yarn scaling"
         require_in(GGUF, options.get(name) is None, got, expected, cure)

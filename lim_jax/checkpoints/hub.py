@@ -18,7 +18,7 @@ EXPECTED = (
     "a folder of weights, a GGUF file, or a model's public name such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct, in the Hugging Face cache or to be downloaded"
 )
-OFFLINE = "Without a network copy its folder or a GGUF file here, and pass that."
+OFFLINE = "Copy its folder or a GGUF file here, and pass that, if there is no network."
 
 
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
@@ -34,7 +34,7 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     name = match["name"]
     revision = match["revision"]
     got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
-    cure = 'The package comes with an extra: python -m pip install "lim_jax[models]".'
+    cure = 'Install it: python -m pip install "lim_jax[models]".'
     require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)
     if download:
         try:

@@ -117,7 +117,7 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
         require_in("tensors", bool(older or newer) or plain, got, parts, SAVE_TEXT)
         name = older[1] if older else f"model.{newer[1]}" if newer else stored
         got = f"{stored} and {tensors.get(name)}"
-        cure = "Which one is meant cannot be known: download it again."
+        cure = "Download it again: which one is meant cannot be known."
         require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
         tensors[name] = stored
     return tensors

@@ -55,7 +55,10 @@ CONFIG = "config.json"
 GGUF = "GGUF"
 DOWNLOAD = "Download it again."
 CONVERT = "Convert the publisher's folder again."
-OTHER_NETWORK = "It may change the network, whose numbers would be others than the publisher's."
+OTHER_NETWORK = (
+    "Take another model: this option may change the network, and its numbers would not be the "
+    "publisher's."
+)
 
 
 def require_in(source: str, holds: bool, got: str, expected: str, cure: str = "") -> None:
@@ -100,7 +103,7 @@ class Configuration(Mapping[str, Any]):
     def refuse(self, **supported: Any) -> None:
         """Raise ValueError at options of another value than the only supported one, the default."""
         # Null is as good as false, zero or nothing, as in transformers.
-        cure = "The family's networks with this option are not known here."
+        cure = "Take another model: this option of the family is not known here."
         for name, only in supported.items():
             value = self.get(name, only)
             holds = value == only or (value is None and not only)
@@ -134,7 +137,7 @@ class Configuration(Mapping[str, Any]):
     def get_choice(self, name: str, known: Iterable[str], default: str) -> str:
         """Return an option that is one of the known words."""
         value = self.get(name, default)
-        cure = "Any other value is of another network."
+        cure = "Take another model: any other value is of another network."
         return self.require(name, value, value in [*known], " or ".join(known), cure)
 
     def get_flag(self, name: str, default: bool = False) -> bool:

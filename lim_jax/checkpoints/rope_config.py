@@ -195,7 +195,7 @@ def trained_length(config: Configuration) -> int | None:
 
 def _require_known(rope: Configuration, scaling: Any) -> None:
     holds = isinstance(scaling, str) and scaling in SCALINGS
-    cure = "Other scalings of rotary positions are not known here."
+    cure = "Take another model: other scalings of rotary positions are not known here."
     require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
     known = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
     known |= set() if rope.get(TEMPERED) else {TEMPERED}

@@ -31,7 +31,10 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     """
     got = f"the axes {mesh.axis_names}"
     expected = f"one named {AXIS!r}"
-    cure = "Weights go over that one; leave the others to examples and contexts."
+    cure = (
+        "Name the axis over which the weights are sharded so; leave the others to examples and "
+        "contexts."
+    )
     require(AXIS in mesh.axis_names, "mesh", got=got, expected=expected, cure=cure)
 
     def layers(layer: Layer, depth: int) -> PyTree:

@@ -155,7 +155,9 @@ def _require_options(loss: LossName, max_length: int, delta: float, html: bool) 
         "loss",
         got=loss,
         expected="a loss of one pass",
-        cure="An explanation takes one pass apart, and this loss has others.",
+        cure=(
+            "Take a loss of one pass, such as answer: an explanation is of a single forward pass."
+        ),
     )
 
 

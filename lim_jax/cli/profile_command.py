@@ -50,7 +50,7 @@ from lim_jax.results.context_energies import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.two_way import two_way_cells
 
-NO_DENSITY = "Densities, indices, figures, orders and pages come without --method."
+NO_DENSITY = "Leave --method out for densities, indices, figures, orders and pages."
 GRADIENT = Cost(1, 1)  # of a context's influence
 
 
@@ -222,7 +222,7 @@ def _require_options(
     kind = loss_kind(loss)
     if html:
         require_page_packages()
-        cure = "A page takes one pass apart, and this loss has others: pass --no-html."
+        cure = "Pass --no-html: a page explains a single forward pass, and this loss has several."
         require(
             kind.one_pass,
             "html",
@@ -244,7 +244,7 @@ def _require_options(
         "foil",
         got=f"{foil!r} with --loss {loss}",
         expected=takes,
-        cure="No other loss reads a foil.",
+        cure="Leave --foil out, or take that loss: no other reads a foil.",
     )
 
 

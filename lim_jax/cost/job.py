@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from lim_jax._checks import require, require_callable, require_kind, require_positive
 from lim_jax.cost.counting import operations
 
-BYTES = "A gibibyte is 2**30."
+BYTES = "Pass bytes: a gibibyte is 2**30 of them."
 
 
 class Cost(NamedTuple):

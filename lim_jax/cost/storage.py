@@ -77,7 +77,7 @@ def sweep_storage(
     listed = isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str)
     got = described(checkpoints)
     expected = "a list of whole numbers"
-    cure = "One loop over all layers is a list of their number."
+    cure = f"Pass for example [{depth}] for one loop over all layers."
     require(listed, "checkpoints", got=got, expected=expected, cure=cure)
     loops = [as_int(steps, "checkpoints") for steps in checkpoints]
     got = f"loops of {math.prod(loops)} steps in all"

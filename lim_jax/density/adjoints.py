@@ -139,14 +139,13 @@ def check_finite(
     energies: Array | None = None,
 ) -> Tree:
     """Return a batch's result; its use raises where batch, losses or energies are not finite."""
-    got = "got NaN or infinite values, expected finite ones."
     cures = {
         "batch": (batch, "Drop or repair the examples that hold them."),
-        "loss": (losses, "Gradients may be finite where a loss is not: check it at this batch."),
+        "loss": (losses, "Check it at this batch: gradients may be finite where a loss is not."),
         "adjoint energies": (energies, "Check the parameters and the loss at this batch."),
     }
     checks = [
-        (~all_finite(values), f"{name}: {got} {cure}")
+        (~all_finite(values), f"{name}: got NaN or infinite values, expected finite ones. {cure}")
         for name, (values, cure) in cures.items()
         if values is not None
     ]
@@ -162,7 +161,7 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
         "batch",
         got=f"x of shape {x.shape}",
         expected=f"(examples, {grid.size}, width), with a row for each position of the grid",
-        cure="A single example needs a leading axis: x[None].",
+        cure="Give a single example a leading axis: x[None].",
     )
     lengths = {getattr(leaf, "shape", ())[:1] for leaf in jax.tree.leaves((x, y))}
     require(
@@ -207,7 +206,7 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
     if isinstance(loss, LossOfIds):
         integers = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
         expected = "ids, whole numbers of shape (examples, length)"
-        cure = "Embedded states go with the loss of states, which LossOfIds holds."
+        cure = "Pass embedded states to the loss of states, which LossOfIds holds."
         holds = integers and array.ndim == 2
         require(holds, "batch", got=described(x), expected=expected, cure=cure)
         return x, y

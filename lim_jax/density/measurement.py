@@ -161,7 +161,7 @@ def influence_stream(
     except StopIteration:
         raise Refusal(
             "batches: got none, expected at least one batch. "
-            "An iterator that was read before is empty: make it anew."
+            "Make the iterator anew: one that was read before is empty."
         ) from None
     size = require_pair(loss, first)[0].shape[0]
 

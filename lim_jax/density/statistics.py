@@ -202,7 +202,10 @@ class Influence(eqx.Module):
         """
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
-        message = "energies: expected finite numbers that are not negative, got others."
+        message = (
+            "energies: expected finite numbers from 0 on, got others. Find where NaN or infinity "
+            "come from, and pass squares of adjoints."
+        )
         energies = error_if(energies, ~((energies >= 0) & (energies < jnp.inf)), message)
         return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 

@@ -207,7 +207,12 @@ def explain(
     require_query_weights(query_weights, windows)
     loss = as_loss_of_logits(loss)
     require_key(key)
-    require_name(certificates, ("deciding", "all"), "certificates", "See explain.")
+    require_name(
+        certificates,
+        ("deciding", "all"),
+        "certificates",
+        "Pass one of these names, which explain describes.",
+    )
     depth = as_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
     rest = regions_without_queries(query_weights, regions)

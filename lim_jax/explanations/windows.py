@@ -32,7 +32,10 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
         fits = whole and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
     got = described(rows[0]) if rows else "none"
     expected = f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids"
-    cure = "A context has the id after it too: models.sample_windows(ids, length, count)."
+    cure = (
+        "Take models.sample_windows(ids, length, count): a window holds a context and the id "
+        "after it."
+    )
     require(fits, "windows", got=got, expected=expected, cure=cure)
 
 
@@ -44,8 +47,8 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
             len(query_weights) == len(lengths),
             "query_weights",
             got=f"{len(query_weights)} rows",
-            expected=f"{len(lengths)}",
-            cure="Each context has a row.",
+            expected=f"{len(lengths)}, one for each context",
+            cure="Pass one row for each context.",
         )
         for row, length in zip(query_weights, lengths, strict=True):
             require_floats(row, "query_weights", "length", length=length)
@@ -55,7 +58,7 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
         "query_weights",
         got=described(query_weights),
         expected="a list of rows",
-        cure="Each context has a row, of its own length.",
+        cure="Pass a row for each context, of its own length.",
     )
     axes = "examples length" if np.ndim(query_weights) == 2 else "length"
     length = lengths[0]

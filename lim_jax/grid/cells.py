@@ -56,7 +56,10 @@ class CellGrid(Grid):
         cure = "Pass for every row where its prefix begins."
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
         late = (starts < 0) | (starts > jnp.arange(self.size))
-        message = "starts: expected numbers from 0 to the row's own, got others."
+        message = (
+            "starts: expected numbers from 0 to the row's own, got others. Pass for each row the "
+            "position at which its prefix begins."
+        )
         return self._begun(error_if(starts, late, message))
 
     def windowed(self, window: int) -> "CellGrid":
@@ -128,7 +131,7 @@ class CellGrid(Grid):
     ) -> Float[Array, "points *rest"]:
         """Interpolate linearly; beyond the first and last node, continue the nearest line."""
         require_on_grid(values, self)
-        cure = "A line needs two points."
+        cure = "Take a grid of at least two positions: a line needs two points."
         require(self.size > 1, "grid", got="one node", expected="at least two", cure=cure)
         nodes = self.nodes
         left = jnp.clip(jnp.searchsorted(nodes, positions) - 1, 0, self.size - 2)

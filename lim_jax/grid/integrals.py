@@ -73,7 +73,7 @@ def inner(
     require_on_grid(right, grid, "right")
     same = left.shape == right.shape
     got = f"shape {right.shape}"
-    cure = "Pair two fields of the same features."
+    cure = "Pass two fields of the same features."
     require(same, "right", got=got, expected=f"{left.shape}, that of left", cure=cure)
     return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))
 
@@ -93,5 +93,8 @@ def guarded_density(
     """Return a density; using it raises if it is negative, NaN or infinite, or zero everywhere."""
     require_on_grid(values, grid, name, "length")
     fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
-    message = f"{name}: expected a finite density of position, nowhere negative and not zero."
+    message = (
+        f"{name}: expected a finite density of position, nowhere negative and not zero, got "
+        "another. Pass for example jnp.ones(grid.size)."
+    )
     return error_if(values, ~fits, message)

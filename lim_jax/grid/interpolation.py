@@ -66,6 +66,9 @@ def cell_embedding(
     require_on_grid(values, grid)
     require_floats(positions, "positions", "points")
     outside = ~jnp.all((positions >= 0) & (positions <= 1))
-    positions = error_if(positions, outside, "positions: expected numbers in [0, 1], got others.")
+    message = (
+        "positions: expected numbers in [0, 1], got others. Divide token numbers by the length."
+    )
+    positions = error_if(positions, outside, message)
     cells = jnp.searchsorted(grid.edges, positions, side="left") - 1
     return values[jnp.clip(cells, 0, grid.size - 1)]

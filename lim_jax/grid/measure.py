@@ -112,7 +112,10 @@ class Grid(eqx.Module):
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]
         """
         require_floats(log_weights, "log_weights", "length", ONE_EACH, length=self.size)
-        message = "log_weights: expected numbers below infinity, got infinity or NaN."
+        message = (
+            "log_weights: expected numbers below infinity, got infinity or NaN. Pass logarithms of "
+            "weights from 0 on, -inf to leave a position out."
+        )
         log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)
         # Finite, so that no row's sum is zero, and nothing beside what a row sees otherwise.
         log_weights = jnp.maximum(log_weights, REMOVED)
@@ -185,6 +188,7 @@ def require_on_grid(
 ) -> None:
     """Raise ValueError unless `values` are floats with these axes, ``length`` the grid's."""
     require_grid(grid)
+    cure = cure or f"Pass an array of this shape, whose length is the grid's {grid.size} positions."
     require_floats(values, name, axes, cure, length=grid.size, **sizes)
 
 

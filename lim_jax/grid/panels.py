@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import as_int, require
 from lim_jax.grid.measure import Grid, require_on_grid
 
-NODES = "64 nodes on one panel give ten digits for smooth fields."
+NODES = "Pass a Python int, such as 64: on one panel it gives ten digits for smooth fields."
 
 _leggauss = cache(np.polynomial.legendre.leggauss)  # an eigenvalue problem each time
 
@@ -148,6 +148,8 @@ def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> P
     >>> bool(jnp.allclose(prefix, jnp.sin(grid.nodes), rtol=0, atol=1e-13))
     True
     """
-    panels = as_int(panels, "panels", cure="One panel is [0, 1].")
+    panels = as_int(
+        panels, "panels", cure="Pass a Python int, or leave it out for the one panel [0, 1]."
+    )
     breaks = (0.0, *(0.5**k for k in reversed(range(panels))))
     return PanelGrid(breaks=breaks, order=order, dtype=dtype)

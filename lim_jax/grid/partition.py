@@ -61,7 +61,7 @@ class Regions(eqx.Module):
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
         expected = f"a list of numbers from 0 to {last}"
-        cure = "The last position is L - 1."
+        cure = "Pass position numbers of the grid, of which the last is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
         require(listed, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
@@ -122,10 +122,15 @@ def boundary_regions(
     [0.2, 0.6, 0.2]
     """
     require_grid(grid)
-    require_name(convention, ("overlap", "points"), "convention", "See boundary_regions.")
+    require_name(
+        convention,
+        ("overlap", "points"),
+        "convention",
+        "Pass one of these names, which boundary_regions explains.",
+    )
     exact = exact_fraction(delta)
     expected = "a number strictly between 0 and 1/2"
-    cure = "delta is the width of each boundary region; the paper takes 0.2."
+    cure = "Take 0.2 as the paper does: delta is the width of each boundary region."
     require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
     return Regions(grid, exact, convention)
 
@@ -232,5 +237,5 @@ def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
     except (ValueError, ZeroDivisionError) as error:
         raise Refusal(
             f"{name}: got {described(value)}, expected a number known before tracing. "
-            "Regions are static: pass a Python float, a Fraction or a string."
+            "Pass a Python float, a Fraction or a string: regions are static."
         ) from error

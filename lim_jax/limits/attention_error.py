@@ -107,14 +107,14 @@ def attention_studies(
         "inside",
         got=f"{inside}",
         expected="a position above 0 and below 1",
-        cure="The theorem is of positions from there on: try 0.2.",
+        cure="Try 0.2: the theorem holds from this position on.",
     )
     require(
         0 < delta <= 1,
         "delta",
         got=f"{delta}",
         expected="a width above 0, and 1 at most",
-        cure="It is that of the left region: try 0.2.",
+        cure="Try 0.2: delta is the width of the left region.",
     )
     require_references(references)
     got = f"{min(sizes)} tokens at delta = {delta}"
@@ -219,9 +219,12 @@ def attention_constant(
     """
     points = as_int(points, "points", least=2)
     beyond = _beyond_the_theorem(attention)
-    cure = "The constant is of keys that know their position by the states alone."
+    cure = (
+        "Take attention without them: the constant holds where keys know their position by the "
+        "states alone."
+    )
     got = " and ".join(beyond)
-    require(not beyond, "attention", got=got, expected="none of these", cure=cure)
+    require(not beyond, "attention", got=got, expected="attention without these", cure=cure)
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
 
 

@@ -65,7 +65,7 @@ def cone_mass_study(
         "positions",
         got=f"{positions}",
         expected="positions in (0, 1]",
-        cure="The cone's mass is a function of positions there.",
+        cure="Pass positions above 0 and at most 1, such as [0.25, 0.5, 1.0].",
     )
     at = jnp.asarray(np.array(positions))
 

@@ -210,10 +210,10 @@ def convergence_study(
             f"quantities[{name!r}].bound",
             got=", ".join(below),
             expected="nothing below zero, as errors are positive",
-            cure="It is a function of the refinement, such as lambda n: 0.51 / n.",
+            cure="Pass a function of the refinement, such as lambda n: 0.51 / n.",
         )
         bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
-        cure = "What is exact, or not finite, has no order of convergence: leave it out."
+        cure = "Leave it out: what is exact, or not finite, has no order of convergence."
         what = f"quantities[{name!r}]"
         expected = "positive finite errors"
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
@@ -311,7 +311,7 @@ def _as_network(network: Any) -> Network:
     arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
     got = f"a function of ({', '.join(arguments)})"
     expected = f"a flow, or a function {signature}"
-    cure = "A control is refined through ContinuousFlow(control)."
+    cure = "Pass a flow, or such a function; refine a control through ContinuousFlow(control)."
     require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
     return network if len(arguments) == 2 else _Applied(network)
 
@@ -326,7 +326,10 @@ def _solutions(network: Any) -> tuple[Network, Network]:
 def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
     if depths is None:
         got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
-        cure = "Or refine positions: pass four grids of increasing size, and no scheme."
+        cure = (
+            "Pass numbers of layers in depths; to refine positions pass four grids of increasing "
+            "size and no scheme."
+        )
         positions = not (isinstance(grids, Grid) or scheme)
         require(positions, "depths", got=got, expected="numbers of layers", cure=cure)
         solved, _ = _solutions(network)
@@ -335,9 +338,9 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     if isinstance(grids, Grid):
         return {depth: _Run(flow, grids) for depth, flow in layers.items()}
     by_size = _by_size(grids, network)
-    cure = "Grid k goes with depth k."
+    cure = "Pass a grid for each depth: grid k goes with depth k."
     got = f"{len(layers)} depths and {len(by_size)} grids"
-    expected = "as many of both, or one grid"
+    expected = "as many grids as depths, or one grid"
     require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _Run(flow, grid) for (size, grid), flow in pairs}
@@ -372,7 +375,7 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     expected = "a ContinuousFlow, whose control gives the layers of every depth"
-    cure = "For one field that is ContinuousFlow(lambda time: field)."
+    cure = "Make one of a single field by ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
     require(continuous, "network", got=described(network), expected=expected, cure=cure)
     whole = [as_int(depth, "depths") for depth in _listed(depths)]
@@ -384,7 +387,7 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
 def _require_refinements(numbers: list[int], name: str, what: str) -> None:
     finer = len(numbers) >= LEAST and numbers == sorted(set(numbers))
     expected = f"{LEAST} refinements or more, each finer than the one before"
-    cure = "A slope through fewer says nothing; double each."
+    cure = "Pass more, each double the one before: a slope through fewer says nothing."
     require(finer, name, got=f"{numbers} {what}", expected=expected, cure=cure)
 
 
@@ -396,7 +399,7 @@ def _reference_runs(
         flows = [other, solved] if references is None else _listed(references)
         got = ", ".join(map(described, flows)) or "none"
         expected = "two depth flows where positions are not refined"
-        cure = "The last gives the limit, the first its error, on the same grid."
+        cure = "Pass two on one grid: the last gives the limit, the first its error."
         two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
         two = two and flows[0] is not flows[1]
         require(two, "references", got=got, expected=expected, cure=cure)
@@ -407,7 +410,10 @@ def _reference_runs(
     fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
     got = f"grids of {sizes} positions"
     expected = "two grids, or three of sizes n, 2n and 4n"
-    cure = "The last of two gives the limit, the first its error; three are extrapolated."
+    cure = (
+        "Pass two, of which the last gives the limit and the first its error, or three to "
+        "extrapolate."
+    )
     require(fits, "references", got=got, expected=expected, cure=cure)
     unknown = [name for name, quantity in quantities.items() if quantity.order is None]
     got = f"no order of {', '.join(unknown)}"
@@ -420,7 +426,7 @@ def _reference_runs(
             f"quantities[{name!r}].order",
             got=f"{quantity.order}",
             expected="a positive one, by which its limit is extrapolated",
-            cure="What does not converge has no limit: pass two references.",
+            cure="Pass two references: without an order there is no limit to extrapolate to.",
         )
     if two:
         require_references(known)
@@ -444,7 +450,10 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
             f"quantities[{name!r}].order",
             got=described(quantity.order),
             expected="a finite number, or None",
-            cure="It is the power of 1/n with which errors fall: 1, or 2.",
+            cure=(
+                "Pass the power of 1/n with which errors fall, 1 or 2, or None if you do not know "
+                "it."
+            ),
         )
     return measured
 

@@ -153,7 +153,7 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError for unknown names, and for refinements that no slope goes through."""
     unknown = [name for name in only if name not in every]
-    cure = "Without names all are measured."
+    cure = "Pass some of these names, or leave it out for all studies."
     expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
     whole = [as_int(size, "sizes") for size in sizes]
@@ -162,7 +162,10 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
         "sizes",
         got=f"{whole}{'' if only else ' of all studies'}",
         expected="at least four numbers of tokens or layers, rising, of the studies in only",
-        cure="A slope through fewer points says nothing.",
+        cure=(
+            "Pass at least four sizes, and the studies they are for in `only`: a slope through "
+            "fewer points says nothing."
+        ),
     )
 
 

@@ -137,7 +137,10 @@ def _require_query_density(chi: QueryDensity | None) -> None:
         "query_density",
         got=f"{values[at]:.3g} at {points[at]:.3g}",
         expected="a density, nothing below zero",
-        cure="It says which part of the loss each position asks for.",
+        cure=(
+            "Pass a function that is nowhere negative: it says which part of the loss each "
+            "position has."
+        ),
     )
 
 
@@ -443,7 +446,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
     Of so many `terms` of the exponential series at a positive `strength`; too few of them raise
     EquinoxRuntimeError.
     """
-    cure = "It is the horizon of the flow: try 1.0."
+    cure = "Try 1.0: the strength is the horizon of the flow."
     require_positive(strength, "strength", expected="a positive finite number", cure=cure)
     terms = as_int(terms, "terms", least=2)
 

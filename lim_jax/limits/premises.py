@@ -42,7 +42,8 @@ def _require_resolved(
         f"{(at + 1) / INTERVALS:.2f} it is uneven by {near[at]:.2g} at 1,600 points and by "
         f"{fine[at]:.2g} at 25,600",
         expected=expected,
-        cure=f"It may be {word} nonetheless. Without {word.lower()}=True nothing is claimed.",
+        cure=f"Leave {word.lower()}=True out, which then claims nothing; the field may be {word} "
+        "nonetheless.",
     )
 
 
@@ -93,5 +94,8 @@ def require_resnet_premises(
         got=f"True, constants {list(map(float, constants))}, and defects over eps^2 that "
         f"grow by the factor {grown:.3g} from {coarse} layers to {fine}",
         expected="finite constants and no growth, of a Lipschitz field and a step near Euler's",
-        cure="More layers may resolve them. Without lipschitz=True nothing is claimed.",
+        cure=(
+            "Take more layers, which may resolve them, or leave lipschitz=True out, which then "
+            "claims nothing."
+        ),
     )

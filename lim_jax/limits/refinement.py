@@ -33,7 +33,7 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     fits = ((numbers > 0) & (numbers < np.inf)).all()
     fits &= len(set(numbers[0])) == len(numbers[0])
     expected = "at least four positive errors, each of another refinement"
-    cure = "A slope through fewer points says nothing; an error of zero has no logarithm."
+    cure = "Pass more points, and leave errors of zero out: they have no logarithm."
     require(numbers.shape[1] >= 4 and bool(fits), "errors", got=got, expected=expected, cure=cure)
     x, y = np.log(numbers) * [[1], [-1]]
     design = np.stack([x, np.ones_like(x)], axis=1)

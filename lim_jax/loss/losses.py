@@ -365,15 +365,15 @@ def _require_answers(targets: Labels, classes: int) -> None:
         _class_numbers(targets),
         "targets",
         got=described(targets),
-        expected="class numbers, whole numbers of one for each position",
-        cure="A margin is one answer's: pass its number.",
+        expected="class numbers, one for each position",
+        cure="Pass the number of the answer's class at each position.",
     )
     require(
         classes > 1,
         "logits",
         got=f"{classes}",
         expected="at least two classes",
-        cure="A margin is one over the others.",
+        cure="Pass logits of several classes: a margin is one class over the others.",
     )
 
 
@@ -483,7 +483,7 @@ def _require_for_each(weights: Array, losses: Array) -> None:
         "weights",
         got=f"shape {weights.shape}",
         expected=f"{losses.shape}, one for each position",
-        cure="Logits and weights must be on the same positions.",
+        cure="Pass one weight for each position of the logits.",
     )
 
 
@@ -508,7 +508,10 @@ def _known_classes(
 ) -> Int[Array, " length"]:
     """Class numbers of the vocabulary; where none is asked for any number may stand."""
     last = classes - 1
-    message = f"labels: expected class numbers from 0 to {last}, got others."
+    message = (
+        f"labels: expected class numbers from 0 to {last}, got others. Pass logits of all classes, "
+        "or cast labels to floats if they are weights."
+    )
     labels = error_if(labels, asked & ((labels < 0) | (labels > last)), message)
     return jnp.clip(labels, 0, last)
 

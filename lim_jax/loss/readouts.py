@@ -199,9 +199,14 @@ class BandReadout(eqx.Module):
     kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
 
     def __check_init__(self):
-        require_name(self.edges, get_args(Edges), "edges", "See BandReadout.")
+        require_name(
+            self.edges, get_args(Edges), "edges", "Pass one of these, which BandReadout explains."
+        )
         require_positive(
-            self.bandwidth, "bandwidth", expected="a number in (0, 1]", cure="See BandReadout."
+            self.bandwidth,
+            "bandwidth",
+            expected="a number in (0, 1]",
+            cure="Pass half the window in units of position: w/(2L) for w tokens.",
         )
         require_callable(self.kernel, "kernel", "of a distance")
 
@@ -233,7 +238,7 @@ class BandReadout(eqx.Module):
         fits = widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1
         got = f"{self.bandwidth}"
         expected = f"from {widest:.3g} (the widest cell) to 1"
-        cure = "It is half the window in position units: a window of w tokens has b = w/(2L)."
+        cure = "Pass half the window in units of position: w/(2L) for w tokens."
         require(fits, "bandwidth", got=got, expected=expected, cure=cure)
         centre = grid.centres()
         rows = centre[:, None]
@@ -249,7 +254,10 @@ class BandReadout(eqx.Module):
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
-    cure = "Readouts take one example, with a row for each position of the grid."
+    cure = (
+        "Pass one example, with a row for each position of the grid; map over a batch with "
+        "jax.vmap."
+    )
     sizes = {}
     for weight in weights:
         require_floats(weight, "weight", "width vocabulary")

@@ -257,11 +257,14 @@ class CausalLM(eqx.Module):
         if y is None or y.starts is None:
             self._warn_beyond(length)
             got = f"{length} of them"
-            cure = "Cut the context."
+            cure = "Cut the context to that length."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
             places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
-            message = f"ids: expected contexts of at most {most} ids, {why}, got a longer one."
+            message = (
+                f"ids: expected contexts of at most {most} ids, {why}, got a longer one. Cut them "
+                "to that length."
+            )
             if self.limit is not None:
                 ids = error_if(ids, places >= most, message)
         rows = gather_rows(self.embedding, ids)
@@ -272,7 +275,7 @@ class CausalLM(eqx.Module):
         if self.trained is not None and length > self.trained:
             warnings.warn(
                 f"ids: got a context of {length}, expected at most {self.trained}, for which the "
-                "network was made. What is measured beyond may say little of the network.",
+                "network was made. Cut it: what is measured beyond may say little of the network.",
                 stacklevel=2,
             )
 
@@ -447,7 +450,10 @@ class CausalLM(eqx.Module):
 
 
 def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
-    message = f"{name}: expected numbers from 0 to {count - 1}, got others."
+    message = (
+        f"{name}: expected numbers from 0 to {count - 1}, got others. Take the ids of this model's "
+        "own tokenizer."
+    )
     return error_if(numbers, (numbers < 0) | (numbers >= count), message)
 
 
@@ -584,11 +590,11 @@ def load_network(
     holds = kept is None or (kept in KEPT and dtype == "float32")
     got = f"{kept!r} with dtype {dtype!r}"
     expected = f"None, or one of {KEPT} with dtype 'float32'"
-    cure = "Half precision is widened to float32."
+    cure = "Take dtype='float32', to which half precision is converted, or leave `kept` out."
     require(holds, "kept", got=got, expected=expected, cure=cure)
     holds = not on_host or (kept is not None and mesh is None)
     expected = "weights that are kept, and no mesh"
-    cure = "The host keeps matrices in half precision, for one device."
+    cure = "Pass `kept` and no mesh: the host stores matrices in half precision, for one device."
     require(holds, "on_host", got=f"kept={kept!r}, mesh={mesh}", expected=expected, cure=cure)
     precision = published_precision(source) if kept == KEPT[0] else kept
     if mesh is not None:
@@ -610,15 +616,18 @@ def open_network(source: Source, dtype: str, compute: str | None = None) -> Caus
 def _network(
     source: Source, dtype: str, placement: WeightPlacement, compute: str | None
 ) -> CausalLM:
-    cure = "Models compute in full precision; to keep weights in half take kept."
+    cure = (
+        "Pass one of these: models compute in full precision. To store weights in half precision "
+        "take `kept`."
+    )
     require_name(dtype, ("float32", "float64"), "dtype", cure)
     recipe = recipe_of(source.config)
     refuse_other_architectures(source.config, source.config["model_type"])
     weights = read_decoder(source, dtype, recipe, placement, compute)
     surplus = sorted(set(source.files) - weights.known)
     got = f"{', '.join(surplus[:3])}, which the family does not have"
-    cure = "The options may be of a simpler family than the weights are."
-    require(not surplus, "tensors", got=got, expected="those of the family", cure=cure)
+    cure = "Take the options of the weights' own family, or a checkpoint without these tensors."
+    require(not surplus, "tensors", got=got, expected="the tensors of the family", cure=cure)
     # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(source.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained, longest=recipe.longest)

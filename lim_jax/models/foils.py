@@ -72,7 +72,13 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     """
     same = np.array_equal(answer, foil)
     cure = "Pass what the model might have said instead."
-    require(not same, "foil", got="the answer's own ids", expected="others", cure=cure)
+    require(
+        not same,
+        "foil",
+        got="the answer's own ids",
+        expected="another text than the answer",
+        cure=cure,
+    )
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
     parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
     return Contrast(*jax.device_put(parts))

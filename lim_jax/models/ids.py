@@ -206,7 +206,7 @@ def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless it is an array of at least two whole numbers."""
     require_indices(window, name)
     expected = "a context and the id after it"
-    cure = "The last id of a window is a target only."
+    cure = "Pass more ids: the last one of a window is only a target."
     require(window.shape[0] > 1, name, got="one id", expected=expected, cure=cure)
 
 
@@ -402,7 +402,7 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
         "ask",
         got=f"a contrast after {int(prompt)} ids",
         expected=f"after {length}",
-        cure="Its window is the prompt, and any id.",
+        cure="Make the window of the prompt and any id after it.",
     )
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_filled, parts, sizes)

@@ -69,5 +69,5 @@ LOSSES: dict[str, LossKind] = {
 
 def loss_kind(asked: str) -> LossKind:
     """The entry of a name; any other name is refused."""
-    require_name(asked, LOSSES, "asked", "It is what the loss is of.")
+    require_name(asked, LOSSES, "asked", "Pass one of these names: they say what the loss is of.")
     return LOSSES[asked]

@@ -52,8 +52,8 @@ def contexts(
     """
     given = mask is not None or segments is not None
     got = "neither mask nor segments"
-    cure = "Rows without padding are a list of windows already: list(ids)."
-    require(given, "mask", got=got, expected="one of them", cure=cure)
+    cure = "Pass list(ids) as windows where rows have no padding."
+    require(given, "mask", got=got, expected="mask or segments", cure=cure)
     _require_table(ids, "ids", ids)
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
@@ -61,7 +61,7 @@ def contexts(
     padded = np.asarray(segments) != 0 if mask is None else mask
     kept = np.asarray(padded).astype(int)
     binary = bool(np.isin(kept, (0, 1)).all())
-    cure = "One is an id, zero is padding."
+    cure = "Pass one for an id and zero for padding."
     require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
     numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
     positive = bool((numbers[kept == 1] > 0).all())
@@ -78,8 +78,8 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
     whole = len(set(names)) == len(names) > 0
-    expected = "at least one, and each in one piece"
-    cure = "Leave rows of padding out; padding stands left or right of a context, not inside."
+    expected = "at least one context in each row, and each in one piece"
+    cure = "Leave rows of padding out, and put padding left or right of a context, not inside."
     require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
     return [row[run] for run in runs]
 

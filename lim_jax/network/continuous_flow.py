@@ -153,7 +153,7 @@ def control_distance(
     axes = {leaf.shape[:1] for leaf in jax.tree.leaves(arrays)}
     got = f"leading axes {sorted(axes)}" if axes else described(layers)
     expected = "arrays of floats that share a leading axis of layers"
-    cure = "Of a flow take its layers."
+    cure = "Take the layers of a flow: flow.layers."
     require(len(axes) == 1 and axes != {()}, "layers", got=got, expected=expected, cure=cure)
     depth = jax.tree.leaves(arrays)[0].shape[0]
     nodes, weights = np.polynomial.legendre.leggauss(4)
@@ -246,11 +246,11 @@ class ContinuousFlow(eqx.Module):
         require_callable(self.control, "control", "from depth to a field")
         require_callable(self.profile, "profile", "of depth")
         as_int(self.max_steps, "max_steps")
-        require_optional(self.first_step, "first_step", "None lets the controller choose.")
+        require_optional(self.first_step, "first_step", "Pass None to let the controller choose.")
         holds = not isinstance(self.adjoint, diffrax.ImplicitAdjoint)
         got = "ImplicitAdjoint"
         expected = "an adjoint of the solved trajectory"
-        cure = "It assumes a steady state; take RecursiveCheckpointAdjoint or DirectAdjoint."
+        cure = "Take RecursiveCheckpointAdjoint or DirectAdjoint: this one assumes a steady state."
         require(holds, "adjoint", got=got, expected=expected, cure=cure)
 
     def __call__(self, x: State, grid: Grid) -> State:
@@ -353,26 +353,26 @@ class ContinuousFlow(eqx.Module):
     def reached(self, solution: diffrax.Solution, values: Tree) -> Tree:
         """Return values of a solution; their use raises where the solver stopped before its end."""
         stopped = solution.result == diffrax.RESULTS.max_steps_reached
-        whole = "flow: expected a solution over the whole depth, got"
         smooth = "or a control and a profile that are smoother in depth time."
         return error_if_first(
             values,
             (
                 stopped,
-                f"{whole} none within {self.max_steps} steps. Take more max_steps, looser "
-                f"tolerances in stepsize_controller, a constant step, {smooth}",
+                f"flow: got no solution within {self.max_steps} steps, expected one over the whole "
+                "depth. Take more max_steps, looser tolerances in stepsize_controller, a constant "
+                f"step, {smooth}",
             ),
             (
                 ~diffrax.is_successful(solution.result),
-                f"{whole} a solver that failed on the way. Take another solver or a constant "
-                f"step, {smooth}",
+                "flow: got a solver that failed on the way, expected a solution over the whole "
+                f"depth. Take another solver or a constant step, {smooth}",
             ),
         )
 
 
 def require_continuous(flow: Any) -> None:
     """Raise ValueError unless it is a continuous flow."""
-    cure = "Along layers take adjoint_trajectory, channels or interaction_norms."
+    cure = "Take adjoint_trajectory, channels or interaction_norms for layers."
     require_kind(flow, ContinuousFlow, "flow", cure)
 
 
@@ -390,5 +390,8 @@ def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array,
     """Return depth times; their use raises where they do not increase within [0, T]."""
     require_floats(times, "times", "times", cure="Pass the depth times along one axis.")
     inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
-    message = f"times: expected depth times that increase within [0, {horizon}], got others."
+    message = (
+        f"times: expected depth times that increase within [0, {horizon}], got others. Sort them, "
+        "and leave those outside out."
+    )
     return error_if(times, ~inside, message)

@@ -24,7 +24,10 @@ def packed_starts(grid: Grid) -> Starts | None:
     tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
     got = type(grid).__name__
     expected = "token_grid: a recurrent layer goes from token to token"
-    cure = "Its step, decay and taps are of one token; in the continuum they would be rates."
+    cure = (
+        "Take token_grid: the step, decay and taps are those of one token, and no rates of a "
+        "continuum."
+    )
     require(tokens, "grid", got=got, expected=expected, cure=cure)
     assert isinstance(grid, CellGrid)
     starts = grid.starts
@@ -32,8 +35,8 @@ def packed_starts(grid: Grid) -> Starts | None:
         return None
     sliding = (starts != jnp.arange(grid.size)) & (starts != jnp.roll(starts, 1))
     message = (
-        "starts: expected contexts one after another, got rows of a window. A recurrent layer "
-        "forgets all or nothing: pass segment_starts."
+        "starts: expected contexts one after another, got rows of a window. Pass segment_starts: "
+        "a recurrent layer forgets all or nothing."
     )
     return error_if(starts, sliding, message)
 

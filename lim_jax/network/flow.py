@@ -290,7 +290,7 @@ class ResidualFlow(eqx.Module):
     compute: str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        cure = "Save products where there is memory and one derivative is taken."
+        cure = "Take save_matmuls where memory suffices and one derivative is taken, else full."
         require_name(self.remat, ("full", "save_matmuls"), "remat", cure)
         if self.compute is not None:
             cure = "Leave it out for what JAX's configuration says."
@@ -529,7 +529,7 @@ def require_flow(flow: Any) -> None:
 
 def require_horizon(horizon: float) -> None:
     """Raise ValueError unless it is a positive finite number known before tracing."""
-    cure = "It is T in eps = T/M; take the number of layers for eps = 1."
+    cure = "Take the number of layers for eps = 1: the horizon is T in eps = T/M."
     require_positive(horizon, "horizon", expected="a positive depth", cure=cure)
 
 
@@ -544,7 +544,7 @@ def require_depth_profile(
     with jax.ensure_compile_time_eval():
         values = jax.vmap(profile)(jnp.asarray(times, dtype))
     expected = "finite values that are not negative"
-    cure = "To reverse a field, negate its output."
+    cure = "Pass none below zero; to reverse a field, negate its output."
     if isinstance(values, Tracer):
         fails = ~((values >= 0) & (values < jnp.inf))
         return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")

@@ -26,7 +26,7 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
     r"""The usual frequencies :math:`b^{-2m/r}` of r rotated features, :math:`0 \le m < r/2`."""
     size = as_int(size, "size", least=2)
     require_positive(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
-    cure = "Features are rotated in pairs: of an odd head rotate all but one."
+    cure = "Pass an even number: features are rotated in pairs, all but one of an odd head."
     require(size % 2 == 0, "size", got=f"{size}", expected="an even number", cure=cure)
     return _as_tuple(float(base) ** (-np.arange(0, size, 2) / size))
 
@@ -114,7 +114,15 @@ class DynamicFrequencies(eqx.Module):
     trained: int = eqx.field(static=True)
 
     def __check_init__(self):
-        as_int(self.size, "size", least=4, cure="Two features have no base.")
+        as_int(
+            self.size,
+            "size",
+            least=4,
+            cure=(
+                "Pass at least four features: two are one pair, which has a single frequency "
+                "whatever the base."
+            ),
+        )
         rotary_frequencies(self.size, self.base)
 
     def __call__(self, tokens: Number) -> Frequencies:

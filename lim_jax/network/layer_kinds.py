@@ -33,7 +33,7 @@ class LayersByKind(eqx.Module):
         got = f"{counts} of each kind"
         cure = "Name the kind of every layer by its place in kinds."
         holds = agree and sum(counts) == len(self.order) > 0
-        require(holds, "order", got=got, expected=f"{layers}, as there are", cure=cure)
+        require(holds, "order", got=got, expected=f"{layers}, the layers that kinds has", cure=cure)
 
     @property
     def numbers(self) -> tuple[Int[Array, " depth"], Int[Array, " depth"]]:

@@ -17,7 +17,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.positions import Positions
 
-WHOLE = "None is for attention to the whole prefix."
+WHOLE = "Leave it out for attention to the whole prefix."
 Rope = PyTree[Float[Array, "length ..."]]
 
 
@@ -52,7 +52,7 @@ class AttentionMask(eqx.Module):
                 as_int(getattr(self, name), name, cure=WHOLE)
         most_one = self.window is None or self.chunk is None
         got = "a window and a chunk"
-        require(most_one, "mask", got=got, expected="one of them at most", cure=WHOLE)
+        require(most_one, "mask", got=got, expected="at most one of them", cure=WHOLE)
 
     @property
     def rotary_dim(self) -> int:

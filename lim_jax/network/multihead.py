@@ -100,13 +100,13 @@ class CausalAttention(eqx.Module):
     }  # fmt: skip
 
     def __check_init__(self):
-        require_optional(self.scale, "scale", "None is for one over the root of a head's size.")
-        require_optional(self.cap, "cap", "None is for scores without a cap.")
+        require_optional(self.scale, "scale", "Pass None for one over the root of a head's size.")
+        require_optional(self.cap, "cap", "Pass None for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
         groups = self.key.shape[-3]
         got = f"{heads} heads in {groups} groups"
         expected = "a number that divides the heads"
-        cure = "Every group of keys and values serves as many heads."
+        cure = "Take a divisor of the heads: each group of keys and values serves as many heads."
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
         got = f"{self.mask.rotary_dim} features that are rotated"
         expected = f"at most {size}, the size of a head"
@@ -115,7 +115,7 @@ class CausalAttention(eqx.Module):
         heads, width, features = self.output.shape[-3:]
         sizes = (heads, features, width) if self.gate is None else self.gate.shape[-3:]
         expected = f"{heads, features, width}: heads, a head's features, the width"
-        cure = "A gate has the output's sizes."
+        cure = "Pass a gate of the output's sizes."
         fits = sizes == (heads, features, width)
         require(fits, "gate", got=f"sizes {sizes}", expected=expected, cure=cure)
 
@@ -308,8 +308,13 @@ class CausalAttention(eqx.Module):
         ValueError
             With sinks, which take all attention at the left end.
         """
-        cure = "In the continuum a sink takes all attention at the left end."
-        require(self.sinks is None, "sinks", got="sinks", expected="none", cure=cure)
+        cure = (
+            "Take a token_grid, or attention without sinks: in the continuum a sink takes all "
+            "attention at the left end."
+        )
+        require(
+            self.sinks is None, "sinks", got="sinks", expected="attention without sinks", cure=cure
+        )
         _, features = self.sources(z[None], None)
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 

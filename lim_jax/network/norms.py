@@ -71,7 +71,7 @@ class LayerNorm(eqx.Module):
         ValueError
             If the width is no whole number from 2, or `norm_eps` is not positive and finite.
         """
-        constant = "Layer normalisation of one feature is constant: use eqx.nn.Identity()."
+        constant = "Use eqx.nn.Identity(): layer normalisation of one feature is constant."
         width = as_int(width, "width", least=2, cure=constant)
         return cls(jnp.ones(width), jnp.zeros(width), norm_eps)
 

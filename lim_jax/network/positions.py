@@ -86,7 +86,7 @@ class Rotary(eqx.Module):
 
     def __check_init__(self):
         require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
-        cure = "1.0 leaves lengths as they are."
+        cure = "Pass 1.0 to leave lengths as they are."
         require_positive(self.amplitude, "amplitude", expected=POSITIVE, cure=cure)
 
     @property

@@ -117,7 +117,7 @@ class RecurrentMixer(eqx.Module):
         groups = self.key.shape[-3]
         got = f"{heads} heads in {groups} groups"
         expected = "a number that divides the heads"
-        cure = "Every group of queries and keys serves as many heads."
+        cure = "Take a divisor of the heads: each group of queries and keys serves as many heads."
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:

@@ -240,19 +240,22 @@ def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
 
 
 def _require_plain(attention: CausalAttention) -> None:
-    steps = "The proposition's steps are those of queries, keys and values of one matrix each."
+    steps = (
+        "Pass a CausalAttention, of one matrix each for queries, keys and values: the proposition "
+        "is proved for it."
+    )
     _require_exactly(attention, CausalAttention, "attention", steps)
     attend = attention.attend
     mask = attention.mask
     holds = attend is causal_attention or type(attend) is RingAttention
     got = f"heads that attend by {_name(attend)}"
     expected = "causal_attention or a RingAttention"
-    cure = "The proposition's steps are those of a softmax over the prefix."
+    cure = "Take one of these: the proposition is proved for a softmax over the prefix."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     holds = type(mask) is AttentionMask and mask.window is None and mask.chunk is None
     got = f"{mask}"
     expected = "rows that see their whole prefix"
-    cure = "Hardy's inequality is of prefixes that begin at 0."
+    cure = "Leave the mask out: Hardy's inequality holds for prefixes that begin at 0."
     require(holds, "attention", got=got, expected=expected, cure=cure)
     assert isinstance(mask, AttentionMask)
     rotary = mask.positions
@@ -261,8 +264,8 @@ def _require_plain(attention: CausalAttention) -> None:
     got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
     got = f"{got}normalised or gated"
     holds = all(getattr(attention, s) is None for s in shapes)
-    cure = "The proposition's steps are those of attention without them."
-    require(plain and holds, "attention", got=got, expected="none of these", cure=cure)
+    cure = "Leave them out: the proposition is proved for attention without them."
+    require(plain and holds, "attention", got=got, expected="attention without these", cure=cure)
 
 
 @filter_jit
@@ -273,12 +276,14 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     :math:`\|W_2\|(\|\sigma(0)\mathbf 1\| + \mathrm{Lip}(\sigma)\,r) + \|b_2\|` with
     :math:`r = \|W_1\|C + \|b_1\|`. Of a gated network nothing bounds the slope so simply.
     """
-    steps = "The proposition's steps are those of two matrices and an activation."
+    steps = (
+        "Pass a FeedForward of two matrices and an activation: the proposition is proved for it."
+    )
     _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
     got = "a norm of its output"
     expected = "none"
-    cure = "A norm may enlarge small outputs and their changes by far."
+    cure = "Leave output_norm out: a norm may enlarge small outputs and their changes by far."
     require(network.output_norm is None, "network", got=got, expected=expected, cure=cure)
     token, slope = norm_constants(network.norm)
     inner_norm, outer_norm = (
@@ -361,7 +366,7 @@ def field_regularity(field: TransformerField) -> FieldRegularity:
     >>> bool(moved <= field_regularity(field).lipschitz * jnp.linalg.norm(x - y))
     True
     """
-    _require_exactly(field, TransformerField, "field", "Of a flow take its layers.")
+    _require_exactly(field, TransformerField, "field", "Take the layers of a flow: flow.layers.")
     return FieldRegularity(
         attention_regularity(field.attention), feed_forward_regularity(field.feed_forward)
     )
@@ -416,14 +421,14 @@ def trajectory_radius(
     >>> trajectory_radius(field, jnp.ones((5, 4)), lim.token_grid(5), jnp.zeros(1)).tolist()
     [2.0]
     """
-    _require_exactly(fields, TransformerField, "fields", "Of a flow take its layers.")
+    _require_exactly(fields, TransformerField, "fields", "Take the layers of a flow: flow.layers.")
     require_on_grid(x, grid, "x", "length width")
     got = type(grid).__name__
     expected = "a grid of cells, whose prefix weights are not negative"
     cure = "Take token_grid, midpoint_grid or graded_grid."
     require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
-    times = as_nonnegative(times, "times", "A flow begins at 0.")
+    times = as_nonnegative(times, "times", "Pass times from 0 on, where a flow begins.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
     start = jnp.sqrt(inner(x, x, grid))
     mass = jnp.sqrt(grid.weights.sum())
@@ -433,7 +438,7 @@ def trajectory_radius(
 def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
     r"""The bound of layer normalisation, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`."""
     # The slope is largest where the token's variance vanishes.
-    cure = "Without one the field is neither bounded nor Lipschitz on all states."
+    cure = "Pass a LayerNorm: without one the field is neither bounded nor Lipschitz on all states."
     _require_exactly(norm, LayerNorm, "norm", cure)
     assert isinstance(norm, LayerNorm)
     largest = jnp.max(jnp.abs(norm.scale))
@@ -465,7 +470,7 @@ def _activation_slope(activation: Any) -> float:
     slopes = [slope for known, slope in SLOPES if activation is known]
     got = _name(activation)
     expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
-    cure = "Of other functions nothing is known that bounds their slope."
+    cure = "Take one of these: no bound is known for the slope of others."
     require(len(slopes) == 1, "activation", got=got, expected=expected, cure=cure)
     return slopes[0]
 

@@ -65,7 +65,7 @@ class RingAttention(eqx.Module):
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
         got = f"an axis {self.axis!r} of type {kind.name}"
         expected = "AxisType.Auto"
-        cure = "jax.make_mesh takes axis_types=(AxisType.Auto, ...)."
+        cure = "Make the mesh with axis_types=(AxisType.Auto, ...)."
         require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
 
     def __call__(
@@ -79,11 +79,17 @@ class RingAttention(eqx.Module):
         """Attend; scores may be capped, and a sink is refused."""
         require_heads(query, key, grid, value)
         cure = "Take causal_attention."
-        require(shaping.sink is None, "sink", got="one", expected="none", cure=cure)
+        require(
+            shaping.sink is None,
+            "sink",
+            got="a sink",
+            expected="attention without a sink",
+            cure=cure,
+        )
         devices = self.mesh.shape[self.axis]
         holds = isinstance(grid, CellGrid) and grid.size % devices == 0
         got = f"{type(grid).__name__} of {grid.size} positions over {devices} devices"
-        expected = "a CellGrid of as many positions on each"
+        expected = "a CellGrid whose positions divide evenly over the devices"
         cure = "Pad the context on the right, or take causal_attention."
         require(holds, "grid", got=got, expected=expected, cure=cure)
         cells = cast(CellGrid, grid)

@@ -37,7 +37,8 @@ Gramians = Float[Array, "positions width width"]
 Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
 Mode = Literal["cheapest", "forward", "reverse"]
-LEFT_OUT = "Layers that are left out have weight zero."
+LEFT_OUT = "Pass 0 as the weight of a layer to leave it out."
+ONE_EACH = "Pass a number, or one weight for each layer."
 
 
 class ObservedTokens(eqx.Module):
@@ -167,7 +168,12 @@ def observability_gramians(
     # Every route passes all layers of a function: their number does not tell which is cheapest.
     depth = None if isinstance(observations, ObservedTokens) else 1
     products = layer_products(observations, x, positions, depth=depth)
-    require_name(mode, (*products, "cheapest"), "mode", "See observability_gramians.")
+    require_name(
+        mode,
+        (*products, "cheapest"),
+        "mode",
+        "Pass one of these names, which observability_gramians explains.",
+    )
     chosen = cheapest_mode(products) if mode == "cheapest" else mode
     positions = jnp.arange(len(x)) if positions is None else guarded_positions(positions, x)
     if chosen == "forward":
@@ -185,7 +191,10 @@ def require_observations(observations: Any, x: Any) -> None:
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
     """Return monitored positions, whose use raises where x does not have them."""
-    message = f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others."
+    message = (
+        f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others. Pass positions that "
+        "x has."
+    )
     return error_if(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
 
@@ -238,7 +247,7 @@ def layer_products(
     layers, observed = jax.eval_shape(observations, x).shape
     layered = isinstance(observations, ObservedTokens)
     if layered:
-        cure = "ObservedTokens observe all of their layers: leave it out."
+        cure = "Leave it out: ObservedTokens observe all of their layers."
         depth = layers if depth is None else depth
         depth = as_int(depth, "depth", least=layers, most=layers, cure=cure)
     else:
@@ -315,10 +324,10 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)
-    require_floating(step, "step", cure="Pass a number, or one weight for each layer.")
+    require_floating(step, "step", cure=ONE_EACH)
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"
-    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=LEFT_OUT)
+    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=ONE_EACH)
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
     return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 

@@ -155,7 +155,7 @@ def layer_injected_traces(
     require_observations(observations, x)
     observed, pull = jax.vjp(observations, x)
     depth, seen = observed.shape
-    cure = "One entry for each number that is observed."
+    cure = "Pass one entry for each number that is observed."
     require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=seen)
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 

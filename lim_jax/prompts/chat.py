@@ -164,7 +164,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         OPENS not in "".join(texts[-1]),
         "messages",
         got=f"the letter {OPENS!r}",
-        expected="texts of known letters",
+        expected="texts without this letter",
         cure="Leave it out: it marks where a text is.",
     )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
@@ -185,8 +185,8 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         error is None,
         "messages",
         got=f"what the model's chat template refuses ({error})",
-        expected="a chat that it takes",
-        cure="Such as one of the user alone: some templates know no system.",
+        expected="a chat that the template takes",
+        cure="Pass one message of the user alone: some templates know no system message.",
     )
     unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
     _require_all_laid_out(unread)
@@ -218,9 +218,9 @@ def _layout(
     require(
         bool(users) or before is None,
         "messages",
-        got="documents, and none of a user",
-        expected="a user who asks",
-        cure="The question is the user's last message.",
+        got="documents and no message of the user",
+        expected="a message of the user",
+        cure="Add a message of the role user: the question is the user's last one.",
     )
     laid: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": laid}, set())
@@ -289,7 +289,7 @@ def _require_all_laid_out(left_out: Sequence[str]) -> None:
         not left_out,
         "messages",
         got=f"{', '.join(left_out)}, which the model's chat template leaves out",
-        expected="what it lays out",
+        expected="messages of which the template writes everything",
         cure="Leave it out, or ask by a prompt without a chat.",
     )
 
@@ -303,7 +303,9 @@ def _as_put(text: str) -> list[str]:
 
 def require_messages(messages: Any) -> None:
     """Raise unless these are messages as `chat_prompt` takes them."""
-    require_several(messages, Mapping, "messages", 'Each is {"role": "user", "content": "..."}.')
+    require_several(
+        messages, Mapping, "messages", 'Pass for example [{"role": "user", "content": "..."}].'
+    )
     for number, one in enumerate(messages, 1):
         where = f"messages, message {number}"
         role = one.get("role")
@@ -319,7 +321,10 @@ def require_messages(messages: Any) -> None:
             where,
             got=f"{dict(one)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
-            cure="Content may be a list of parts of text; pictures and sounds are not read.",
+            cure=(
+                "Give each message a role and a content, which may be a list of parts of text; "
+                "pictures and sounds are not read."
+            ),
         )
         if calls:
             _require_functions(one["tool_calls"], f"{where}, tool_calls")
@@ -348,7 +353,7 @@ def content_text(content: Any) -> str | None:
 
 
 def _require_functions(functions: Any, where: str) -> None:
-    require_several(functions, Mapping, where, f"Each is {CALL}.")
+    require_several(functions, Mapping, where, f"Pass each as {CALL}.")
     for number, one in enumerate(functions, 1):
         function = one.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -358,7 +363,7 @@ def _require_functions(functions: Any, where: str) -> None:
             here,
             got=f"{dict(one)!r}"[:60],
             expected=CALL,
-            cure="A function has a name.",
+            cure='Name each function, such as {"function": {"name": "search"}}.',
         )
         _require_json(one, here)
 
@@ -371,8 +376,8 @@ def _require_json(value: Any, where: str) -> None:
             not odd,
             where,
             got=f"the name {odd[:1]}",
-            expected="names of letters and digits",
-            cure="Templates compare names, so that they are left as they are.",
+            expected="names of letters, digits and underscores",
+            cure="Rename it with letters, digits and underscores: templates compare these names.",
         )
         value = list(value.values())
     if isinstance(value, list):
@@ -381,4 +386,10 @@ def _require_json(value: Any, where: str) -> None:
         return
     known = value is None or isinstance(value, str | int)
     known = known or (isinstance(value, float) and isfinite(value))
-    require(known, where, got=described(value), expected="what JSON has", cure="Pass plain values.")
+    require(
+        known,
+        where,
+        got=described(value),
+        expected="a value of JSON",
+        cure="Pass plain values: texts, numbers, booleans, None, lists and dictionaries of them.",
+    )

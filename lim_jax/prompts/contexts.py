@@ -98,7 +98,7 @@ class PromptOnly(NamedTuple):
             "answer",
             got="no ids",
             expected="at least one",
-            cure="The model ended at once: give an answer.",
+            cure="Give an answer: the model ended at once.",
         )
         ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
@@ -246,8 +246,8 @@ def _contrast(
         bool(foil),
         where,
         got="no foil",
-        expected="what might have followed instead",
-        cure='Give `foil`, or a line its "foil".',
+        expected="the foil, a text that might have followed instead of the answer",
+        cure="Pass `foil`, or write one beside the answer in the data.",
     )
     other = _encoded(laid, foil, tokenizer, where)
     follows = [one.last >= len(laid.text) for one in (found, other)]
@@ -258,15 +258,15 @@ def _contrast(
         all(after.any() for after in follows) and prompts[0].size > 0,
         where,
         got="no tokens of prompt, answer or foil",
-        expected="some of each",
+        expected="at least one token of each",
         cure="Pass texts that are not empty.",
     )
     require(
         np.array_equal(prompts[0], prompts[1]),
         where,
-        got="a prompt whose last token is another before the answer than before the foil",
-        expected="one prompt",
-        cure="Begin both with a space, or both without.",
+        got="a prompt whose last token differs before the answer and before the foil",
+        expected="the same tokens of the prompt before both",
+        cure="Write answer and foil both with a space before them, or both without.",
     )
     prompt = prompts[0]
     answer = found.ids[follows[0]]
@@ -287,7 +287,7 @@ def _context(
         where,
         got=f"{length + 1} tokens",
         expected="at least two",
-        cure="The last token is a target only.",
+        cure="Pass a longer text: the last token is only a target.",
     )
     answered = found.within(len(laid.text), end)
     require(
@@ -295,7 +295,10 @@ def _context(
         where,
         got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
         expected="a prompt and an answer of some tokens each",
-        cure="The loss next-token takes any text.",
+        cure=(
+            "Give the prompt and the answer text of their own, or take the loss next-token, which "
+            "takes any text."
+        ),
     )
     spans = _spans(laid.spans, found, end, where, length)
     return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
@@ -319,7 +322,7 @@ def _spans(
             where,
             got=f"the span {parts}",
             expected=f'[start, end, "name"] with 0 <= start < end <= {most}, the characters',
-            cure="The end is not of the span, as in a Python slice.",
+            cure="Count characters from 0, with the end left out as in a Python slice.",
         )
         start, end, name = span
         places = np.flatnonzero(found.within(start, end)[:length])
@@ -397,7 +400,7 @@ def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> En
         where,
         got=left and f"{left[0].token.content!r} at character {left[0].start}",
         expected="a text without what the tokenizer takes for a token of control",
-        cure="Leave it out.",
+        cure="Take these letters out of the text.",
     )
     return found
 

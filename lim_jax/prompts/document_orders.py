@@ -143,9 +143,9 @@ def shuffled(
     require(
         len(line.documents) == orders.shape[1],
         line.where,
-        got=f"{len(line.documents)} documents in another order",
+        got=f"{len(line.documents)} documents",
         expected=f"{orders.shape[1]}, as in the orders",
-        cure="Each line needs as many as the others.",
+        cure="Give each line as many documents as the others.",
     )
     names = tuple(one.name for one in line.documents)
     contexts = []
@@ -173,7 +173,8 @@ def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> 
     """A context, in which all documents are."""
     if isinstance(found, PromptOnly):
         raise Refusal(
-            f"{where}: got no answer, expected one that all orders are asked. Give the line one."
+            f"{where}: got no answer, expected one, which all orders are asked. Give the line an "
+            "answer."
         )
     missing = set(names) - {span.name for span in found.spans}
     require(
@@ -181,6 +182,6 @@ def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> 
         where,
         got=f"a context without {sorted(missing)}",
         expected="all documents",
-        cure="The chat template leaves them out.",
+        cure="Ask without messages: the chat template leaves documents out.",
     )
     return found

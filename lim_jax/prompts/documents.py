@@ -86,7 +86,7 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
             all(isinstance(part, str) for part in one) and bool(one.text.strip()),
             f"documents, document {number}",
             got=f"{tuple(one)!r}"[:60],
-            expected="texts, of which that of the document is not empty",
+            expected="a title and a text, the text not empty",
             cure="Leave a document without a text out.",
         )
     named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]

@@ -74,7 +74,7 @@ def self_answered(
             isinstance(prompt, Context | PromptOnly),
             "prompts",
             got=described(prompt),
-            expected="contexts, or prompts that are unanswered",
+            expected="contexts, or prompts without an answer",
             cure="Take them from unanswered.",
         )
     in_chats = any(isinstance(one, PromptOnly) and one.laid.marked for one in prompts)

@@ -44,7 +44,7 @@ KINDS = {
     ("messages",): ("answer", "foil", "documents", "tools"),
 }
 TEXTS = ("text", "prompt", "question", "answer", "foil")
-CURE = "One object stands on a line, and text is a string."
+CURE = "Write one JSON object on each line, or a list of them in a .json file; quote its texts."
 
 
 class Line(NamedTuple):
@@ -152,8 +152,8 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
         path.is_file(),
         "documents",
         got=f"{path}, which is no file and no folder",
-        expected="a folder of texts, a text, or lines",
-        cure="Look at the path.",
+        expected="a folder of texts, a text, or a .json or .jsonl file of documents",
+        cure="Check the path.",
     )
     if path.suffix in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
@@ -170,8 +170,8 @@ def _of_folder(folder: Path) -> tuple[Document, ...]:
         len(files) > len(empty),
         "documents",
         got=f"{folder} without a file that has a text",
-        expected="some",
-        cure="Each file is a document.",
+        expected="at least one",
+        cure="Pass a folder with a file for each document.",
     )
     if empty:
         names = ", ".join(map(str, empty))
@@ -255,7 +255,7 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
             f"{data}",
             got=content[:40],
             expected="a list of objects",
-            cure="Or put each object on a line by itself, in a file named .jsonl.",
+            cure="Put the objects in a list, or each on a line of its own in a file named .jsonl.",
         )
         entries = [(f"{data}, entry {n}", entry) for n, entry in enumerate(listed, 1)]
     else:
@@ -266,9 +266,9 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
     require(
         bool(entries),
         name,
-        got=f"{data} without a line",
-        expected="some",
-        cure="Each line is an object with text, or with prompt and answer.",
+        got=f"{data}, in which nothing stands",
+        expected="at least one object",
+        cure=CURE,
     )
     return entries
 
@@ -278,8 +278,8 @@ def _content(data: Path, name: str = "data") -> str:
         data.is_file(),
         name,
         got=f"{data}, which is no file",
-        expected="a text, or JSON lines in a file of the name .jsonl",
-        cure="Each line holds text, or prompt and answer.",
+        expected="a text, or JSON lines in a file named .jsonl",
+        cure="Check the path.",
     )
     return text_of_file(data, name)
 
@@ -290,9 +290,9 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
     require(
         not kind.needs_answer,
         "loss",
-        got=f"{asked} of the text {data}",
+        got=f"{asked} with {data}, a text without answers",
         expected="next-token",
-        cure="An answer is asked of JSON lines with prompt and answer.",
+        cure="Pass JSON lines with prompt and answer, or take the loss next-token.",
     )
     targets = len(found.ids) - 1
     length = min(max_length, targets)
@@ -301,7 +301,7 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
         "data",
         got=f"{targets + 1} tokens in {data}",
         expected="at least two",
-        cure="The last token is a target only.",
+        cure="Pass a longer text: the last token is only a target.",
     )
     weights = kind.weights(np.zeros(length, bool))
     return [
@@ -328,8 +328,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         not others,
         where,
         got=f"the entry {others}",
-        expected=" ".join(known),
-        cure="What is not read is refused: it may be misspelt.",
+        expected=f"some of {', '.join(known)}",
+        cure="Leave it out, or spell it as one of these: what is not read is refused.",
     )
     for name in keys & set(TEXTS):
         require(
@@ -348,7 +348,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         where,
         got=f"{question = }",
         expected="a text that is not empty",
-        cure="Write what is asked.",
+        cure="Write the question.",
     )
     documents = _documents(entry["documents"], where) if "documents" in entry else ()
     messages = entry.get("messages", ())
@@ -361,7 +361,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         where,
         got=f"tools = {_shown(tools)}"[:60],
         expected="a list",
-        cure="Each is a schema of a function.",
+        cure="Pass a list of schemas of functions.",
     )
     if question:
         answer = answer and spaced(answer)
@@ -409,8 +409,8 @@ def _require_own_ids(lines: Sequence[Line]) -> None:
             not line.id or other == line.where,
             line.where,
             got=f"the id {line.id!r}, as {other.rpartition(', ')[2]} has",
-            expected="one of its own",
-            cure="Number the lines.",
+            expected="an id of its own",
+            cure="Give each line another id, such as its number.",
         )
 
 
@@ -430,7 +430,7 @@ def spaced(answer: str) -> str:
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
-    cure = "Both are texts, and there are no other entries."
+    cure = "Write both as texts, and no other entries."
     listed = entries if isinstance(entries, list) else []
     require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
     for number, entry in enumerate(listed, 1):
@@ -448,7 +448,7 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
         where,
         got=f"spans = {_shown(spans)}",
         expected='"spans" as a list',
-        cure='Such as [[0, 6, "record 1"]].',
+        cure='Write for example [[0, 6, "record 1"]].',
     )
     for span in spans:
         fits = isinstance(span, list) and list(map(type, span)) == [int, int, str]
@@ -457,7 +457,7 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
             where,
             got=f"the span {span}",
             expected='[start, end, "name"] in characters of the text',
-            cure="The end is not of the span, as in a Python slice.",
+            cure="Count characters from 0, with the end left out as in a Python slice.",
         )
     names = {name for *_, name in spans}
     return tuple((start, end, _own_name(name, names)) for start, end, name in spans)

@@ -62,9 +62,9 @@ def verdict(influence: Influence) -> str:
     require(
         not np.isnan([gap, error]).any(),
         "influence",
-        got="an influence whose gap is NaN",
+        got="an influence with a gap of NaN",
         expected="finite energies",
-        cure="Look where they come from.",
+        cure="Find where they come from.",
     )
     if not np.isfinite(error):
         return "One context has no error, so nothing is decided."

@@ -44,7 +44,7 @@ def describe(result: Any, axes: str = "") -> Description:
     got = f"{described(result)} with axes {axes!r}" if axes else described(result)
     several_of = f"one or a list of {', '.join(SEVERAL)}"
     expected = f"one of {', '.join(ONE)}; {several_of}; or an array with its axes"
-    cure = "The axes of an array are named, and of nothing else: axes='depth position'."
+    cure = "Name the axes of an array, and of nothing else: axes='depth position'."
     require(known, "result", got=got, expected=expected, cure=cure)
     if kind in ONE:
         return ONE[kind](result)

@@ -144,7 +144,7 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
         "by",
         got=repr(by),
         expected=" or ".join(sorted({repr(" ".join(dims)) for dims in axes.values() if dims})),
-        cure="Single numbers have no axis: take to_xarray.",
+        cure="Take to_xarray: single numbers have no axis.",
     )
     return data[names].to_dataframe()
 

@@ -89,7 +89,9 @@ def two_way_shares(
     >>> result.by_place.value.round(3).tolist(), result.by_document.value.round(3).tolist()
     ([0.3, 0.2, 0.2], [0.133, 0.433, 0.133])
     """
-    require_floats(shares, "shares", "contexts orders places", cure="Of one take shares[None].")
+    require_floats(
+        shares, "shares", "contexts orders places", cure="Pass shares[None] for one context."
+    )
     shares = known(shares).astype(float)
     documents = known(documents)
     _require_orders(shares, documents)
@@ -177,7 +179,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     require(
         len(names) == places,
         "names",
-        got=f"{len(names)}",
+        got=f"{len(names)} names",
         expected=f"{places}",
         cure="Pass one for each document.",
     )
@@ -259,7 +261,7 @@ def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
         "shares",
         got="NaN or infinity",
         expected="finite shares of the influence",
-        cure="Look where they come from.",
+        cure="Find where they come from.",
     )
     places = shares.shape[2]
     whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)

@@ -50,12 +50,24 @@ def decodes_greedily(
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
     expected = f"{length}, one for each row of logits"
-    cure = "Of a window take window[1:]."
-    require(targets.size == length, "targets", got=f"{targets.size}", expected=expected, cure=cure)
+    cure = "Take window[1:] as the targets of a window."
+    require(
+        targets.size == length,
+        "targets",
+        got=f"{targets.size} of them",
+        expected=expected,
+        cure=cure,
+    )
     asked = error_if_not_finite(weights, "weights") != 0
-    message = "weights: got none but zero, expected some that ask for an answer. Ask its places."
+    message = (
+        "weights: got zeros alone, expected some that ask for an answer. Pass a weight above zero "
+        "at each position of the answer."
+    )
     asked = error_if(asked, ~asked.any(), message)
-    message = f"targets: expected numbers from 0 to {vocabulary - 1} where asked, got others."
+    message = (
+        f"targets: expected numbers from 0 to {vocabulary - 1} where weights are not zero, got "
+        "others. Take ids of the vocabulary of logits."
+    )
     targets = error_if(targets, (asked & ((targets < 0) | (targets >= vocabulary))).any(), message)
     best = jnp.argmax(error_if_not_finite(logits, "logits"), axis=1).astype(targets.dtype)
     return jnp.all((best == targets) | ~asked)

@@ -219,7 +219,10 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
         "prompt",
         got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
         expected="a text and an answer of some tokens each",
-        cure="A token belongs where its last visible character is.",
+        cure=(
+            "Write the answer after the text, with a space between: a token belongs where its "
+            "last visible character is."
+        ),
     )
     weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
     records = np.full(len(encoded.ids) - 1, -1, np.int32)
@@ -229,7 +232,7 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
 
 
 def _require_records(prompt: Prompt) -> None:
-    require_kind(prompt, Prompt, "prompt", "The functions of the room tasks make it.")
+    require_kind(prompt, Prompt, "prompt", "Make it by a function of lim_jax.tasks.")
     reached = 0
     for start, end in prompt.spans:
         require(
@@ -237,7 +240,7 @@ def _require_records(prompt: Prompt) -> None:
             "spans",
             got=f"({start}, {end})",
             expected=f"start and end in order, from {reached} to {len(prompt.text)}",
-            cure="A record is a part of the text, after the record before it.",
+            cure="Pass the spans in the order of the text, without overlap.",
         )
         reached = end
     for number in prompt.gold:
@@ -284,6 +287,8 @@ def record_weights(
     [[0.25, 0.0, 0.0, 0.0], [0.0, 0.25, 0.25, 0.0]]
     """
     require_indices(records, "records")
-    require_floats(cells, "cells", "length", "They are the grid's weights.", length=records.size)
+    require_floats(
+        cells, "cells", "length", "Pass the grid's weights: grid.weights.", length=records.size
+    )
     numbers = jnp.arange(as_int(count, "count"), dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)

@@ -87,7 +87,9 @@ def ratio_bias(
         cure="Enlarge the batch: the jackknife leaves one example out at a time.",
     )
     epsilon = as_finite_nonnegative(epsilon, "epsilon")
-    energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
+    energies = as_nonnegative(
+        energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
+    )
     energies = error_if_not_finite(energies, "energies")
 
     count = len(energies)
@@ -96,8 +98,8 @@ def ratio_bias(
     others = error_if(
         others,
         others <= 0,
-        "energies: expected some in two examples at least, got none in all of them but one. The "
-        "jackknife leaves out each in turn: enlarge the batch, or take an epsilon above zero.",
+        "energies: expected some above zero in two examples at least, got only one such example. "
+        "Enlarge the batch, or take an epsilon above zero: the jackknife leaves out each in turn.",
     )
     density = energies.sum(axis=0) / totals.sum()
     # What leaving b out changes is (density * totals_b - energies_b) / others_b, and these
@@ -191,8 +193,8 @@ def parameter_shift(
     solution = error_if(
         solution,
         (_size(slope) > 0) & (curvature <= 0),
-        "risk: expected a positive definite Hessian at params, got one that is not. No minimum of "
-        "the risk is there, or a flat one: no shift is known.",
+        "risk: expected a positive definite Hessian at params, got one that is not. Minimise the "
+        "risk further, or add a regulariser to a flat one.",
     )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
 
@@ -244,6 +246,6 @@ def shift_bound(
     return error_if(
         jnp.asarray(strength * slope) / convexity,
         ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),
-        "convexity: expected a positive finite number. "
-        "Without strong convexity no bound holds; parameter_shift is still the first order.",
+        "convexity: expected a positive finite number, got another. Take parameter_shift where the "
+        "risk is not strongly convex: without that no bound holds.",
     )

@@ -490,8 +490,8 @@ def risk_and_penalty(
         require(
             jnp.ndim(options["penalty"].target) < 2,
             "target",
-            got="one density for each example, which come and go",
-            expected="one of the whole batch, for an average over steps",
+            got="one density for each example of a batch",
+            expected="one of the whole batch, since `previous` averages over steps",
             cure="Leave `previous` out.",
         )
         options["average"] = error_if_not_finite(previous, "previous"), memory

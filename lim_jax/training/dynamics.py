@@ -375,14 +375,14 @@ def gradient_flow(
         "params",
         got=described(params),
         expected="some arrays of floats",
-        cure="They are what the flow moves.",
+        cure="Pass at least one array of floats: the training flow moves them.",
     )
     expected = "finite training times that increase, at least one"
     cure = "Pass a list such as [0.0, 0.5, 1.0]."
     values = as_numbers(times, "times", expected=expected, cure=cure)
     rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
     require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
-    require_optional(first_step, "first_step", "None lets the controller choose.")
+    require_optional(first_step, "first_step", "Pass None to let the controller choose.")
     controller = stepsize_controller or diffrax.PIDController(1e-6, 1e-6)
     flow = _GradientFlow(loss, static, solver or diffrax.Tsit5(), controller, first_step)
     saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)

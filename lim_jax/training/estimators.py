@@ -28,7 +28,7 @@ Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]
 Statistic = Float[Array, "*groups places"]
 Pools = Float[Array, "pools length"]
-SIZES = "They are the sizes of the places: grid.weights, or those of pools."
+SIZES = "Pass the sizes of the positions: grid.weights, or those of pools."
 
 
 def as_memory(memory: Any, previous: Any) -> Any:
@@ -103,7 +103,9 @@ class Estimator:
         require_scalar(epsilon, "epsilon")
         epsilon = as_nonnegative(epsilon, "epsilon")
         weights = as_nonnegative(weights, "weights", SIZES)
-        energies = as_nonnegative(energies, "energies", "They are squares of adjoints.")
+        energies = as_nonnegative(
+            energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
+        )
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
@@ -165,7 +167,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
         len(energies) > 1,
         "energies",
         got="one example",
-        expected="at least two, a half for each denominator",
+        expected="at least two, since each half of the batch gives a denominator",
         cure="Enlarge the batch, or take balanced_density.",
     )
     halves = jnp.split(energies, [len(energies) // 2])
@@ -234,7 +236,10 @@ def pooled_energies(
     """Average energies over each pool, and give the pools' shares of what they all hold."""
     sizes = pools.sum(axis=1)
     fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
-    message = "pools: expected weights nowhere negative, and no pool without any, got others."
+    message = (
+        "pools: expected weights nowhere negative, and no pool without any, got others. Pass rows "
+        "of weights such as those of Regions.weights."
+    )
     sizes = error_if(sizes, ~fits, message)
     return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
 

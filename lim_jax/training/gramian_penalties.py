@@ -401,7 +401,10 @@ def _finite_risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
 
 def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions"]:
     fits = all_finite(weights) & jnp.all(weights >= 0) & (weights.sum() > 0)
-    message = "weights: expected finite numbers, none below zero and not all zero, got others."
+    message = (
+        "weights: expected finite numbers, none below zero and not all zero, got others. Pass for "
+        "example grid.weights."
+    )
     return error_if(weights, ~fits, message)
 
 

@@ -91,7 +91,10 @@ def resumable(
             "run",
             got="none beside a checkpoint",
             expected="a name of your own, or all that the steps compute with",
-            cure="A checkpoint does not compare the step: pass another name when it changes.",
+            cure=(
+                "Pass a name, and another one when the step changes: a checkpoint does not "
+                "compare the step."
+            ),
         )
         require_known((state, run), "checkpoint", "arrays to keep in a file")
         start = digest((digest(state, named=True), run))

@@ -39,7 +39,7 @@ Functional = Callable[[Losses, Adjoints, Any], Any]
 CLOSURE = (
     "loss: got a function that closes over what is differentiated, itself or by a function in the "
     "parameters, such as a readout's, expected all of that among the parameters or the batch. "
-    "Hand it in through params: LinearReadout, or TokenwiseReadout of an Equinox module."
+    "Pass it through params: LinearReadout, or TokenwiseReadout of an Equinox module."
 )
 
 

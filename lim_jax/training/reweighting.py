@@ -97,7 +97,7 @@ def reweight_positions(
     interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
     message = (
         "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
-        "and largest > 0, got others."
+        "and largest > 0, got others. Clip the weights, and order the two limits."
     )
     weights = error_if(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
@@ -465,7 +465,7 @@ def response(
         "change",
         got=f"{change.dtype}",
         expected=f"{weights.dtype}, as the weights are",
-        cure="Of profiles in two precisions, cast one.",
+        cure="Cast one of them to the other's precision.",
     )
 
     def index(weights: Profile) -> Scalar:
@@ -517,7 +517,7 @@ def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profi
     trained = trained / integral(trained, grid)
     message = (
         "trained: expected a positive density wherever `deployed` is positive, got zero. "
-        "No weight makes up for positions that are never trained on."
+        "Train on these positions too: no weight makes up for positions that are never seen."
     )
     deployed = error_if(deployed, jnp.any((trained <= 0) & (deployed > 0)), message)
     return jnp.where(trained > 0, deployed / jnp.where(trained > 0, trained, 1), 0)

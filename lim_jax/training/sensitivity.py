@@ -413,8 +413,8 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
         isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
         for leaf, array in pairs
     )
-    expected = "arrays of the shapes and dtypes of the parameters'"
-    cure = "Pass one for each floating-point array, such as the risk's gradient."
+    expected = "arrays with the shapes and dtypes of those of the parameters"
+    cure = "Pass a tree with an array for each of them, such as the risk's gradient."
     require(fits, "direction", got=described(direction), expected=expected, cure=cure)
     return error_if_not_finite(direction, "direction")
 

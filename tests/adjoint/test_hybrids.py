@@ -136,7 +136,7 @@ def test_what_is_a_softmax_alone_says_so():
         adjoint.joint_cone(sites, GRID)
     with pytest.raises(ValueError, match="no attention matrix to roll out"):
         attention_rollout(FLOW, X, GRID)
-    with pytest.raises(ValueError, match="Blocks in closed form are those of a softmax"):
+    with pytest.raises(ValueError, match="blocks in closed form are those of a softmax"):
         tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
     with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)

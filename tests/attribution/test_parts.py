@@ -246,7 +246,7 @@ def test_answers_are_compared_part_by_part_the_second_less_the_first():
     [
         (answer({"a": 1.0}, foil="Owl"), "got scores by mask-path, against a foil"),
         (answer({"a": 1.0}, method="mask-gradient"), "got scores by mask-gradient"),
-        (answer({"question": 1.0, "": 0.5}), "got an answer from others"),
+        (answer({"question": 1.0, "": 0.5}), "got an answer from other documents"),
     ],
 )
 def test_answers_that_have_nothing_to_compare_are_refused(second, message):

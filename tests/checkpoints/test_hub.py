@@ -117,7 +117,7 @@ def test_what_cannot_be_downloaded_is_said_with_another_way(snapshot, monkeypatc
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", failing)
     message = (
-        r"'someone/other', which cannot be downloaded \(no network\), .* copy its folder or a GGUF"
+        r"'someone/other', which cannot be downloaded \(no network\), .* Copy its folder or a GGUF"
     )
     with pytest.raises(ValueError, match=message):
         models.load("someone/other", download=True)

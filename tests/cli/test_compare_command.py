@@ -323,7 +323,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         ({"foil": "no"}, "got scores by mask-gradient, against a foil, expected by mask-gradient,"),
         (
             {"parts": [{"name": "d", "kind": "document", "score": 1.0}]},
-            "second: got an answer from others",
+            "second: got an answer from other documents",
         ),
     ],
 )
@@ -343,7 +343,10 @@ def test_files_that_ask_did_not_write_are_refused(tmp_path, text):
 
 def test_folders_without_contexts_are_refused(folders):
     results.save({"a": 1}, folders / "other" / "contexts.npz")
-    for name, message in (("nothing", "has no contexts.npz"), ("other", "with another result")):
+    for name, message in (
+        ("nothing", "has no contexts.npz"),
+        ("other", "which holds another result"),
+    ):
         for one, two, argument in ((name, "A", "first"), ("A", name, "second")):
             arguments = [str(folders / one), str(folders / two), "--out", str(folders / "C")]
             with pytest.raises(ValueError, match=f"{argument}: got .*{message}"):

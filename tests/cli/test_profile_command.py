@@ -387,7 +387,7 @@ def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
     assert "by leave-one-out, 4 passes each: about" in printed
-    assert "pages come without --method" in printed
+    assert "Leave --method out for densities" in printed
     assert {path.name for path in out.iterdir()} == {
         "profile.json",
         "records.csv",

@@ -114,12 +114,12 @@ def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
 @pytest.mark.usefixtures("as_users_run")
 def test_what_contrasts_nothing_is_refused(model):
     prompt, answer, _ = map(jax.device_put, CASES[1])
-    with pytest.raises(ValueError, match="foil: got the answer's own ids, expected others"):
+    with pytest.raises(ValueError, match="foil: got the answer's own ids, expected another text"):
         contrast(prompt, answer, answer)
     with pytest.raises(ValueError, match="ids: got none, expected at least one whole number"):
         contrast_loss(model, model.embed(prompt), contrast(prompt, answer[:0], answer))
     x = model.embed(prompt)
-    with pytest.raises(ValueError, match="y: got Targets, expected one of Contrast"):
+    with pytest.raises(ValueError, match="y: got Targets, expected an instance of Contrast"):
         contrast_loss(model, x, Targets(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
     short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):

@@ -174,7 +174,7 @@ def test_what_a_template_does_not_lay_out_is_refused(source, messages, message):
         ([CALLS[1] | {"tool_calls": [{}]}], "tool_calls, entry 1: got {}, expected {.type"),
         ([CALLS[1] | {"tool_calls": 3}], "message 1, tool_calls: got 3, expected a list"),
         ([CALLS[1] | {"tool_calls": [CALL | {"<s>": 1}]}], "entry 1: got the name .'<s>'"),
-        ([CALLS[2] | {"name": float("nan")}], "message 1: got nan, expected what JSON has"),
+        ([CALLS[2] | {"name": float("nan")}], "message 1: got nan, expected a value of JSON"),
         ([{"role": "user", "content": " "}], "message 1: .*not empty"),
         ([USER | {"name": "me"}], "message 1: got "),
     ],
@@ -187,12 +187,12 @@ def test_what_is_no_message_is_refused(messages, message):
 def test_tools_that_a_template_leaves_out_are_refused():
     with pytest.raises(ValueError, match="got tools, which the model's chat template leaves out"):
         chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [WEATHER])
-    with pytest.raises(ValueError, match="tools, entry 1: got .* A function has a name"):
+    with pytest.raises(ValueError, match="tools, entry 1: got .* Name each function"):
         chat_prompt([USER], ChatTemplate(CHATML, MARKS), (), [{"name": "a"}])
 
 
 def test_documents_are_the_users():
-    with pytest.raises(ValueError, match="messages: got documents, and none of a user"):
+    with pytest.raises(ValueError, match="messages: got documents and no message of the user"):
         chat_prompt([SYSTEM], ChatTemplate(CHATML, MARKS), DOCUMENTS)
 
 

@@ -169,7 +169,7 @@ made: Any = SimpleNamespace(laid=RenderedPrompt)  # of whatever is put in
             "context: got the foil 'c', expected none, .* Leave the foil out, or ask by the",
         ),
         (self_answered, ([LINE], LanguageModel(made)), "prompts: got Line, expected contexts, or"),
-        (self_answered, ([LINE], None), "model: got None, expected one of LanguageModel"),
+        (self_answered, ([LINE], None), "model: got None, expected an instance of LanguageModel"),
     ],
 )
 def test_arguments_that_are_none_are_refused(call, arguments, message):

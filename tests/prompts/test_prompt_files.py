@@ -149,9 +149,18 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ("[1]", "line 2: got .*, expected one of {.text.: "),
         ('{"answer": "a"}', "line 2: .*expected one of {.text.: .*{.prompt.: .*{.documents.: "),
         ('{"text": "abc", "prompt": "a"}', "line 2: .*expected one of {.text.: "),
-        ('{"text": "abc", "span": []}', 'line 2: got the entry "span", expected text spans id. '),
-        ('{"text": "abc", "answer": "b"}', 'line 2: got the entry "answer", expected text spans'),
-        ('{"prompt": "a", "answr": "b"}', 'entry "answr", expected prompt answer .*misspelt'),
+        (
+            '{"text": "abc", "span": []}',
+            'line 2: got the entry "span", expected some of text, spans, id. ',
+        ),
+        (
+            '{"text": "abc", "answer": "b"}',
+            'line 2: got the entry "answer", expected some of text, spans',
+        ),
+        (
+            '{"prompt": "a", "answr": "b"}',
+            'entry "answr", expected some of prompt, answer, .*what is not read is refused',
+        ),
         ('{"text": 3}', "line 2: got text = 3, expected text as a text"),
         ('{"prompt": "a", "answer": null}', "line 2: got answer = None"),
         ('{"documents": [], "question": "a"}', r"line 2: got documents = \[\], expected a list"),
@@ -217,7 +226,9 @@ def test_a_line_without_a_prompt_or_an_answer_asks_no_answer(record, tmp_path, l
 def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     text = tmp_path / "text"
     text.write_text(LETTERS)
-    with pytest.raises(ValueError, match="loss: got margin of the text .*JSON lines"):
+    with pytest.raises(
+        ValueError, match="loss: got margin with .*, a text without answers, .*JSON lines"
+    ):
         read_contexts(text, letters, "margin", 4)
     with pytest.raises(ValueError, match="data: got .*nothing, which is no file"):
         read_contexts(tmp_path / "nothing", letters, "next-token", 4)
@@ -228,7 +239,7 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     with pytest.raises(ValueError, match="data: got .*latin, whose byte 3 is not of UTF-8, exp"):
         read_contexts(tmp_path / "latin", letters, "next-token", 4)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="data: got .*without a line"):
+    with pytest.raises(ValueError, match="data: got .*in which nothing stands"):
         read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
     (tmp_path / "one.json").write_text('{"text": "abc"}')
     with pytest.raises(ValueError, match="one.json: got {.*expected a list.*named .jsonl"):
@@ -328,7 +339,7 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
 
 
 def test_documents_that_are_none_are_refused(tmp_path):
-    nothing = "documents: got .* without a file that has a text, expected some"
+    nothing = "documents: got .* without a file that has a text, expected at least one"
     with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
     (tmp_path / "a.txt").write_text(" ")
@@ -441,7 +452,9 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     assert [part.tolist() for part in parts] == [[3, 4], [10], [1, 1], [1], 3]
     assert log_weights is None and labels is None
     assert second.contrast.foil.tolist() == [6, 6]
-    with pytest.raises(ValueError, match="line 3: got no foil, expected what might have followed"):
+    with pytest.raises(
+        ValueError, match="line 3: got no foil, expected the foil, a text that might have followed"
+    ):
         read_contexts(data, letters, "contrast", 9)
 
 
@@ -462,7 +475,7 @@ def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     laid = RenderedPrompt("d ab", ((0, 1, "first"),))
     found = context_of(laid, " a", made, asked="contrast", foil=" d")
     assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].places.tolist() == [1]
-    with pytest.raises(ValueError, match="a prompt whose last token is another before the answer"):
+    with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
         context_of(laid, "c", made, asked="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
         context_of(laid, " d", made, asked="contrast", foil=" d")

@@ -54,10 +54,10 @@ def test_examples_are_decoded_side_by_side():
 def test_places_that_ask_nothing_or_no_word_are_refused():
     logits = jnp.eye(2)
     targets = jnp.array([0, 1])
-    with pytest.raises(Exception, match="weights: got none but zero"):
+    with pytest.raises(Exception, match="weights: got zeros alone"):
         decodes_greedily(logits, targets, jnp.zeros(2))
     for outside in (-1, 2):
-        with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where asked"):
+        with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where weights"):
             decodes_greedily(logits, jnp.array([0, outside]), jnp.array([0.5, 0.5]))
     assert decodes_greedily(logits, jnp.array([0, -1]), jnp.array([1.0, 0.0]))
     with pytest.raises(ValueError, match="targets: got 3, expected 2"):

@@ -124,7 +124,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     }  # fmt: skip
     for content, message in refused.items():
         checkpoint.write_bytes(content)
-        with pytest.raises(ValueError, match=f"(?s){message}.*Remove it, or name another"):
+        with pytest.raises(ValueError, match=f"(?s){message}.*[Rr]emove it, or name another"):
             resumable(add, start, 4, run="sums", checkpoint=checkpoint)
     places = {tmp_path: "which is a folder", checkpoint / "inside": "inside of the file .*run, exp"}
     for place, message in places.items():
@@ -133,7 +133,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     checkpoint.unlink()
     resumable(add, start, 4, run={"rate": 0.1}, checkpoint=checkpoint)
     for state, run in ((start, {"rate": 0.2}), (start + 1, {"rate": 0.1}), (start, "sums")):
-        with pytest.raises(ValueError, match="run, of start .*To go on, give what that run was"):
+        with pytest.raises(
+            ValueError, match="run, of start .*Pass what that run was given, to go on"
+        ):
             resumable(add, state, 4, run=run, checkpoint=checkpoint)
     with pytest.raises(ValueError, match=REFUSED):  # a step that records something else
         resumable(

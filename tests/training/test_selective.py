@@ -213,7 +213,7 @@ def test_penalties_that_do_not_fit_are_refused(as_users_run):
     refused(r"target: got shape \(2, 2, 1\)", target=jnp.ones((2, 2, 1)))
     refused("discrepancy: got 1.0, expected a function", discrepancy=1.0)
     averaged = functools.partial(risk_and_penalty, previous=jnp.ones(2), memory=0.5)
-    refused("target: got one density for each example, which", averaged, target=EACH)
+    refused("target: got one density for each example of a batch", averaged, target=EACH)
 
 
 def test_the_own_answer_is_the_largest_logit_and_has_no_derivative():

@@ -130,7 +130,7 @@ def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
 
 
 def test_there_is_a_model_to_train(tmp_path):
-    with pytest.raises(ValueError, match="train: got no model, expected one that is published"):
+    with pytest.raises(ValueError, match="train: got no model, expected a published model"):
         command(["--train", "--out", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
 
@@ -210,7 +210,7 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--faithfulness"], "faithfulness: got no model, expected one that is published"),
+        (["--faithfulness"], "faithfulness: got no model, expected a published model"),
         (["--train", "--faithfulness", *MODEL], "train and faithfulness: got both"),
         (["--faithfulness", "--records", "5", *MODEL], r"records: got \(5,\), expected none"),
         (["--train", "--prompts", "20", *MODEL], "prompts: got 20, expected none with --train"),

@@ -279,7 +279,7 @@ def test_networks_that_cannot_be_trained_are_refused():
     model = network()
     source = LayerSource(lambda index: {"one": np.zeros(3)}, 2)
     fetched = FetchedLayers(jnp.zeros(1), source)
-    with pytest.raises(ValueError, match="layers that are fetched as they are needed"):
+    with pytest.raises(ValueError, match="layers that are read from their files when needed"):
         tuning.trainable(eqx.tree_at(lambda model: model.flow.layers, model, fetched))
     identity = eqx.tree_at(lambda model: model.flow.layers, model, {"one": jnp.ones((2, 3))})
     with pytest.raises(ValueError, match="layers without norms' scales"):

@@ -33,5 +33,5 @@ METHODS: dict[str, Method] = {
 
 def method_named(name: str) -> Method:
     """Return a method by its name; raise ValueError at others."""
-    require_name(name, METHODS, "method", "attribution/methods has a file for each.")
+    require_name(name, METHODS, "method", "Pass one of these names.")
     return METHODS[name]

@@ -157,7 +157,10 @@ def _sizes_of_full_layers(
 
 def _refuse_layers_of_more_states(config: Configuration) -> None:
     config.ignore("use_double_wide_mlp", "vocab_size_per_layer_input")  # of what is refused here
-    cure = "A layer must be a map of one state: no flow passes these on (Gemma 4 E2B and E4B)."
+    cure = (
+        "Take another model: a layer must be a map of one state, and no flow passes these on "
+        "(Gemma 4 E2B and E4B)."
+    )
     shared = config.get("num_kv_shared_layers") or 0
     inputs = "hidden_size_per_layer_input"
     got = f"num_kv_shared_layers = {described(shared)}"
