@@ -123,3 +123,18 @@ def test_every_cure_begins_with_what_to_do(kind):
     assert not odd, "These cures begin with no verb of VERBS, such as Pass or Take:\n" + "\n".join(
         sorted(odd)
     )
+
+
+@pytest.mark.parametrize("kind", [cures, messages])
+def test_cures_of_python_callers_name_arguments_and_no_flags(kind):
+    """Who calls a function has no --flag; the command line makes flags of names in backquotes."""
+    commands = ROOT / "lim_jax" / "cli"
+    rooms = [file for file in FILES if ROOT / "lim_jax" in file.parents]
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {text}"
+        for file in rooms
+        if commands not in file.parents
+        for line, text in kind(file)
+        if re.search(r"(^|[ (])--[a-z]", text)
+    ]
+    assert not found, "These cures name flags outside of lim_jax/cli:\n" + "\n".join(found)

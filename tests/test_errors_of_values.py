@@ -376,7 +376,7 @@ def test_errors_of_ours_are_told_from_others_by_type_or_mark():
     assert refusal(RuntimeError(wrapped)) == "x: expected ones."
     assert refusal(RuntimeError(wrapped.replace(MARK, ""))) is None  # another's, of our form
     assert refusal(ValueError("zip() argument 2 is longer than argument 1")) is None
-    words = r"x: got shape \(3, 2\), expected \(4, width\). Pass an array of this shape, "
+    words = r"x: got shape \(3, 2\), expected \(4, width\). Pass an array of this shape\."
     with pytest.raises(Refusal, match=words):
         require_floats(np.ones((3, 2)), "x", "length width", length=4)
     said = "derivative: got .Reverse-mode differentiation does not work for lax.while_loop"

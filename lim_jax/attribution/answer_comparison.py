@@ -83,7 +83,7 @@ def compare_answers(
         "second",
         got=f"scores {kinds[1]}",
         expected=f"{kinds[0]}, as the first's",
-        cure="Ask both by one method, and with a foil or without.",
+        cure="Ask both by one method, and both with a foil or both without.",
     )
     scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]

@@ -359,7 +359,7 @@ def _loss_name(loss: Loss) -> str:
 def _require_windows(windows: Windows) -> None:
     rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
     expected = "a list of arrays of ids, at least one"
-    cure = "Cut padding off: of rows take contexts(ids, mask=mask), or list(ids) without any."
+    cure = "Pass contexts(ids, mask=mask) for rows with padding, list(ids) for rows without any."
     require(rows, "windows", got=described(windows), expected=expected, cure=cure)
     for window in windows:
         require_window(window, "windows")

@@ -207,7 +207,9 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     told_apart = int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1)
     got = "orders that do not tell places from documents"
     cure = "Take those of prompts.cyclic_orders, two at least."
-    expected = "some in which documents change places with all others, through others or at once"
+    expected = (
+        "orders in which each document changes places with all others, at once or through others"
+    )
     require(told_apart, "documents", got=got, expected=expected, cure=cure)
     inverse = np.linalg.pinv(normal, hermitian=True)
     effects = inverse @ (columns.T @ deviations)

@@ -68,7 +68,7 @@ def test_names_stay_with_documents_in_another_order():
         ([], "documents: got none, expected a list of Document"),
         ([("a", "b")], "documents: got tuple at index 0, expected a list of Document"),
         ([Document("a", "b"), Document("a", " ")], "documents, document 2: got .*not empty"),
-        ([Document(3, "b")], "documents, document 1: got .*expected texts"),  # pyright: ignore
+        ([Document(3, "b")], "documents, document 1: got .*expected a title and a text"),  # pyright: ignore
     ],
 )
 def test_what_is_no_document_is_refused(documents, message):

@@ -60,5 +60,5 @@ def test_places_that_ask_nothing_or_no_word_are_refused():
         with pytest.raises(Exception, match="targets: expected numbers from 0 to 1 where weights"):
             decodes_greedily(logits, jnp.array([0, outside]), jnp.array([0.5, 0.5]))
     assert decodes_greedily(logits, jnp.array([0, -1]), jnp.array([1.0, 0.0]))
-    with pytest.raises(ValueError, match="targets: got 3, expected 2"):
+    with pytest.raises(ValueError, match="targets: got 3 of them, expected 2"):
         decodes_greedily(logits, jnp.array([0, 1, 1]), jnp.array([0.5, 0.5]))

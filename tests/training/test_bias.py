@@ -229,7 +229,7 @@ def test_importance_weights_turn_the_training_risk_into_the_deployed_one():
     np.testing.assert_allclose(
         lim.integral(weights * trained * errors, GRID), lim.integral(deployed * errors, GRID)
     )
-    with pytest.raises(RuntimeError, match="never trained on"):
+    with pytest.raises(RuntimeError, match="never seen"):
         lim.training.importance_weights(jnp.ones(4), jnp.array([0.0, 2.0, 1.0, 1.0]), GRID)
 
 
