@@ -589,7 +589,10 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
         (("--foil", "a"), "foil: got 'a' with --loss next-token, expected --loss contrast"),
         (("--loss", "contrast", "--html"), "html: got a page of --loss contrast"),
-        (("--loss", "contrast"), "line 1: got no foil, expected what might have followed"),
+        (
+            ("--loss", "contrast"),
+            "line 1: got no foil, expected the foil, a text that might have followed",
+        ),
         (("--answer-tokens", "0"), "answer_tokens: got 0"),
         (("--method", "rollout", "--html"), "html: got --html with --method rollout, expected"),
         (("--method", "rollout", "--signed"), "signed: got --signed with --method rollout"),

@@ -122,7 +122,9 @@ def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     for shown in (0, 1):
         with pytest.raises(ValueError, match="asked: got .margins."):
             measure(model, [context], "margins", shown=shown)  # pyright: ignore
-    with pytest.raises(ValueError, match="loss: got function, expected one of .*LossOfLogits"):
+    with pytest.raises(
+        ValueError, match="loss: got function, expected an instance of .*LossOfLogits"
+    ):
         explanations.account_of_context(
             model, context.window, context.weights, loss=models.contrast_loss
         )

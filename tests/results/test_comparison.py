@@ -152,7 +152,9 @@ def test_what_cannot_be_compared_is_refused():
 @pytest.mark.usefixtures("as_users_run")
 def test_what_is_no_influence_is_refused():
     one, _ = influences(drawn(np.random.default_rng(5), 200)[0])
-    with pytest.raises(ValueError, match="first: got an array of float64 .* one of Influence"):
+    with pytest.raises(
+        ValueError, match="first: got an array of float64 .* an instance of Influence"
+    ):
         compare(one.density, one)  # pyright: ignore[reportArgumentType]
 
 
