@@ -51,7 +51,7 @@ def described(value: object) -> str:
 
 
 def in_a_line(value: object) -> str:
-    """What ``str`` says, with spaces for its line ends."""
+    """Return what ``str`` says, with spaces for its line ends."""
     return " ".join(str(value).split())
 
 
@@ -130,7 +130,7 @@ def as_int(
 
 
 def is_real(number: Any) -> TypeGuard[float]:
-    """Whether this is a real number known before tracing, and no boolean."""
+    """Tell whether this is a real number known before tracing, and no boolean."""
     return isinstance(number, Real) and not isinstance(number, bool)
 
 
@@ -321,7 +321,7 @@ def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:
 
 
 def _elsewhere(leaf: Array | np.ndarray) -> bool:
-    """Whether a part of an array is on another process's devices."""
+    """Tell whether a part of an array is on another process's devices."""
     return not getattr(leaf, "is_fully_addressable", True)
 
 

@@ -37,7 +37,7 @@ Known = dict[int, tuple[Any, bytes]]
 
 
 def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
-    """A fingerprint of the data that a value computes with, and of what went before it.
+    """Return a fingerprint of the data that a value computes with, and of what went before it.
 
     Functions and classes of `LIBRARIES` are told by their names. A function or class of the user's
     own raises `Refusal`, unless it is `named`: the user gave a name for it, which the caller
@@ -84,7 +84,7 @@ def _require_known(value: Any, named: bool) -> None:
 
 
 def _held_by_library(value: Any) -> bool:
-    """Whether a library has it under its own name, by which pickle would find it too."""
+    """Tell whether a library has it under its own name, by which pickle would find it too."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in LIBRARIES
     module = getattr(value, "__module__", None) or ""
@@ -107,7 +107,7 @@ def _name(value: Any) -> str:
 
 
 def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
-    """Of NumPy's arrays and of JAX's alike, and of random keys."""
+    """Hash NumPy's arrays and JAX's alike, and random keys."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         numbers = _hash(jax.random.key_data(array), known, named)
         return _joined(jax.Array, str(array.dtype).encode(), numbers)
@@ -120,7 +120,7 @@ def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
 
 
 def _parts(value: Any, named: bool) -> Iterable[Any]:
-    """What tells a value from others of its type, in order."""
+    """Return what tells a value from others of its type, in order."""
     if hasattr(value, "_identity"):
         return value._identity()
     if isinstance(value, Sequence):
@@ -140,7 +140,7 @@ def _parts(value: Any, named: bool) -> Iterable[Any]:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """An object's fields by name, without the name and the module that wrappers copy."""
+    """Return an object's fields by name, without the name and the module that wrappers copy."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
     state: Any = object.__getstate__(value)

@@ -30,7 +30,7 @@ def files_within(folder: Path) -> list[Path]:
 
 
 def text_of_file(file: Path, name: str, most: int | None = None) -> str:
-    """The text of a file, whose lines end in line feeds alone; `name` is the argument's.
+    """Return the text of a file, whose lines end in line feeds alone; `name` is the argument's.
 
     One of more letters than `most` is refused, by its size before it is read.
     """

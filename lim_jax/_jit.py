@@ -33,7 +33,7 @@ def _options() -> dict[str, int] | None:
 
 
 def jit_is_off() -> bool:
-    """Whether `jax.disable_jit` holds here, under which everything runs step by step."""
+    """Tell whether `jax.disable_jit` holds here, under which everything runs step by step."""
     config: Any = jax.config
     return config.jax_disable_jit
 

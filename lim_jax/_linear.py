@@ -68,7 +68,7 @@ def primitive_of(
 
 
 def nan_is_sought() -> bool:
-    """Whether `jax.debug_nans` or `jax.debug_infs` holds here."""
+    """Tell whether `jax.debug_nans` or `jax.debug_infs` holds here."""
     config: Any = jax.config
     return config.jax_debug_nans or config.jax_debug_infs
 

@@ -29,7 +29,7 @@ class Format(NamedTuple):
     cure: str
 
     def refused(self, path: Path, got: str) -> Refusal:
-        """The error of a file that is something else."""
+        """Return the error of a file that is something else."""
         return Refusal(
             f"{self.argument}: got {path}, which is {got}, expected a {self.name} of version "
             f"{VERSION}. {self.cure}"
@@ -79,5 +79,5 @@ def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
 
 
 def take_array(entry: Mapping[str, str], arrays: Arrays) -> np.ndarray:
-    """The array of which `put_array` said this, in its own precision."""
+    """Return the array of which `put_array` said this, in its own precision."""
     return arrays[entry["array"]].astype(jnp.dtype(entry["dtype"]), copy=False)

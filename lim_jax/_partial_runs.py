@@ -33,14 +33,14 @@ SAME = "Pass what that run was given, to go on; or remove it, or name another ch
 
 
 def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
-    """A path where a file is or can be made."""
+    """Return a path where a file is or can be made."""
     path = as_path(file, name)
     _require_path(path, name, not path.is_dir(), "a folder", "a file, there or to be made")
     return path
 
 
 def checkpoint_folder(checkpoint: AnyPath) -> Path:
-    """A path where a folder is or can be made."""
+    """Return a path where a folder is or can be made."""
     path = as_path(checkpoint, "checkpoint")
     expected = "a folder, there or to be made"
     _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
@@ -69,7 +69,7 @@ def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _plain(value: Any) -> Any:
-    """What is read back of a value: lists for tuples."""
+    """Return what is read back of a value: lists for tuples."""
     return json.loads(json.dumps(value))
 
 

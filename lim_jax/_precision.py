@@ -18,7 +18,7 @@ HALF = "bfloat16", "BF16_BF16_F32"
 
 
 def precision_asked() -> str | None:
-    """What `jax.default_matmul_precision` says where this is called."""
+    """Return what `jax.default_matmul_precision` says where this is called."""
     config: Any = jax.config
     return config.jax_default_matmul_precision
 
@@ -36,12 +36,12 @@ def rounds(*operands: Array) -> bool:
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """The precision in which to sum: that of the terms, or float32 where theirs is half."""
+    """Return the precision in which to sum: that of the terms, or float32 where theirs is half."""
     return jnp.dtype(dtype if jnp.finfo(dtype).bits > 32 else jnp.float32)
 
 
 def promote(tree: Tree) -> Tree:
-    """Arrays of half precision in float32, all others as they are."""
+    """Return arrays of half precision in float32, all others as they are."""
 
     def wide(leaf: Any) -> Any:
         return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
@@ -50,6 +50,6 @@ def promote(tree: Tree) -> Tree:
 
 
 def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:
-    """Whether numbers are other than zero beyond rounding, beside the largest of all."""
+    """Tell whether numbers are other than zero beyond rounding, beside the largest of all."""
     rounding = math.sqrt(jnp.finfo(whole.dtype).eps)
     return jnp.abs(part).max() > rounding * jnp.abs(whole).max()

@@ -44,7 +44,7 @@ def linear(
 
 
 def matmul(left: Array, right: Array) -> Array:
-    """A product of matrices in the precision of its sums (`accumulator`)."""
+    """Return a product of matrices in the precision of its sums (`accumulator`)."""
     if not rounds(left, right):
         sums = accumulator(jnp.result_type(left, right))
         return jnp.matmul(left, right, preferred_element_type=sums)
@@ -69,7 +69,7 @@ def _is_explicit(*operands: Array) -> bool:
 
 
 def is_linear(primitive: Primitive, *_: Any, **__: Any) -> bool:
-    """Whether an operation is `linear`: a policy of what `jax.checkpoint` keeps."""
+    """Tell whether an operation is `linear`: a policy of what `jax.checkpoint` keeps."""
     return primitive is _linear
 
 
@@ -87,7 +87,7 @@ def _run_weight_gradient(covectors: Array, tokens: Array) -> Array:
 
 
 def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
-    """With the narrower operand first, which the CPU transposes for the product."""
+    """Multiply with the narrower operand first, which the CPU transposes for the product."""
     if rounds(covectors, tokens) or covectors.shape[-1] < tokens.shape[-1]:
         return _run_weight_gradient(covectors, tokens)
     # The barrier keeps XLA from transposing the operands instead of the matrix that comes out.
@@ -95,7 +95,7 @@ def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
 
 
 def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
-    """A product summed over axes of both; the others of the left come first."""
+    """Return a product summed over axes of both; the others of the left come first."""
     if not rounds(left, right):
         return jax.lax.dot_general(left, right, ((of_left, of_right), ((), ())))
     ours = tuple(range(left.ndim))
@@ -116,7 +116,7 @@ def _einsum(left: Array, right: Array, axes: Any, **options: Any) -> Array:
 
 
 def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any) -> Array:
-    """As batches of plain products, of rows by columns or by rows.
+    """Multiply as batches of plain products, of rows by columns or by rows.
 
     XLA's CPU decides early which products of bfloat16 are fast and leaves them as they are; one
     that a later pass transposes fails when it is run. None does between these barriers.

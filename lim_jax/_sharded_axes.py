@@ -12,7 +12,7 @@ Tree = TypeVar("Tree")
 
 
 def varying_axes(tree: PyTree) -> frozenset[str]:
-    """The axes of the mesh over which any array varies: none outside of `jax.shard_map`."""
+    """Return the axes of the mesh over which any array varies: none outside of `jax.shard_map`."""
     return frozenset().union(*map(_axes, jax.tree.leaves(tree)))
 
 

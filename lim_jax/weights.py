@@ -81,7 +81,7 @@ class LayerSource:
             return [np.asarray(leaf) for leaf in layer]
 
     def _identity(self) -> tuple[int, PyTree]:
-        """What a digest reads in place of this object; a fingerprint says whose weights."""
+        """Return what a digest reads in place of this object; a fingerprint says whose weights."""
         return self.depth, self.like
 
     def _direction(self, number: int) -> int:

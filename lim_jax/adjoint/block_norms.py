@@ -163,12 +163,12 @@ class Blocks(NamedTuple):
         return values + (score_gradients * scores[:, None]).sum(axis=0)
 
     def weights(self) -> Float[Array, "heads #features rows"]:
-        """The kernel, times the gates where there are."""
+        """Return the kernel, times the gates where there are."""
         kernel = self.kernel[:, None]
         return kernel if self.gates is None else kernel * self.gates
 
     def joined_output(self) -> Float[Array, "width joined"]:
-        """The output matrices of all heads side by side."""
+        """Return the output matrices of all heads side by side."""
         return jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
 
 

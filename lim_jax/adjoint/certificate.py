@@ -67,7 +67,7 @@ class Inequality(NamedTuple):
         return self.margin > self.rounding
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
+        """Return everything as plain numbers and strings."""
         derived = {name: getattr(self, name) for name in ("margin", "roundings", "holds")}
         return {**self._asdict(), **derived}
 
@@ -129,7 +129,7 @@ class Certificate(NamedTuple):
         return all(inequality.holds for inequality in self.measured)
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
+        """Return everything as plain numbers and strings."""
         derived = {name: getattr(self, name) for name in ("margin", "holds", "concluded")}
         return {
             **self._asdict(),
@@ -141,7 +141,7 @@ class Certificate(NamedTuple):
 
 
 def half_digits(precision: Any) -> float:
-    """The root of the rounding unit of a dtype."""
+    """Return the root of the rounding unit of a dtype."""
     return math.sqrt(jnp.finfo(precision).eps)
 
 

@@ -266,7 +266,7 @@ def _stability(
 def _squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
-    r"""The means of :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and the bound's numerator."""
+    r"""Return the means of :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and the bound's numerator."""
     terminal, initial, amplification = promote((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
@@ -293,7 +293,7 @@ def _change(terminal: Array, initial: Array, amplification: Array, weights: Arra
 
 
 def _times(factor: Array, size: Array) -> Array:
-    """A product that is zero where the size is, of an infinite factor too."""
+    """Return a product that is zero where the size is, of an infinite factor too."""
     return jnp.where(size > 0, factor * size, 0)
 
 
@@ -511,7 +511,7 @@ def right_biased_queries(
 def _measured_queries(
     query_weights: Array, residual_energies: Array, terminal: Array, weights: Array
 ) -> tuple[Array, Array]:
-    r"""The mean :math:`\|P_T\|^2` and :math:`\chi^2\rho` at every position."""
+    r"""Return the mean :math:`\|P_T\|^2` and :math:`\chi^2\rho` at every position."""
     query_weights, residual_energies, terminal = promote(
         (query_weights, residual_energies, terminal)
     )

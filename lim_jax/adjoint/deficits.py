@@ -256,7 +256,7 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
 
 
 def _added(regional: RegionalChannels) -> np.ndarray:
-    """The sizes of the terms of each region's energy: channels and twice their pairs."""
+    """Return the sizes of the terms of each region's energy: channels and twice their pairs."""
     pairs = 2 * np.abs(regional.pairs).sum(axis=1)
     return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
 

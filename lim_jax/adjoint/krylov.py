@@ -86,7 +86,7 @@ def _attained_jvp(operator, steps, primals, tangents):
 
 
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
-    r"""The unit vector of the Krylov space at which :math:`\|Bv\|` is largest."""
+    r"""Return the unit vector of the Krylov space at which :math:`\|Bv\|` is largest."""
     # The basis is reorthogonalised twice a step. Zeros follow where only rounding remains.
     transpose = jax.linear_transpose(push, start)
     steps = min(steps, math.prod(start.shape))
@@ -123,6 +123,6 @@ def _unit(vector: Vector) -> Vector:
 
 
 def _peak(vector: Vector) -> Float[Array, ""]:
-    """The largest size of an entry, or one; a unit without a derivative."""
+    """Return the largest size of an entry, or one; a unit without a derivative."""
     peak = jax.lax.stop_gradient(jnp.abs(vector).max())
     return jnp.where(peak == 0, 1, peak)

@@ -98,7 +98,7 @@ def attention_sites(
 
 
 def attention_kinds(attention: Any) -> tuple[Any, ...]:
-    """The attention of each kind of layers of `AttentionSites.attention`."""
+    """Return the attention of each kind of layers of `AttentionSites.attention`."""
     return tuple(map(like_of, kinds_of(attention)))
 
 
@@ -138,7 +138,7 @@ def require_softmax(attention: Any, reason: str) -> None:
 
 
 def attention_of(field: Any) -> Any:
-    """The sublayer of a field that reads the context by heads: attention, a sum, or None."""
+    """Return the sublayer of a field that reads the context by heads: attention, a sum, or None."""
     if isinstance(field, TransformerField):
         return attention_of(field.attention)
     if isinstance(field, SumOfFields):
@@ -148,12 +148,12 @@ def attention_of(field: Any) -> Any:
 
 
 def reads_by_softmax(flow: ResidualFlow) -> bool:
-    """Whether every layer reads its context by attention alone."""
+    """Tell whether every layer reads its context by attention alone."""
     return all(isinstance(attention_of(kind), CausalAttention) for kind in flow.kinds)
 
 
 def most_heads(flow: ResidualFlow) -> int:
-    """The number of heads of the layers that have most; 0 if none has any."""
+    """Return the number of heads of the layers that have most; 0 if none has any."""
     return max(heads_of(attention_of(kind)) for kind in flow.kinds)
 
 

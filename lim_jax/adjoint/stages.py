@@ -34,7 +34,7 @@ class SparseRows(NamedTuple):
     rows: Float[Array, "few width"]
 
     def dense(self, length: int) -> State:
-        """The covector at all positions."""
+        """Return the covector at all positions."""
         zeros = jnp.zeros((length, self.rows.shape[1]), self.rows.dtype)
         return zeros.at[self.positions].add(self.rows)
 

@@ -239,7 +239,7 @@ class KernelFactors(NamedTuple):
     gates: Float[Array, "heads length features"] | None = None
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
-        """The map of one token to its keys and values at position j, and the token there."""
+        """Return the map of one token to its keys and values at position j, and the token there."""
         rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
         def of_token(token: Float[Array, " width"]) -> Sources:
@@ -251,7 +251,7 @@ class KernelFactors(NamedTuple):
     def source_jacobians(
         self, j: Array
     ) -> tuple[Float[Array, "groups size width"], Float[Array, "groups features width"]]:
-        r"""The derivatives :math:`Dk^g` and :math:`Dv^g` at j, of every group of heads."""
+        r"""Return the derivatives :math:`Dk^g` and :math:`Dv^g` at j, of every group of heads."""
         source, token = self.source(j)
         return jax.jacfwd(source)(token)
 

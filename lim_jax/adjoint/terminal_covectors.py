@@ -211,7 +211,7 @@ def readout_residual_energies(
 
 
 def _mixing(pull: Any, logits: Float[Array, "length vocabulary"]) -> Array:
-    """Whether a readout's adjoint carries anything from one token to another."""
+    """Tell whether a readout's adjoint carries anything from one token to another."""
     length = logits.shape[0]
     # A random cotangent, so that nothing cancels.
     cotangent = jnp.asarray(np.random.default_rng(0).standard_normal(logits.shape), logits.dtype)

@@ -138,7 +138,7 @@ class Answer(NamedTuple):
         return text_table(self._rows, left=(0, 4))
 
     def __str__(self) -> str:
-        """What a terminal shows."""
+        """Return what a terminal shows."""
         question = in_lines(self.question)
         return f"{self.finding}\n\nQuestion: {question}\nAnswer: {self.shown}\n{self.table}"
 
@@ -154,7 +154,7 @@ class Answer(NamedTuple):
 def finding_of(
     parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
 ) -> str:
-    """Which document gave most, in a sentence."""
+    """Tell which document gave most, in a sentence."""
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)

@@ -65,7 +65,7 @@ class ComparedAnswers(NamedTuple):
         return [["score", *self.names, "difference"], *cells]
 
     def __str__(self) -> str:
-        """The finding and the table."""
+        """Return the finding and the table."""
         return f"{self.finding}\n\n{text_table(self.rows)}"
 
     def _spelt(self, score: float) -> str:
@@ -105,13 +105,13 @@ def compare_answers(
 
 
 def shown_answer(text: str, cut: bool) -> str:
-    """An answer in one line, with dots where it was cut."""
+    """Return an answer in one line, with dots where it was cut."""
     line = in_one_line(" ".join(text.split()))
     return line + dots_after(line) if cut else line
 
 
 def dots_after(text: str) -> str:
-    """The dots behind an answer that was cut: three, with those that it ends with."""
+    """Return the dots behind an answer that was cut: three, with those that it ends with."""
     text = text.rstrip().replace("…", DOTS)
     return DOTS[len(text) - len(text.rstrip(".")) :]
 
@@ -122,7 +122,7 @@ def _kind_of_scores(answer: AnswerRecord) -> str:
 
 
 def read_answers(first: Path, second: Path) -> list[AnswerRecord]:
-    """The answers that `ask` wrote to its folders; none unless both have one."""
+    """Return the answers that `ask` wrote to its folders; none unless both have one."""
     files = {"first": first / ANSWER, "second": second / ANSWER}
     there = all(file.is_file() for file in files.values())
     return [_read(file, name) for name, file in files.items()] if there else []

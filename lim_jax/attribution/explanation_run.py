@@ -50,13 +50,13 @@ def read_contexts(contexts: list[Context]) -> ReadContexts:
 
 
 def recorded_contexts(unfinished: Path) -> int | None:
-    """How many contexts an interrupted run explained; None where it explained none."""
+    """Return how many contexts an interrupted run explained; None where it explained none."""
     file = unfinished / EXPLANATION
     return load(file)["contexts"] if file.exists() else None
 
 
 def stacked_rows(rows: list[np.ndarray]) -> Any:
-    """One array of rows of one length; of several, the list."""
+    """Return one array of rows of one length; of several, the list."""
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 

@@ -117,7 +117,7 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
 
 
 def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
-    """A row for each token of each context; its density is that within the context."""
+    """Yield a row for each token of each context; its density is that within the context."""
     for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
         positions = np.arange(1, context.length + 1) / context.length
         columns = positions, context.weights, energy, energy / (energy.mean() or 1)
@@ -140,7 +140,7 @@ def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def plain_estimate(part: Any) -> dict[str, Any]:
-    """An estimate as plain numbers."""
+    """Return an estimate as plain numbers."""
     return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
 
 
@@ -164,7 +164,7 @@ def write_orders(result: ShuffledShares, ids: Sequence[str], folder: Path) -> No
 
 
 def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """A row for each document of each order; contexts are numbered as in tokens.csv."""
+    """Yield a row for each document of each order; contexts are numbered as in tokens.csv."""
     orders = result.shares.shape[1]
     for (line, order, place), share in np.ndenumerate(result.shares):
         name = result.names[int(result.documents[line, order, place])]

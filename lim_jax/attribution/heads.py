@@ -85,7 +85,7 @@ def _by_head(
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:
-    """A line for each head."""
+    """Return a line for each head."""
     rows = [
         (
             f"“{head.name}”",

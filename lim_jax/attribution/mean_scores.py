@@ -102,7 +102,7 @@ def mean_scores_of_parts(contexts: Sequence[Context], scored: Sequence[Scores]) 
 
 
 def scores_finding(scored: ScoresOfContexts) -> str:
-    """Which part's score is the largest on average, and which speaks against what is asked."""
+    """Tell which part's score is the largest on average, and which speaks against what is asked."""
     named = (part for part in scored.records if part.kind != UNNAMED)
     ordered = sorted(named, key=lambda part: part.score)
     least = ordered[0]

@@ -38,7 +38,7 @@ class Cost(NamedTuple):
         return self.passes + 2 * self.gradients
 
     def __str__(self) -> str:
-        """As a command says it before it runs."""
+        """Say it as a command does before it runs."""
         if self.gradients:
             return f"{self.gradients} gradient" + ("s" if self.gradients > 1 else "")
         return f"{self.passes} pass" + ("es" if self.passes > 1 else "")

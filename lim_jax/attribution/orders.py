@@ -45,7 +45,7 @@ def averaged_orders(
 def averages_of_lines(
     lines: Sequence[ShuffledContexts], densities: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The densities of each line, averaged over its orders on the tokens of the first."""
+    """Return the densities of each line, averaged over its orders on the tokens of the first."""
     averages = []
     for line, of_orders in zip(lines, _by_line(lines, densities), strict=True):
         grid = token_grid(line.contexts[0].length)
@@ -57,7 +57,7 @@ def averages_of_lines(
 def shuffled_shares(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> ShuffledShares:
-    """What is due to the documents and what to their places, over all lines."""
+    """Return what is due to the documents and what to their places, over all lines."""
     pairs = zip(lines, _by_line(lines, energies), strict=True)
     shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
     names = lines[0].names

@@ -56,7 +56,7 @@ def scores_by_context(
 
 
 def is_document(name: str, kind: str) -> bool:
-    """Whether a part is a document or a span of the user's, not the question or a message."""
+    """Tell whether a part is a document or a span of the user's, not the question or a message."""
     return kind == "part" and not is_reserved(name)
 
 
@@ -71,17 +71,17 @@ def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
 
 
 def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
-    """The windows of contexts, and what is asked of each."""
+    """Return the windows of contexts, and what is asked of each."""
     return [context.window for context in contexts], [context.asked for context in contexts]
 
 
 def part_text(context: Context, places: np.ndarray) -> str:
-    """A part's letters and digits: what stands at its edges differs from order to order."""
+    """Return a part's letters and digits: what stands at its edges differs from order to order."""
     return "".join(filter(str.isalnum, "".join(context.tokens[place] for place in places.tolist())))
 
 
 def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
-    """What contexts are called, each in so many orders: by question, id, or number."""
+    """Return what contexts are called, each in so many orders: by question, id, or number."""
     names = []
     for number, context in enumerate(contexts):
         question = "".join(context.part_texts.get(QUESTION, {}).values()).strip()
@@ -100,7 +100,7 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
 
 
 def context_ids(contexts: Sequence[Context]) -> list[str]:
-    """The contexts' ids, or what tells their texts, whichever tokenizer cut these."""
+    """Return the contexts' ids, or what tells their texts, whichever tokenizer cut these."""
     texts = ["".join(context.tokens).encode() for context in contexts]
     return [
         context.id or hashlib.sha256(text).hexdigest()[:16]
@@ -111,7 +111,7 @@ def context_ids(contexts: Sequence[Context]) -> list[str]:
 def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
-    """Contexts under their ids, with what was measured of them."""
+    """Return contexts under their ids, with what was measured of them."""
     asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
     by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)

@@ -260,7 +260,7 @@ def question_line(
     foil: str = "",
     chat: bool = True,
 ) -> Line:
-    """The question as a line of a file would ask it."""
+    """Return the question as a line of a file would ask it."""
     require_question(question)
     for text, name in (("" if answer is None else answer, "answer"), (foil, "foil")):
         require_text(text, name)
@@ -299,7 +299,7 @@ def require_documents(documents: object) -> None:
 def answered_context(
     model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
 ) -> Context:
-    """The context with its answer, which the model gives itself where there is none."""
+    """Return the context with its answer, which the model gives itself where there is none."""
     bar = partial(progress, desc="answering", unit="context")
     (context,) = self_answered([read], model, loss, tokens=tokens, progress=bar)
     require_fitting(model.network, [context])
@@ -331,7 +331,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:
-    """The text of a context's answer."""
+    """Return the text of a context's answer."""
     asked = np.flatnonzero(context.weights) + 1
     ids = context.window[asked] if context.contrast is None else context.contrast.answer
     return "".join(texts_of_ids(ids, tokenizer)).strip()

@@ -81,7 +81,7 @@ def cut_tokens(
 def answer_segments(
     context: Context, tokenizer: Any = None, parts: str = "sentence"
 ) -> list[Segment]:
-    """The parts of a context's answer; one that is compared with a foil is refused."""
+    """Return the parts of a context's answer; one that is compared with a foil is refused."""
     require_name(
         parts,
         get_args(AnswerParts),
@@ -122,7 +122,7 @@ def _whole(context: Context, within: str, places: Int[np.ndarray, " tokens"]) ->
 
 
 def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
-    """The parts of a context's documents: of every span but the question and messages.
+    """Return the parts of a context's documents: of every span but the question and messages.
 
     A title that stands above its document is a part of the sentences, whatever it says.
     """
@@ -145,7 +145,7 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
 def _of_document(
     name: str, places: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
 ) -> list[Segment]:
-    """The parts of a document's stretches, of which the first may be its title alone."""
+    """Return the parts of a document's stretches, of which the first may be its title alone."""
     stretches = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
     segments = []
     for number, stretch in enumerate(stretches):
@@ -160,7 +160,7 @@ def _of_document(
 
 
 def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
-    """The tokens of each document."""
+    """Return the tokens of each document."""
     named = places_by_name(context.spans).items()
     return {name: at for name, at in named if is_document(name, "part") and at.size}
 
@@ -177,7 +177,7 @@ def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
 def _segments(
     within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str, title: int = 0
 ) -> list[Segment]:
-    """The parts of some tokens; so many characters before the sentences are a title."""
+    """Return the parts of some tokens; so many characters before the sentences are a title."""
     text = "".join(texts)
     match parts:
         case "answer":

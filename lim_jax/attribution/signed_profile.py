@@ -48,7 +48,7 @@ class SignedProfile(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """The regions in lines."""
+        """Return the regions in lines."""
         rows = {"signed, sum over region": self.regional.value}
         if self.contexts > 1:
             rows["  error"] = self.regional.error

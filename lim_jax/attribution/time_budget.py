@@ -128,7 +128,7 @@ def measuring_seconds(
     *,
     compute: str | None = None,
 ) -> float:
-    """How long contexts are likely to take, by their operations and the rate of a product.
+    """Say how long contexts are likely to take, by their operations and the rate of a product.
 
     The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
     Products are made in `compute`, without it as the network makes them, and all else in float32.
@@ -186,7 +186,7 @@ def _layer_weights(network: CausalLM) -> int:
 
 
 def _weights_met(layer: Any) -> int:
-    """How many weights a token meets: of experts, those that are chosen for it."""
+    """Return how many weights a token meets: of experts, those that are chosen for it."""
 
     def is_mixture(node: Any) -> bool:
         return isinstance(node, MixtureOfExperts)
@@ -236,7 +236,7 @@ def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
+    """Return a time in words."""
     if seconds < 90:
         shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
         return "1 second" if shown == 1 else f"{shown:.0f} seconds"

@@ -16,7 +16,7 @@ MOST = 3  # tokens of a part that are named
 
 
 def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Tokens as they are shown, with their numbers: those of one character are one."""
+    """Return tokens as they are shown, with their numbers: those of one character are one."""
     groups = []
     begun = 0
     for at, text in enumerate(texts):
@@ -41,7 +41,7 @@ def held_by_text(
 
 
 def most_in_words(held: Mapping[str, float]) -> str:
-    """The tokens that hold most, each with its part of what all hold."""
+    """Return the tokens that hold most, each with its part of what all hold."""
     whole = sum(held.values()) or 1
     most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
     shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
@@ -66,7 +66,7 @@ def _in_text(letter: str, blank: bool) -> str:
 
 
 def visible(letter: str) -> str:
-    """A letter, or a mark in its place where it cannot be seen."""
+    """Return a letter, or a mark in its place where it cannot be seen."""
     return MARKS.get(letter) or (letter if letter.isprintable() else f"⟨{ord(letter):02x}⟩")
 
 

@@ -76,7 +76,7 @@ class Checkpoint(NamedTuple):
         return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor as its file holds it."""
+        """Return the shape of a tensor as its file holds it."""
         require_tensor(self.files, name)
         return self._stored_shape(self.aliases.get(name, name))
 
@@ -110,7 +110,7 @@ class Checkpoint(NamedTuple):
         return precisions
 
     def _scheme(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """How a matrix is quantised, by what its files hold; None if it is not."""
+        """Say how a matrix is quantised, by what its files hold; None if it is not."""
         if name not in self.stored:
             return "mxfp4" if name + quantised_formats.BLOCKS in self.stored else "nvfp4"
         if self.quantisation is None or len(shape) != 2:

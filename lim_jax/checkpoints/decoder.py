@@ -152,7 +152,7 @@ def _head(
 
 
 def _alike(head: Rows, rows: Rows) -> bool:
-    """Whether two matrices are both in this process's memory, and the same."""
+    """Tell whether two matrices are both in this process's memory, and the same."""
     tables = [part.bits if isinstance(part, HalfRows) else part for part in (head, rows)]
     held = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
     return all(held) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))

@@ -55,7 +55,7 @@ class GGUFCheckpoint(NamedTuple):
         return rows
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor as its publisher has it."""
+        """Return the shape of a tensor as its publisher has it."""
         require_tensor(self.files, name)
         return self.files[name].shape
 

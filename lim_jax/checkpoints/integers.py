@@ -50,7 +50,7 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def is_packed(packing: Packing, name: str, stored: Container[str]) -> bool:
-    """Whether files hold a matrix in packed numbers."""
+    """Tell whether files hold a matrix in packed numbers."""
     numbers, others = TENSORS[packing.scheme]
     at = name.removesuffix("weight")
     return at != name and at + numbers in stored and any(at + one in stored for one in others)
@@ -108,7 +108,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 def _compressed(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Of compressed-tensors: words along inputs, and of zeros along outputs."""
+    """Read compressed-tensors: words along inputs, and of zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
@@ -130,7 +130,7 @@ def _compressed(
 def _gptq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Of GPTQ: transposed, words along inputs, and of zeros along outputs."""
+    """Read GPTQ: transposed, words along inputs, and of zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
@@ -154,7 +154,7 @@ def _gptq(
 def _awq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Of AWQ: transposed, words along outputs, of which they hold the even ones first."""
+    """Read AWQ: transposed, words along outputs, of which they hold the even ones first."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
@@ -187,7 +187,7 @@ def _mlx(
     group_of: Any,
     stored: tuple[int, ...],
 ) -> Rows:
-    """Of MLX: words along inputs, of as many bits in every matrix as its shape tells."""
+    """Read MLX: words along inputs, of as many bits in every matrix as its shape tells."""
     rows, columns = shape
     bits = WORD * stored[-1] // columns
     got = f"{stored[-1]} words for {columns} numbers"

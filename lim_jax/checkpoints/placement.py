@@ -62,7 +62,7 @@ def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]
 
 
 def on_device(precision: str | None = None) -> WeightPlacement:
-    """All weights on the default device; of half precision, matrices alone are in it."""
+    """Return all weights on the default device; of half precision, matrices alone are in it."""
 
     def layers(layer: Layer, depth: int) -> Any:
         leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
@@ -110,7 +110,7 @@ def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> n
 def row_blocks(
     read: Reader, name: str, shape: tuple[int, int]
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """The rows of a matrix, some thousand at a time, each with where they stand."""
+    """Yield the rows of a matrix, some thousand at a time, each with where they stand."""
     rows = read.rows(name, *shape)
     for start in range(0, shape[0], ROWS_AT_ONCE):
         part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
@@ -126,7 +126,7 @@ def published_precision(checkpoint: Source) -> str | None:
 
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
-    """All weights in their files, but for those of the layer that is computed with."""
+    """Return all weights in their files, but for those of the layer that is computed with."""
     told = fingerprint(checkpoint, dtype)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
@@ -149,7 +149,7 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
 
 
 def in_bits(layer: Any, precision: str | None) -> Any:
-    """The bits of `halved` matrices, as the device holds them, or None for all as it is."""
+    """Return the bits of `halved` matrices, as the device holds them, or None for all as it is."""
     if precision is None:
         return layer
 
@@ -160,7 +160,7 @@ def in_bits(layer: Any, precision: str | None) -> Any:
 
 
 def halved(layer: Any, precision: str) -> Any:
-    """The `MATRICES` of a layer in half precision, and the rest as it is."""
+    """Return the `MATRICES` of a layer in half precision, and the rest as it is."""
 
     def half(path: tuple, leaf: Any) -> Any:
         field = getattr(path[-1], "name", "")  # an entry of a tuple has none

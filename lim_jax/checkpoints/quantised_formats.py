@@ -147,7 +147,7 @@ def _packing(method: str, stated: Options) -> Packing:
 
 
 def _is_of_a_layer(value: Any, stated: Options) -> bool:
-    """Whether MLX says by it if a layer is quantised, and as the others but for its bits."""
+    """Tell whether MLX says by it if a layer is quantised, and as the others but for its bits."""
     if not isinstance(value, Mapping):
         return isinstance(value, bool)
     same = value.get("group_size") == stated.get("group_size") and value.get("bits") in BITS

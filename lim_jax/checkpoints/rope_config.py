@@ -266,7 +266,7 @@ def masks_of(
     positions: Positions | Mapping[str, Positions | None] | None,
     window: int | None = WINDOW,
 ) -> tuple[AttentionMask, ...]:
-    """What each layer sees, by its kind; `window` is the default of ``sliding_window``."""
+    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
     by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
     seen = {FULL: {}}
     sliding = config.get("sliding_window", window)

@@ -64,7 +64,7 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
 
 
 def _in_ring(layer: Layer, mesh: Mesh) -> Layer:
-    """The same layers, whose attention is a ring over the devices that share a context."""
+    """Return the same layers, whose attention is a ring over the devices that share a context."""
     ring = RingAttention(mesh, CONTEXT)
 
     def attends(node: Any) -> bool:
@@ -100,7 +100,7 @@ class _Parts:
             buffer[part] = rows[(slice(None), *index[1:])]
 
     def array(self) -> Array:
-        """The whole array, each device with its own."""
+        """Return the whole array, each device with its own."""
         pieces = [
             jax.device_put(self.buffers[_key(index or ())][1], device)
             for device, index in self.of_devices.items()

@@ -31,7 +31,7 @@ def exact_gelu(x: Array) -> Array:
 
 
 def squared_relu(x: Array) -> Array:
-    """The square of ReLU."""
+    """Return the square of ReLU."""
     return jax.nn.relu(x) ** 2
 
 
@@ -88,7 +88,7 @@ class Reader:
         return self.checkpoint.read(name, shape, dtype or self.dtype)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor of the base model."""
+        """Tell whether there is such a tensor of the base model."""
         return self.prefix + name in self.checkpoint.files
 
     def shape(self, name: str) -> tuple[int, ...]:

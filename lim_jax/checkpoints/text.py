@@ -34,7 +34,7 @@ class ChatTemplate(NamedTuple):
 
 
 def read_tokenizer(path: Path, header: Header) -> Any:
-    """The `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header."""
+    """Return the `tokenizers.Tokenizer` of a folder, or of a GGUF file with its header."""
     # A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, or
     # made of the file's own vocabulary.
     require_extra("tokenizers", "models")

@@ -51,7 +51,7 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
 def answered(
     contexts: Sequence[Context | PromptOnly], model: LanguageModel, loss: LossName, tokens: int
 ) -> list[Context]:
-    """All contexts with their answers; where a context has none the model gives its own."""
+    """Return all contexts with their answers; where a context has none the model gives its own."""
     given = [context for context in contexts if isinstance(context, Context)]
     if len(given) == len(contexts):
         return given

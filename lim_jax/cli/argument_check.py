@@ -112,7 +112,7 @@ def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None
 
 
 def _kinds(kind: Any) -> list[Any]:
-    """The types that a value may have; of a tuple, those of each of its values."""
+    """Return the types that a value may have; of a tuple, those of each of its values."""
     if get_origin(kind) in (Union, UnionType):
         return [part for of in get_args(kind) for part in _kinds(of)]
     return _kinds(get_args(kind)[0]) if get_origin(kind) is tuple else [kind]

@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _overview() -> ArgumentParser:
-    """The help of lim-jax by itself: its commands, and the options that stand before one."""
+    """Return the help of lim-jax by itself: its commands, and the options that stand before one."""
     parser = ArgumentParser(
         prog="lim-jax",
         usage="lim-jax [--cache PATH | --no-cache] COMMAND ...",
@@ -119,5 +119,5 @@ def _overview() -> ArgumentParser:
 
 
 def _command(name: str) -> Callable[..., int]:
-    """The function of a command, whose file is loaded for it."""
+    """Return the function of a command, whose file is loaded for it."""
     return getattr(import_module(f"lim_jax.cli.{COMMANDS[name][0]}"), name)

@@ -125,7 +125,7 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 
 def _names(first: Path, second: Path) -> Names:
-    """The folders' own names, or all of their paths where these are one."""
+    """Return the folders' own names, or all of their paths where these are one."""
     one = first.resolve().name
     two = second.resolve().name
     names = (one, two) if one != two else (str(first), str(second))

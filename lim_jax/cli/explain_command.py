@@ -175,7 +175,7 @@ def _require_within(
 
 
 def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
-    """What will be done on contexts of these lengths, and how long it is likely to take."""
+    """Return what will be done on contexts of these lengths, and how long it is likely to take."""
     what = "certificates that can decide"
     seconds = budget.seconds
     if certificates == "all":

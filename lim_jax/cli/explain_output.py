@@ -54,7 +54,7 @@ def report_explanation(
 
 
 def words(result: Explanation, records: Sequence[MeanShare]) -> list[str]:
-    """An explanation in lines: the finding, documents, positions, ways, certificates."""
+    """Return an explanation in lines: the finding, documents, positions, ways, certificates."""
     influence = result.influence
     rest = result.without_queries
     regions = result.influence.regions
@@ -98,7 +98,7 @@ def _write_profiles(result: Explanation, file: Path) -> None:
 
 
 def _figures(result: Explanation, mass: Estimate | None, title: str) -> dict[str, Any]:
-    """The figures, by the names of their files."""
+    """Return the figures, by the names of their files."""
     influence = result.influence
     figures = {
         "influence": plots.influence_profile(influence, title),

@@ -31,7 +31,7 @@ def shuffled_lines(
 
 
 def shuffled_findings(result: ShuffledShares) -> list[str]:
-    """What is due to documents and to places, in sentences, and over what the errors are."""
+    """Return what is due to documents and to places, in sentences, and over what the errors are."""
     contexts = result.effects.contexts
     orders = result.effects.orders
     of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
@@ -52,7 +52,7 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
 
 
 def shuffled_table(result: ShuffledShares) -> str:
-    """The table by document and place, where a screen is wide enough."""
+    """Return the table by document and place, where a screen is wide enough."""
     return two_way_table(result.effects, result.names) if len(result.names) <= SHOWN else ""
 
 

@@ -28,7 +28,7 @@ def operations(program: ClosedJaxpr) -> int:
 def _count(
     program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known], iterations: int
 ) -> tuple[int, list[Known]]:
-    """Operations in all iterations together, and what is known of the results."""
+    """Return operations in all iterations together, and what is known of the results."""
     jaxpr = _open(program)
     known = dict(zip(jaxpr.invars, arguments, strict=True))
 
@@ -72,7 +72,7 @@ def _count_equation(
 
 
 def _is_called(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn) -> bool:
-    """Whether a program takes an equation's own inputs; a reduction's takes two numbers."""
+    """Tell whether a program takes an equation's own inputs; a reduction's takes two numbers."""
     return _shapes(_open(program).invars) == _shapes(equation.invars)
 
 

@@ -64,7 +64,7 @@ class LossOfIds(eqx.Module):
         require_callable(self.loss, "loss", "loss(params, x, y) of one example")
 
     def __call__(self, params: PyTree, ids: Int[Array, " length"], y: PyTree) -> Scalar:
-        """The loss of one example."""
+        """Return the loss of one example."""
         return self.loss(params, self.embed(params, ids, y), y)
 
 
@@ -153,7 +153,7 @@ def check_finite(
 
 
 def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """As `embedded`; raise ValueError where the batch does not fit the grid."""
+    """Do as `embedded`, and raise ValueError where the batch does not fit the grid."""
     require_grid(grid)
     loss, (x, y) = embedded(loss, params, batch)
     require(
@@ -175,7 +175,7 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """The same loss, which raises ValueError while it is traced unless it gives a scalar."""
+    """Return the same loss, which raises ValueError while it is traced unless it gives a scalar."""
 
     def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
         value = loss(params, x, y)

@@ -421,7 +421,7 @@ class Influence(eqx.Module):
         return Influence(self.regions, count, energy, *(a + b for a, b in pairs), unit=unit)
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
-        """The scatters about another mean and its profile, in another unit."""
+        """Return the scatters about another mean and its profile, in another unit."""
         kept = self.regions.kept_weights
         weights = self.regions.weights
         shift = (self.energy - mean) / unit
@@ -478,11 +478,11 @@ class Influence(eqx.Module):
         return "\n".join([head, *number_lines(*numbers)])
 
     def __str__(self) -> str:
-        """What `summary` says."""
+        """Return what `summary` says."""
         return self.summary()
 
     def record(self) -> dict[str, Any]:
-        """All results as plain numbers and strings."""
+        """Return all results as plain numbers and strings."""
         (indices, index_errors, total, total_error), alike = self._numbers()
         return {
             "length": self.grid.size,
@@ -523,12 +523,12 @@ class Influence(eqx.Module):
 
 
 def _or_one(total: Scalar) -> Scalar:
-    """What is divided by: one where there is no influence."""
+    """Return what is divided by: one where there is no influence."""
     return jnp.where(total == 0, 1, total)
 
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
-    """The one next to half the largest entry, held fixed; one where all are zero."""
+    """Return the one next to half the largest entry, held fixed; one where all are zero."""
     largest = jax.lax.stop_gradient(energy.max())
     limits = jnp.finfo(energy.dtype)
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
@@ -553,12 +553,12 @@ def _spelt(value: Scalar, error: Scalar) -> str:
 
 
 def numbers_by_name(values: Any) -> dict[str, float]:
-    """The fields of a named tuple as plain numbers."""
+    """Return the fields of a named tuple as plain numbers."""
     return {name: float(value) for name, value in values._asdict().items()}
 
 
 def all_known(result: PyTree) -> bool:
-    """Whether all leaves are numbers that are there, and none is yet to be computed."""
+    """Tell whether all leaves are numbers that are there, and none is yet to be computed."""
     leaves = jax.tree.leaves(result)
     return all(isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer) for leaf in leaves)
 

@@ -146,7 +146,7 @@ def asked_of_windows(
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
     padded: int | None = None,
 ) -> Targets:
-    """What is asked of windows, at the places alone whose weights are not zero."""
+    """Return what is asked of windows, at the places alone whose weights are not zero."""
     targets = [np.asarray(window)[1:] for window in windows]
     shared = getattr(query_weights, "ndim", 2) == 1
     weights = [
@@ -157,7 +157,7 @@ def asked_of_windows(
     size = min(most, padded_length(max(1, *map(len, places))))
 
     def asked(rows: Sequence[np.ndarray]) -> np.ndarray:
-        """The rows at the places alone, all of one size."""
+        """Return the rows at the places alone, all of one size."""
         return np.stack(
             [np.pad(row[at], (0, size - len(at))) for row, at in zip(rows, places, strict=True)]
         )
@@ -345,5 +345,5 @@ def _of_length(parts: ContextParts, length: int) -> tuple[Array, Array, Array, A
 
 
 def squares(vectors: Float[Array, "*parts width"]) -> Float[Array, "*parts"]:
-    """The squares of vectors' Euclidean norms."""
+    """Return the squares of vectors' Euclidean norms."""
     return jnp.sum(vectors**2, axis=-1)

@@ -88,7 +88,7 @@ def primacy_of_the_cone(
 def _products_from_below(
     growths: Float[Array, "examples depth"], depth: int
 ) -> Float[Array, "examples layers"]:
-    """A bound from below on the layers' amplification, of each context."""
+    """Return a bound from below on the layers' amplification, of each context."""
     return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
@@ -130,7 +130,7 @@ def _least_of_first_token(
     grid: Grid,
     depth: int,
 ) -> Float[Array, ""]:
-    r"""The least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
+    r"""Return the least :math:`\Gamma` of the first token, over pairs of positions in one layer."""
     flow = model.flow
     first = jnp.zeros((), int)
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))

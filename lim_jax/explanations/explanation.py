@@ -105,7 +105,7 @@ class Explanation(NamedTuple):
     token_energies: tuple[Profile, ...] = ()
 
     def __str__(self) -> str:
-        """What `explanation_table` says of it."""
+        """Return what `explanation_table` says of it."""
         return explanation_table(self)
 
     @property

@@ -14,7 +14,7 @@ def influence_table(influence: Influence, rest: Influence | None = None) -> str:
 
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
-    """How many contexts make LIM known to `width` to either side; None of one alone."""
+    """Return how many contexts make LIM known to `width` to either side; None of one alone."""
     error = float(influence.index_errors().lim)
     lim = float(influence.indices().lim)
     if not math.isfinite(error):
@@ -37,7 +37,7 @@ def _averages(name: str, influence: Influence) -> dict[str, Any]:
 
 
 def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
-    """A number for each region under its name."""
+    """Return a number for each region under its name."""
     lines = [f"{title:26s} " + " ".join(f"{region:>10s}" for region in REGIONS)]
     for name, values in rows.items():
         lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
@@ -45,7 +45,7 @@ def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
 
 
 def index_lines(influence: Influence, rest: Influence | None) -> list[str]:
-    """The indices in lines: of all positions, and without those that are asked."""
+    """Return the indices in lines: of all positions, and without those that are asked."""
     if rest is None:
         return [_index_line(influence)]
     share = 1 - float(rest.total / influence.total)

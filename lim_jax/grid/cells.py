@@ -101,7 +101,7 @@ class CellGrid(Grid):
         return jnp.where(self.past, covered * weights[None, :], 0)
 
     def centres(self) -> Float[Array, " length"]:
-        """The image of the middle of each equal cell."""
+        """Return the image of the middle of each equal cell."""
         middle = (np.arange(1, self.size + 1) - 0.5) / self.size
         return self._cast(middle**self.power)
 

@@ -80,7 +80,7 @@ class Grid(eqx.Module):
 
     @abstractmethod
     def prefix_weights(self) -> Float[Array, "length length"]:
-        r"""The weights :math:`W_{ij}` of :math:`\int_0^{p_i}`, one row for each node."""
+        r"""Return the weights :math:`W_{ij}` of :math:`\int_0^{p_i}`, one row for each node."""
 
     @property
     def past(self) -> Bool[Array, "length length"]:
@@ -140,22 +140,22 @@ class Grid(eqx.Module):
 
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
-        """The middle of each cell, in the coordinate in which the cells are equal."""
+        """Return the middle of each cell, in the coordinate in which the cells are equal."""
 
     def _cast(self, values: np.ndarray) -> Float[Array, "..."]:
         return jnp.asarray(values, self.dtype or float)
 
     @abstractmethod
     def _nodes(self) -> np.ndarray:
-        """The nodes as NumPy float64."""
+        """Return the nodes as NumPy float64."""
 
     @abstractmethod
     def _weights(self) -> np.ndarray:
-        """The weights as NumPy float64."""
+        """Return the weights as NumPy float64."""
 
     @abstractmethod
     def _edges(self) -> np.ndarray:
-        """The cell edges as NumPy float64, from 0 to 1."""
+        """Return the cell edges as NumPy float64, from 0 to 1."""
 
     @abstractmethod
     def _nodes_below(self, position: Fraction) -> int:
@@ -163,7 +163,7 @@ class Grid(eqx.Module):
 
     @abstractmethod
     def _weights_to(self, positions: np.ndarray) -> np.ndarray:
-        """The weights of the integral from 0 to any positions, a row for each."""
+        """Return the weights of the integral from 0 to any positions, a row for each."""
 
     @abstractmethod
     def interpolate(

@@ -54,7 +54,7 @@ class PanelGrid(Grid):
         return self._cast(self._weights_to(self._nodes()))
 
     def centres(self) -> Float[Array, " length"]:
-        """The nodes."""
+        """Return the nodes."""
         return self.nodes
 
     def interpolate(

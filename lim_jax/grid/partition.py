@@ -163,7 +163,7 @@ def interval_weights(
 
 
 def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:
-    """The weights of the integral over [0, end), and over [0, 1] where the end is 1."""
+    """Return the weights of the integral over [0, end), and over [0, 1] where the end is 1."""
     if end == 1:
         return grid._weights()
     if convention == "points":

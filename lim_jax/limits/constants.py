@@ -52,7 +52,7 @@ class DepthProfile(NamedTuple):
     lipschitz: float
 
     def __call__(self, time: Array) -> Array:
-        """The profile at a depth time."""
+        """Return the profile at a depth time."""
         return self.function(time)
 
     def require_stated(self, horizon: float = 1.0) -> None:
@@ -104,7 +104,7 @@ class DepthConstants(NamedTuple):
     profile_slope: float = 0.0
 
     def layer_factor(self, step: float) -> float:
-        r"""The factor of the error within a layer, :math:`1 + \varepsilon Z\Lambda`."""
+        r"""Return the factor of the error within a layer, :math:`1 + \varepsilon Z\Lambda`."""
         return 1 + step * self.profile * self.state
 
     def layer_defect(self, step: float, distance: float) -> float:
@@ -238,7 +238,7 @@ def _spans(knots: Array, horizon: float) -> bool:
 
 
 def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
-    """The times and fields that a `linear_control` joins; None for another control."""
+    """Return the times and fields that a `linear_control` joins; None for another control."""
     path = control.path if type(control) is InterpolatedControl else None
     return (path.ts, path.ys) if type(path) is diffrax.LinearInterpolation else None
 

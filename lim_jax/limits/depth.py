@@ -167,11 +167,11 @@ class _Limit(NamedTuple):
         return float(self.times[-1])
 
     def at(self, times: np.ndarray) -> np.ndarray:
-        """The states at some of the times."""
+        """Return the states at some of the times."""
         return self.states[np.searchsorted(self.times, times - 1e-12)]
 
     def error_on_layers(self, states: np.ndarray) -> float:
-        """The largest over layers."""
+        """Return the largest over layers."""
         times = np.linspace(0, self.horizon, len(states))
         return _largest_norm(states - self.at(times), self.grid)
 
@@ -249,7 +249,7 @@ class _Theorem(NamedTuple):
         proved: DepthConstants | None,
         bound: Callable[[DepthConstants, float], float],
     ) -> tuple[DepthConstants | None, bool]:
-        """The constants, None if the premises are not; and whether they are samples."""
+        """Return the constants, None if the premises are not; and whether they are samples."""
         sampled = proved is None or not math.isfinite(bound(proved, self.horizon))
         if not _premises(proved, self.profile, self.step, self.lipschitz):
             return None, sampled
@@ -272,7 +272,7 @@ class _Theorem(NamedTuple):
 
 
 def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipschitz: bool) -> bool:
-    """Whether the premises of `thm:resnet-ode` are proved or stated."""
+    """Tell whether the premises of `thm:resnet-ode` are proved or stated."""
     stated = profile is unit_profile or isinstance(profile, DepthProfile)
     return stated and (lipschitz or (proved is not None and step in STEPS))
 

@@ -17,17 +17,17 @@ WIDTH = 3
 
 
 def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
-    """The test field."""
+    """Return the test field."""
     return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
 
 
 def right_biased(p: Float[Array, " points"]) -> Float[Array, " points"]:
-    """A query density of integral one that grows to the right."""
+    """Return a query density of integral one that grows to the right."""
     return 0.4 + 1.8 * p**2
 
 
 def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
-    """Three probabilities that vary with position."""
+    """Return three probabilities that vary with position."""
     return jnp.stack([0.2 + 0.3 * p, 0.5 - 0.2 * p**2, 0.3 - 0.3 * p + 0.2 * p**2], axis=1)
 
 
@@ -65,7 +65,7 @@ def averaging_attention() -> CausalAttention:
 
 
 def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
-    """A smooth covector paired with the state: P_T is known and smooth."""
+    """Return a smooth covector paired with the state: P_T is known and smooth."""
     p = grid.nodes
     covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
     return inner(covector, x, grid)

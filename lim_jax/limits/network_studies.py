@@ -235,7 +235,7 @@ def convergence_study(
 
 
 def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
-    """The largest difference of a quantity between two grids; zero if there are no twins."""
+    """Return the largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
     first = _interpolated(twins[0], *grids) if field else twins[0]
@@ -256,7 +256,7 @@ class _Limit(NamedTuple):
     fields: frozenset[str]
 
     def on(self, grid: Grid, name: str, order: float | int | None) -> np.ndarray:
-        """The limit of a quantity; at the positions of a grid if it is a field."""
+        """Return the limit of a quantity; at the positions of a grid if it is a field."""
         *coarse, fine = (
             np.asarray(
                 _interpolated(values[name], source, grid) if name in self.fields else values[name]

@@ -170,7 +170,7 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
 
 
 def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
-    """The rows or curves of a group as dictionaries; `_row` and `Curve` turn them back."""
+    """Return the rows or curves of a group as dictionaries; `_row` and `Curve` turn them back."""
     return [
         result._asdict() | ({"study": result.study._asdict()} if isinstance(result, Row) else {})
         for result in group()

@@ -42,7 +42,7 @@ def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[P
 
 
 def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | None:
-    """One leaf on two grids; None if its shapes differ in more than an axis of positions."""
+    """Return one leaf on two grids; None if its shapes differ in more than an axis of positions."""
     first, second = map(jnp.shape, pair)
     if first == second:
         return pair[1], pair[1]

@@ -129,7 +129,7 @@ def richardson(
 
 
 def largest(gap: Gap, grid: Grid) -> float:
-    """The largest absolute entry: the default norm of an error."""
+    """Return the largest absolute entry: the default norm of an error."""
     return float(np.abs(gap).max())
 
 

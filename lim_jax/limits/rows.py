@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def against(cls, exact: Array, name: str, values: Mapping[float, Array]) -> "Curve":
-        """The largest distances of values, by their costs, from the exact one."""
+        """Return the largest distances of values, by their costs, from the exact one."""
         errors = (float(jnp.abs(value - exact).max()) for value in values.values())
         return cls(name, tuple(map(float, values)), tuple(errors))
 

@@ -91,7 +91,7 @@ def perturbation(direction: PyTree, sizes: Callable[[int], np.ndarray]) -> Calla
 def reference_flows(
     control: Control, horizon: float = 1.0, profile: Callable[[Array], Array] = unit_profile
 ) -> Flows:
-    """The depth flow by Tsit5 and by Dopri8, to 1e-13: the second is the reference."""
+    """Return the depth flow by Tsit5 and by Dopri8, to 1e-13: the second is the reference."""
 
     def flow(solver: diffrax.AbstractSolver) -> ContinuousFlow:
         return ContinuousFlow(

@@ -399,7 +399,7 @@ def sliced_margin_loss(
 
 
 def sliced_answers(slices: Slices) -> Int[Array, " length"]:
-    """The class of the largest logit of each row, the first of equal ones."""
+    """Return the class of the largest logit of each row, the first of equal ones."""
     starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
 
     def of_slice(start: Int[Array, ""]) -> tuple[Array, Array]:

@@ -158,7 +158,7 @@ class LocalReadout(eqx.Module):
 
 
 def hat(distance: Float[Array, "..."]) -> Float[Array, "..."]:
-    r"""The hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
+    r"""Return the hat kernel :math:`\kappa(s) = \max(1 - |s|, 0)`, of integral one."""
     return jnp.maximum(1 - jnp.abs(distance), 0)
 
 

@@ -111,15 +111,15 @@ class LossOfLogits:
     of_logits: Callable[[Logits | Slices, Targets], Scalar]
 
     def _identity(self) -> tuple[str]:
-        """What a digest reads in place of this object."""
+        """Return what a digest reads in place of this object."""
         return (self.name,)
 
     def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
-        """The loss of the network's last state; places that are not asked are not read."""
+        """Return the loss of the network's last state; places that are not asked are not read."""
         return self.of_logits(model.logits_of_queries(state, y), y)
 
     def __call__(self, model: "CausalLM", x: State, y: Targets) -> Scalar:
-        """The loss of one embedded context."""
+        """Return the loss of one embedded context."""
         return self.terminal(model, model.last_state(x, y), y)
 
     def __get__(self, model: Any, owner: Any) -> Any:
@@ -458,7 +458,7 @@ def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[A
 
 
 def _grid_of(x: State, y: Targets | None = None) -> Grid:
-    """The token grid of a row, in its precision, with the prefix that each token sees."""
+    """Return the token grid of a row, in its precision, with the prefix that each token sees."""
     grid = token_grid(x.shape[0], x.dtype)
     if y is None:
         return grid

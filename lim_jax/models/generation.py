@@ -137,7 +137,7 @@ def prefill_logits(
 def decode_logits(
     model: CausalLM, token: Int[Array, ""], place: Place, kept: Caches, grid: CellGrid
 ) -> tuple[Row, Caches]:
-    """The logits after one more id, at its place, and what layers keep with its own."""
+    """Return the logits after one more id, at its place, and what layers keep with its own."""
     # A row of this one id, whose context began so many positions before it.
     alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
     state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)

@@ -224,7 +224,7 @@ def padded_length(length: int) -> int:
 
 
 def padded_size(model: CausalLM, length: int) -> int:
-    """The length to which a model's contexts are padded: `padded_length` or less."""
+    """Return the length to which a model's contexts are padded: `padded_length` or less."""
     # No more than the model's limit or the length that the network was trained on, and not longer
     # at all if the rotary frequencies depend on the length.
     limit = None if model.limit is None else model.limit[0]
@@ -286,7 +286,7 @@ def _rows_by_context(
         return energies * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, ByToken]:
-        """A batch's rows; it is measured unless files have all of them."""
+        """Return a batch's rows; it is measured unless files have all of them."""
         batch = cache(lambda: measured(numbers))
         rows: dict[int, ByToken] = {}
         for row, number in enumerate(dict.fromkeys(numbers)):
@@ -411,7 +411,7 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:
-    """A context's shares of the regions' cells, with columns of zeros for its padding."""
+    """Return a context's shares of the regions' cells, with columns of zeros for its padding."""
     shares = carrying_shares(token_grid(length), regions.grid)
     return jax.device_put(_filled(shares.astype(energy.dtype), energy.shape[0]))
 

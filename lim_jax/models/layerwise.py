@@ -24,7 +24,7 @@ STATES_IN_MEMORY = 2**28
 
 
 def states_size(model: CausalLM, ids: Ids) -> int:
-    """How many bytes the states between all layers are, of some contexts."""
+    """Return how many bytes the states between all layers are, of some contexts."""
     table = model.embedding
     return (model.flow.depth + 1) * ids.size * table.shape[1] * table.dtype.itemsize
 
@@ -38,7 +38,7 @@ def energies_by_layers(
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, "contexts length"]:
-    r"""What `density.adjoint_energies` gives of a batch of ids.
+    r"""Return what `density.adjoint_energies` gives of a batch of ids.
 
     By the states :math:`X_0, \dots, X_M`, then the gradients back, each a file in `folder` of its
     step: an interrupted call goes on after the last. Files that no later step reads are removed.

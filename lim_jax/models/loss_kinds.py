@@ -68,6 +68,6 @@ LOSSES: dict[str, LossKind] = {
 
 
 def loss_kind(asked: str) -> LossKind:
-    """The entry of a name; any other name is refused."""
+    """Return the entry of a name; any other name is refused."""
     require_name(asked, LOSSES, "asked", "Pass one of these names: they say what the loss is of.")
     return LOSSES[asked]

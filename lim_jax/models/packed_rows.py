@@ -73,7 +73,7 @@ def contexts(
 
 
 def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
-    """The ids of each positive number, which must stand together."""
+    """Return the ids of each positive number, which must stand together."""
     starts = np.flatnonzero(np.diff(numbers)) + 1
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]

@@ -73,7 +73,7 @@ def weights_of_rows(
     shaping: Shaping = PLAIN,
     row: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows length"]:
-    """One row of `attention_weights`, or all, by queries and rows of the prefix weights."""
+    """Return one row of `attention_weights`, or all, by queries and rows of the prefix weights."""
     scores = _masked(_scores(query, key, shaping), grid, row)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
@@ -142,7 +142,7 @@ def continued_kernel(
 def score_slopes(
     query: Float[Array, "length size"], key: Float[Array, "length size"], cap: float
 ) -> Float[Array, "length length"]:
-    r"""The slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not."""
+    r"""Return the slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not."""
     return 1 - (_scores(query, key, Shaping(cap)) / cap) ** 2
 
 

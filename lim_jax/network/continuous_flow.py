@@ -43,7 +43,7 @@ class LayerwiseControl(eqx.Module):
     horizon: float = eqx.field(static=True, default=1.0)
 
     def __call__(self, time: Scalar) -> Any:
-        """The layer at a depth time; a boundary belongs to the layer that it begins."""
+        """Return the layer at a depth time; a boundary belongs to the layer that it begins."""
         arrays, static = eqx.partition(self.layers, eqx.is_array)
         depth = jax.tree.leaves(arrays)[0].shape[0]
         # Solvers arrive at a boundary a rounding error early; that still begins the next layer.
@@ -58,7 +58,7 @@ class InterpolatedControl(eqx.Module):
     path: diffrax.AbstractPath
 
     def __call__(self, time: Scalar) -> Any:
-        """The field at a depth time."""
+        """Return the field at a depth time."""
         return self.path.evaluate(time)
 
 

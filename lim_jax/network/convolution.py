@@ -42,7 +42,7 @@ def packed_starts(grid: Grid) -> Starts | None:
 
 
 def own_tap(rows: Rows, taps: Taps) -> Rows:
-    """What a token's own row adds."""
+    """Return what a token's own row adds."""
     return taps[:, None, :, -1] * rows
 
 

@@ -22,7 +22,7 @@ OLDEST = 8.0  # compute capability
 
 
 def outputs_or(tiles: Program) -> PlatformProgram:
-    """Outputs by the kernel where it may be taken, and log-sum-exps always by wide tiles."""
+    """Return outputs by the kernel where it may be taken, and log-sum-exps always by wide tiles."""
 
     def program(points: Points, vectors: Vectors, tiling: Tiling, _: object) -> Sequence[Array]:
         # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
@@ -57,7 +57,7 @@ def _kernel(
     key: Float[Array, "points length size"],
     value: Float[Array, "points length size"],
 ) -> Float[Array, "points length size"]:
-    """Causal attention of scaled queries on tokens, by JAX's own door to the kernel."""
+    """Return causal attention of scaled queries on tokens, by JAX's own door to the kernel."""
     heads = (array[:, :, None] for array in (query, key, value))
     attended = jax.nn.dot_product_attention(
         *heads, is_causal=True, scale=1.0, implementation=IMPLEMENTATION
@@ -81,7 +81,7 @@ def _allowed(heads: Points, tiling: Tiling) -> bool:
 
 
 def _is_there(*heads: Array) -> bool:
-    """Whether the library and the card are: JAX says so where it traces the kernel."""
+    """Tell whether the library and the card are: JAX says so where it traces the kernel."""
     try:
         jax.eval_shape(lambda *heads: jax.vjp(_kernel, *heads)[0], *heads)
         return _capability() >= OLDEST

@@ -57,7 +57,7 @@ class Routing(NamedTuple):
         return self.factor * weights, chosen
 
     def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:
-        """Which experts are in one of the groups that are open to each token."""
+        """Tell which experts are in one of the groups that are open to each token."""
         grouped = wanted.reshape(len(wanted), self.groups, -1)
         merit = jax.lax.top_k(grouped, self.best)[0].sum(axis=2)
         _, kept = jax.lax.top_k(merit, self.kept)
@@ -76,7 +76,7 @@ class SparseMixer(NamedTuple):
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Any
     ) -> tuple[Float[Array, "tokens 2"], Int[Array, "tokens 2"]]:
-        """As `Routing.weights`, without a preference."""
+        """Do as `Routing.weights`, without a preference."""
         turns = []
         open_logits = logits
         for _ in range(self.top):

@@ -231,7 +231,7 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
 
 
 def unit_profile(time: Scalar) -> Scalar:
-    r"""The depth profile :math:`\zeta \equiv 1`."""
+    r"""Return the depth profile :math:`\zeta \equiv 1`."""
     return jnp.ones_like(time)
 
 

@@ -101,7 +101,7 @@ class LongFrequencies(eqx.Module):
     trained: int = eqx.field(static=True)
 
     def __call__(self, tokens: Number) -> Frequencies:
-        """The frequencies of a context of that many tokens."""
+        """Return the frequencies of a context of that many tokens."""
         return self.long if tokens > self.trained else self.short
 
 
@@ -126,7 +126,7 @@ class DynamicFrequencies(eqx.Module):
         rotary_frequencies(self.size, self.base)
 
     def __call__(self, tokens: Number) -> Frequencies:
-        """The frequencies of a context of that many tokens."""
+        """Return the frequencies of a context of that many tokens."""
         longer = max(tokens, self.trained) / self.trained
         grown = (self.factor * longer - (self.factor - 1)) ** (self.size / (self.size - 2))
         return rotary_frequencies(self.size, self.base * grown)

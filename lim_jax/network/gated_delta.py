@@ -35,20 +35,20 @@ class GatedDelta(RecurrentMixer):
     largest_write: float = eqx.field(static=True, default=1.0, kw_only=True)
 
     def of_key(self, key: Array) -> Array:
-        """A key of length one."""
+        """Return a key of length one."""
         return _unit(key)
 
     def of_query(self, query: Array) -> Array:
-        """A query of length one, over the root of its size."""
+        """Return a query of length one, over the root of its size."""
         return query.shape[-1] ** -0.5 * _unit(query)
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
-        """The logarithms of decays, and beta."""
+        """Return the logarithms of decays, and beta."""
         write = self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
         return self.decays(normed), write
 
     def decays(self, normed: State) -> Float[Array, "heads rows decays"]:
-        """The logarithms of decays."""
+        """Return the logarithms of decays."""
         return -jnp.exp(self.log_decay)[:, None, None] * self.rates(normed)[..., None]
 
     def written(self, state: Array, chunk: Chunk) -> Array:
@@ -80,12 +80,12 @@ class KimiDelta(GatedDelta):
     chunk: ClassVar[int] = 16  # whose decays are held for every pair of rows and feature
 
     def rows(self, name: str, normed: State) -> Array:
-        """The images of tokens under one of the matrices, or under two."""
+        """Return the images of tokens under one of the matrices, or under two."""
         down = getattr(self, f"{name}_down", None)
         return super().rows(name, normed if down is None else linear(down, normed))
 
     def decays(self, normed: State) -> Float[Array, "heads rows size"]:
-        """The logarithms of decays of every feature."""
+        """Return the logarithms of decays of every feature."""
         numbers = self.rows("rate", normed)
         rate = jnp.exp(self.log_decay)[:, None, None]
         if self.least_decay is None:
@@ -99,7 +99,7 @@ def _unit(vectors: Array) -> Array:
 
 @jax.custom_jvp
 def _inverse(lower: Array) -> Array:
-    """The inverse of the identity plus strictly lower triangular matrices, by blocks."""
+    """Return the inverse of the identity plus strictly lower triangular matrices, by blocks."""
     # In products of matrices: `solve_triangular` took ten times as long on a CPU.
     size = lower.shape[-1]
     if size <= SMALL:

@@ -75,7 +75,7 @@ def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | Non
 
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
-    """Whether what layers keep of a context is known, and read so."""
+    """Tell whether what layers keep of a context is known, and read so."""
     return flow.step in (euler, split) and all(map(_is_known, flow.kinds))
 
 

@@ -57,7 +57,7 @@ class LatentAttention(CausalAttention):
     def sources(
         self, context: Float[Array, "rows width"], rope: Rope | None
     ) -> tuple[Float[Array, "heads rows size"], Float[Array, "heads rows features"]]:
-        """Keys and values of any tokens, row by row."""
+        """Return keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         latent = jax.vmap(self.down_norm)(linear(self.down, normed))
         still, value = (project(matrices, None, latent) for matrices in (self.key, self.value))

@@ -53,7 +53,7 @@ class LayersByKind(eqx.Module):
 
 
 def layer_of(layers: PyTree, position: Number) -> Any:
-    """One of several layers of one kind."""
+    """Return one of several layers of one kind."""
     if isinstance(layers, FetchedLayers):
         return layers.layer(position)
     arrays, static = eqx.partition(layers, eqx.is_array)
@@ -61,7 +61,7 @@ def layer_of(layers: PyTree, position: Number) -> Any:
 
 
 def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
-    """One part of several layers, of one kind or of several."""
+    """Return one part of several layers, of one kind or of several."""
     if isinstance(layers, LayersByKind):
         parts = tuple(parts_of(kind, part) for kind in layers.kinds)
         return LayersByKind(parts, layers.order)
@@ -71,7 +71,7 @@ def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
 
 
 def kinds_of(layers: PyTree) -> tuple[PyTree, ...]:
-    """Layers of each kind, by themselves."""
+    """Return layers of each kind, by themselves."""
     return layers.kinds if isinstance(layers, LayersByKind) else (layers,)
 
 

@@ -36,7 +36,7 @@ class Mamba2(RecurrentMixer):
         return -(jnp.exp(self.log_decay)[:, None] * rates)[..., None], rates
 
     def with_skip(self, read: Heads, value: Heads) -> Heads:
-        """What heads read of the states, and D times the token's own value."""
+        """Return what heads read of the states, and D times the token's own value."""
         return read if self.skip is None else read + self.skip[:, None, None] * value
 
     def written(self, state: Array, chunk: Chunk) -> Array:

@@ -106,11 +106,11 @@ class SwitchedMask(eqx.Module):
         return max(kind.rotary_dim for kind in self.kinds)
 
     def same_rope(self, first: int, second: int) -> bool:
-        """Whether contexts of two lengths know their positions in the same way."""
+        """Tell whether contexts of two lengths know their positions in the same way."""
         return all(kind.same_rope(first, second) for kind in self.kinds)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """The grid with the prefixes that rows of this layer attend to."""
+        """Return the grid with the prefixes that rows of this layer attend to."""
         seen = [kind.prefixes(grid) for kind in self.kinds]
         cut = [own for own in seen if isinstance(own, CellGrid)]
         if all(own is grid for own in seen) or not isinstance(grid, CellGrid):
@@ -120,7 +120,7 @@ class SwitchedMask(eqx.Module):
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
     def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
-        """What queries and keys know of the positions in a layer of each kind."""
+        """Return what queries and keys know of the positions in a layer of each kind."""
         return tuple(kind.rope(grid) for kind in self.kinds)
 
     def of_queries(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:

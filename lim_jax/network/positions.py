@@ -166,11 +166,11 @@ class Tempered(eqx.Module):
             require_positive(getattr(self, name), name, expected=POSITIVE, cure=OWN)
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Whether factors are alike in contexts of two lengths: they are."""
+        """Tell whether factors are alike in contexts of two lengths: they are."""
         return True
 
     def rope(self, grid: Grid) -> Float[Array, " length"]:
-        """The factors; of packed contexts each counts from its own beginning."""
+        """Return the factors; of packed contexts each counts from its own beginning."""
         tokens = grid.size if self.tokens is None else self.tokens
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
@@ -183,7 +183,7 @@ class Tempered(eqx.Module):
         return rope.astype(vectors.dtype)[None, :, None] * vectors
 
     def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
-        """Keys stay."""
+        """Return the keys as they are."""
         return vectors
 
 
@@ -193,7 +193,7 @@ class TemperedRotary(Rotary):
     tempered: Tempered = eqx.field(static=True, kw_only=True)
 
     def rope(self, grid: Grid) -> Growing:
-        """The cosines and sines of every angle, and the factors of queries."""
+        """Return the cosines and sines of every angle, and the factors of queries."""
         rope = super().rope(grid)
         factors = self.tempered.rope(grid).astype(rope.dtype)[:, None, None]
         return jnp.concatenate([rope, jnp.broadcast_to(factors, rope[:, :1].shape)], axis=1)
@@ -220,11 +220,11 @@ class Alibi(eqx.Module):
     rotary_dim = 0
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Whether positions are alike in contexts of two lengths: they are."""
+        """Tell whether positions are alike in contexts of two lengths: they are."""
         return True
 
     def rope(self, grid: Grid) -> Float[Array, " length"]:
-        """The positions :math:`p_j n - 1`."""
+        """Return the positions :math:`p_j n - 1`."""
         tokens = grid.size if self.tokens is None else self.tokens
         return jnp.asarray(grid._nodes() * tokens - 1)
 

@@ -126,7 +126,7 @@ class RecurrentMixer(eqx.Module):
         return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
 
     def sources(self, context: State, grid: Grid) -> Sources:
-        """All that heads read of the context, row by row."""
+        """Return all that heads read of the context, row by row."""
         normed = jax.vmap(self.norm)(context)
         starts = packed_starts(grid)
         decay, write = self.decays_and_writes(normed)
@@ -136,7 +136,7 @@ class RecurrentMixer(eqx.Module):
             write = weights * write
 
         def parts(name: str) -> tuple[Array, Array]:
-            """What the rows before each token add, and its own."""
+            """Return what the rows before each token add, and its own."""
             rows, taps, bias = self._convolution(name, normed)
             if weights is not None:  # which may be those of each head
                 rows, taps, bias = (by_head(each, len(write)) for each in (rows, taps, bias))
@@ -148,7 +148,7 @@ class RecurrentMixer(eqx.Module):
         return Sources(earlier, self.of_key(key), value, decay, write)
 
     def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
-        """What every head reads of the states for every row of `x`."""
+        """Return what every head reads of the states for every row of `x`."""
         rows, taps, _ = self._convolution("query", jax.vmap(self.norm)(x))
         earlier, key, value, decay, write = sources
         own = by_head(own_tap(rows, taps), len(earlier))
@@ -184,7 +184,7 @@ class RecurrentMixer(eqx.Module):
         return output, Memory(state, tuple(lasts))
 
     def rows(self, name: str, normed: State) -> Array:
-        """The images of tokens under one of the matrices."""
+        """Return the images of tokens under one of the matrices."""
         return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
 
     def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
@@ -197,7 +197,7 @@ class RecurrentMixer(eqx.Module):
         return rows, taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 
     def gates(self, x: Float[Array, "rows width"]) -> Heads:
-        """The factors of what heads read for each row."""
+        """Return the factors of what heads read for each row."""
         return self.gate_activation(self.rows("gate", jax.vmap(self.norm)(x)))
 
     def project_output(self, heads: Heads, gates: Heads) -> Float[Array, "rows width"]:
@@ -220,15 +220,15 @@ class RecurrentMixer(eqx.Module):
         return jax.nn.softplus(linear(self.rate, normed).T + self.rate_bias[:, None])
 
     def of_key(self, key: Array) -> Array:
-        """A key as it is written, of its convolved row."""
+        """Return a key as it is written, of its convolved row."""
         return key
 
     def of_query(self, query: Array) -> Array:
-        """A query as it reads, of its convolved row."""
+        """Return a query as it reads, of its convolved row."""
         return query
 
     def with_skip(self, read: Heads, value: Heads) -> Heads:
-        """What heads read, and what they take of the token's own value beside the state."""
+        """Return what heads read, and what they take of the token's own value beside the state."""
         return read
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
@@ -275,7 +275,7 @@ class RecurrentMixer(eqx.Module):
         return read.astype(value.dtype), after.reshape(state.shape)
 
     def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
-        """The state after a chunk, and what its rows read."""
+        """Return the state after a chunk, and what its rows read."""
         query, key, _, _, within, since, until = chunk
         written = self.written(state, chunk)
         read = matmul(since * query, state) + matmul(scores(query, key, within), written)

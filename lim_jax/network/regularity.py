@@ -462,7 +462,7 @@ def _name(function: object) -> str:
 
 
 def _activation_slope(activation: Any) -> float:
-    """The Lipschitz constant of an activation that is known by its identity."""
+    """Return the Lipschitz constant of an activation that is known by its identity."""
     if isinstance(activation, partial) and activation.func is jax.nn.gelu and not activation.args:
         options = activation.keywords
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:

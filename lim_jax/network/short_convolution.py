@@ -45,7 +45,7 @@ class ShortConvolution(eqx.Module):
         return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
 
     def sources(self, context: State, grid: Grid) -> tuple[Float[Array, "1 rows channels"]]:
-        """The convolved rows of the context."""
+        """Return the convolved rows of the context."""
         rows = self._rows(context)
         taps = self.taps[None]
         weights = log_weights_by_head(grid, 1)
@@ -55,7 +55,7 @@ class ShortConvolution(eqx.Module):
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Array | None = None
     ) -> tuple[Float[Array, "rows width"], Float[Array, "1 taps channels"]]:
-        """As `recurrent.RecurrentMixer.advance`; the memory is the last rows."""
+        """Do as `recurrent.RecurrentMixer.advance`; the memory is the last rows."""
         rows = self._rows(x)
         taps = self.taps[None]
         earlier = self.taps.shape[1] - 1
@@ -76,11 +76,11 @@ class ShortConvolution(eqx.Module):
     def reads(
         self, x: State, sources: tuple[Float[Array, "1 rows channels"]], grid: Grid
     ) -> Float[Array, "1 rows channels"]:
-        """What the one head reads: the convolved rows."""
+        """Return what the one head reads: the convolved rows."""
         return sources[0]
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "1 rows channels"]:
-        """The factors of what is read for each row."""
+        """Return the factors of what is read for each row."""
         return affine(self.read, self.read_bias, jax.vmap(self.norm)(x))[None]
 
     def project_output(

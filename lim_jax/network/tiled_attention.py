@@ -108,7 +108,7 @@ class KeyWeights(NamedTuple):
     parts: Int[Array, "group *blocks tile"] | None
 
     def counted(self, tile: Float[Array, "group rows tile"], place: Place) -> Array:
-        """A tile, or a row for all, with zeros where rows read their own part."""
+        """Return a tile, or a row for all, with zeros where rows read their own part."""
         if self.parts is None:
             return tile
         assert place.parts is not None

@@ -44,7 +44,7 @@ class Tiling(NamedTuple):
     arrays: tuple[str, ...] = ()  # which of `PerPosition` there are
 
     def named(self, arrays: Sequence[Array]) -> PerPosition:
-        """What is passed beside queries, keys and values, by its names."""
+        """Return what is passed beside queries, keys and values, by its names."""
         return PerPosition(**dict(zip(self.arrays, arrays, strict=True)))
 
     @property
@@ -80,7 +80,7 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
 
 
 def per_position(grid: CellGrid) -> PerPosition:
-    """What a grid says of its positions."""
+    """Return what a grid says of its positions."""
     return PerPosition(grid.log_weights, grid.parts, grid.starts)
 
 
@@ -143,7 +143,7 @@ def in_groups(sweep: Sweep) -> Program:
 
 
 def _spread() -> bool:
-    """Whether devices may share the examples, of which every group has then some of each's."""
+    """Tell whether devices may share the examples, of which every group has then some of each's."""
     return jax.device_count() > 1
 
 
@@ -165,7 +165,7 @@ def _cut(array: Array, between: int, group: int, tile: int) -> Array:
 
 
 def _joined(array: Array, between: int, length: int) -> Array:
-    """The inverse of `_cut`."""
+    """Return the inverse of `_cut`."""
     axis = 1 + between
     array = jnp.moveaxis(array, 2, axis + 1)
     if _spread():
@@ -178,7 +178,7 @@ def _joined(array: Array, between: int, length: int) -> Array:
 
 
 def each_vector(function: Callable[[PyTree], Any], vectors: PyTree) -> Any:
-    """One vector of a tile after another: arrays ``(group, vectors, tile, *rest)``."""
+    """Return one vector of a tile after another: arrays ``(group, vectors, tile, *rest)``."""
     in_front = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), vectors)
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), jax.lax.map(function, in_front))
 

@@ -319,7 +319,7 @@ def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gram
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
-    """The weight of every layer's observations, from one for all or one for each."""
+    """Return the weight of every layer's observations, from one for all or one for each."""
     layers = observed.shape[:1]
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)

@@ -32,7 +32,7 @@ class Counterexample(NamedTuple):
 
 
 def masking_without_primacy() -> Counterexample:
-    """Causal attention whose values are zero: the mask is there, its derivative is not."""
+    """Return causal attention whose values are zero: the mask is there, its derivative is not."""
     keys = jax.random.split(jax.random.key(0), 4)
     attention = jax.vmap(lambda key: CausalAttention.init(3, key=key))(keys)
     silent = eqx.tree_at(lambda a: a.value, attention, replace_fn=jnp.zeros_like)
@@ -54,7 +54,7 @@ def masking_without_primacy() -> Counterexample:
 
 
 def residual_without_recency() -> Counterexample:
-    """The identity network under uniform teacher forcing: nothing prefers the right."""
+    """Return the identity network under uniform teacher forcing: nothing prefers the right."""
     grid = token_grid(4)
     readout = LinearReadout(jnp.eye(2))
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))
@@ -71,7 +71,7 @@ def residual_without_recency() -> Counterexample:
 
 
 def observability_without_influence() -> Counterexample:
-    """Two positions that are equally observed and do not matter equally."""
+    """Return two positions that are equally observed and do not matter equally."""
     grid = token_grid(2)
     flow = _identity(width=2, depth=4)
     covectors = jnp.array([[2.0, 0.0], [1.0, 0.0]])
@@ -98,7 +98,7 @@ def observability_without_influence() -> Counterexample:
 
 
 def cross_terms_against_a_u_shape() -> Counterexample:
-    """Two U-shaped channels whose sum is the opposite of a U."""
+    """Return two U-shaped channels whose sum is the opposite of a U."""
     channels = jnp.array([[1.0, 0.5, 1.0], [-1.0, 0.5, -1.0], [0.0, 0.0, 0.0]])
     regions = boundary_regions(token_grid(3), "1/3")
     by_region = regional_channels(channels[None, :, :, None], regions)
@@ -130,7 +130,7 @@ def counterexamples() -> list[Counterexample]:
 
 
 def _identity(width: int, depth: int) -> ResidualFlow:
-    """The network whose field is zero."""
+    """Return the network whose field is zero."""
     return ResidualFlow(jnp.zeros((depth, width)), step=lambda layer, x, grid, increment: x)
 
 

@@ -170,7 +170,7 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
 
 
 def _optimised(objective: Objective, learning_rate: float) -> tuple[GateRun, GateRun]:
-    """Where Adam stops after 400 steps, and the minimum beyond."""
+    """Say where Adam stops after 400 steps, and the minimum beyond."""
     run = adam_run(objective, learning_rate)
     return run, minimiser(objective, run.gates)
 

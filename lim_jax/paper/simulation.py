@@ -76,14 +76,14 @@ def terminal_covector(weights: Profile) -> State:
 
 
 def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
-    """Of input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
+    """Compute the profile of an input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
     gates, weights = params
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
 
 @cached_jit
 def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
-    """The positional influence of the gated flow: one example, since its loss is linear."""
+    """Return the positional influence of the gated flow: one example, since its loss is linear."""
     weights = jnp.ones_like(gates) if weights is None else weights
     batch = jnp.zeros((1, LENGTH, WIDTH)), None
     return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
@@ -95,7 +95,7 @@ def influence_imbalance(density: Profile) -> Scalar:
 
 
 def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
-    """The Gramians of `eq:simulation-observability-gramian`: the final token is observed."""
+    """Return the Gramians of `eq:simulation-observability-gramian`: the final token is observed."""
     require_on_grid(gates, GRID, "gates", "length")
     # At minus infinity a position would be cut off without a word.
     return _gate_gramians(error_if_not_finite(gates, "gates"))
@@ -115,6 +115,6 @@ def _ungated_gramians() -> Float[Array, "length width width"]:
 
 
 def trace_density(gates: Profile) -> Profile:
-    """The normalised traces of `eq:simulation-normalized-observability`, as a density."""
+    """Return the normalised traces of `eq:simulation-normalized-observability`, as a density."""
     traces = gramian_traces(gate_gramians(gates))
     return traces / (GRID.weights @ traces)

@@ -155,7 +155,7 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
 
 
 def spans_decades(*profiles: np.ndarray) -> bool:
-    """Whether positive values span more than two decades, and want a logarithmic scale."""
+    """Tell whether positive values span more than two decades, and want a logarithmic scale."""
     values = np.concatenate([np.ravel(profile) for profile in profiles])
     positive = values[values > 0]
     return positive.size > 0 and bool(positive.max() > DECADES * positive.min())

@@ -61,7 +61,7 @@ class _Layout(NamedTuple):
 
 
 def _filled(value: Any, texts: Sequence[str]) -> Any:
-    """The template's variables, with these texts for the pieces."""
+    """Return the template's variables, with these texts for the pieces."""
     if isinstance(value, _Text):
         return "".join(texts[number] for number in value.numbers)
     if isinstance(value, Mapping):
@@ -265,7 +265,7 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
 def _places(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Where each piece stands in a text, by that with marks in their places; and where none."""
+    """Say where each piece stands in a text, by that with marks in their places; and where none."""
     said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
     numbers = [int(one) for one in said[1::2]]
     names = {layout.pieces[number][1] for number in layout.said - set(numbers)}

@@ -92,7 +92,7 @@ class PromptOnly(NamedTuple):
     def answered(
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossName = "answer"
     ) -> Context:
-        """The context with an answer in ids, such as `models.answer` finds."""
+        """Return the context with an answer in ids, such as `models.answer` finds."""
         require(
             answer.size > 0,
             "answer",
@@ -241,7 +241,7 @@ def require_foil_read(foil: str, kind: LossKind, where: str) -> None:
 def _contrast(
     found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
 ) -> Context:
-    """The prompt alone, of which answer and foil are asked; both must leave it as it is."""
+    """Return the prompt alone, of which answer and foil are asked; both must leave it as it is."""
     require(
         bool(foil),
         where,
@@ -307,7 +307,7 @@ def _context(
 def _spans(
     spans: Sequence[tuple[int, int, str]], found: EncodedText, most: int, where: str, length: int
 ) -> tuple[Span, ...]:
-    """The first tokens of a text, so many, that belong to the characters of each span."""
+    """Return the first tokens of a text, so many, that belong to the characters of each span."""
     shown = [
         token if last >= 0 else ""
         for token, last in zip(found.tokens, found.last.tolist(), strict=True)
@@ -377,7 +377,7 @@ class _Control(NamedTuple):
 
 
 def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
-    """The tokens of a text and of what follows it: none of control of what users wrote."""
+    """Return the tokens of a text and of what follows it: none of control of what users wrote."""
     text = laid.text + after
     marks = not laid.marked
     found = encode_text(text, tokenizer, marks=marks)

@@ -170,7 +170,7 @@ def _require_orders(orders: Any) -> None:
 
 
 def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
-    """A context, in which all documents are."""
+    """Return a context, in which all documents are."""
     if isinstance(found, PromptOnly):
         raise Refusal(
             f"{where}: got no answer, expected one, which all orders are asked. Give the line an "

@@ -172,7 +172,7 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
 
 
 def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
-    """Each document's title and text with its name, and blank lines, which have none."""
+    """Return each document's title and text with its name, and blank lines, which have none."""
     shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
     return [piece for one in shown for piece in (one, ("\n\n", ""))]
 

@@ -189,7 +189,7 @@ def _title(file: Path) -> str:
 def context_of_line(
     line: Line, tokenizer: Any, asked: LossName, max_length: int
 ) -> Context | PromptOnly:
-    """The context of a line, or its prompt where an answer is asked and it has none."""
+    """Return the context of a line, or its prompt where an answer is asked and it has none."""
     _require_letters(line)
     with _told_of(line.where):
         laid = line.laid
@@ -229,7 +229,7 @@ def _require_letters(line: Line) -> None:
 
 
 def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
-    """How many of a context's tokens documents have, and the longest of them."""
+    """Return how many of a context's tokens documents have, and the longest of them."""
     names = {document.name for document in line.documents}
     if isinstance(context, Context):
         places = places_by_name(context.spans)
@@ -246,7 +246,7 @@ def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
 
 
 def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
-    """What stands on each line, or in each entry of a list, with where that is."""
+    """Return what stands on each line, or in each entry of a list, with where that is."""
     content = _content(data, name)
     if data.suffix == ".json":
         listed = parsed_json(content, f"{data}", CURE)
@@ -285,7 +285,7 @@ def _content(data: Path, name: str = "data") -> str:
 
 
 def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
-    """Contexts of one length, one after another; a short text is one by itself."""
+    """Return contexts of one length, one after another; a short text is one by itself."""
     kind = loss_kind(asked)
     require(
         not kind.needs_answer,

@@ -32,13 +32,13 @@ class Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> Any:
-        """What stands inside."""
+        """Return what stands inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> jinja2.Environment:
-    """What templates of chats are written for."""
+    """Return what templates of chats are written for."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )

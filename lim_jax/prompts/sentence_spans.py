@@ -63,12 +63,12 @@ GERMAN_BEGINNERS = frozenset(
 
 
 def sentences(text: str) -> list[Span]:
-    """The sentences of a text, one after another: each character is in exactly one."""
+    """Return the sentences of a text, one after another: each character is in exactly one."""
     return _between(text, (end for block in _blocks(text) for end in _ends(text, *block)))
 
 
 def paragraphs(text: str) -> list[Span]:
-    """The paragraphs of a text, each with the blank lines after it."""
+    """Return the paragraphs of a text, each with the blank lines after it."""
     return _between(text, (match.start() for match in BLANK.finditer(text)))
 
 
@@ -103,7 +103,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _wrapped(line: str, after: str, width: int) -> bool:
-    """Whether a line goes on in the one after it, which would have fitted on it otherwise."""
+    """Tell whether a line goes on in the one after it, which would have fitted on it otherwise."""
     if width < WRAPPED or not after.strip() or ALONE.match(after):
         return False
     if line[:1].isspace() or line[:1] in "#|>" or HARD.search(line):
@@ -144,7 +144,7 @@ def _goes_on(before: str, stop: str, after: str) -> bool:
 
 
 def _is_ordinal(before: list[str], following: str) -> bool:
-    """Whether a number with a stop is an ordinal, by the words before it and the one after."""
+    """Tell whether a number with a stop is an ordinal, by the words before it and the one after."""
     if following in MONTHS:
         return True
     begins = following in BEGINNERS or following in GERMAN_BEGINNERS

@@ -23,7 +23,7 @@ DECADES_IF_MORE = 2
 
 
 def profile_chart(influence: Influence) -> Specification:
-    """The density with two standard errors, its regional averages, the uniform one."""
+    """Return the density with two standard errors, its regional averages, the uniform one."""
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])
@@ -46,7 +46,7 @@ def profile_chart(influence: Influence) -> Specification:
 
 
 def _floor(density: np.ndarray) -> tuple[float, str]:
-    """Where the axis begins, and its scale: whatever is less is drawn there."""
+    """Say where the axis begins, and its scale: whatever is less is drawn there."""
     positive = density[density > 0]
     if positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE:
         return float(positive.min()) / 2, "log"
@@ -149,7 +149,7 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
 def share_chart(
     names: Sequence[str], shares: np.ndarray, colours: Sequence[str], title: str
 ) -> Specification:
-    """One bar for each region, divided by the parts' shares of their energy."""
+    """Return one bar for each region, divided by the parts' shares of their energy."""
     rows = [
         {"region": region, "part": name, "order": order, "share": short(share)}
         for region, row in zip(("left", "middle", "right"), shares, strict=True)
@@ -171,7 +171,7 @@ def share_chart(
 
 
 def short(number: float) -> float:
-    """A number to five digits: what a page holds of it."""
+    """Return a number to five digits: what a page holds of it."""
     return float(f"{float(number):.5g}")
 
 

@@ -28,7 +28,7 @@ class Page(NamedTuple):
     html: str
 
     def __repr__(self) -> str:
-        """How large it is."""
+        """Say how large it is."""
         return f"a page of {len(self.html) / 1e6:.1f} MB: show it in a notebook, or save it"
 
     def _repr_html_(self) -> str:

@@ -99,7 +99,7 @@ def page_of(
     records: Sequence[Any] = (),
     by_place: Sequence[Sequence[str]] = (),
 ) -> str:
-    """The page that `write_page` writes."""
+    """Return the page that `write_page` writes."""
     require_page_packages()
     _require_fitting(influence, accounts, texts)
     shade = shading(np.concatenate([own_density(account) for account in accounts]))
@@ -238,7 +238,7 @@ def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str,
 
 
 def _of_layers(account: TokenBreakdown) -> np.ndarray:
-    """What each head adds, over the influence at its own layer, whose scale it has."""
+    """Return what each head adds, over the influence at its own layer, whose scale it has."""
     standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
     return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 
@@ -299,7 +299,7 @@ def write_comparison(
 
 
 def template(name: str) -> Any:
-    """A page without its contents; what is put in is escaped."""
+    """Return a page without its contents; what is put in is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -313,7 +313,7 @@ def template(name: str) -> Any:
 
 
 def _isolated(sentence: str) -> Any:
-    """A sentence in which what stands in quotation marks runs in its own direction."""
+    """Return a sentence in which what stands in quotation marks runs in its own direction."""
     parts = re.split("(?<=“)([^“”]*)(?=”)", sentence)
     quoted = markupsafe.Markup("<bdi>{}</bdi>")
     shown = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]

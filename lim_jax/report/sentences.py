@@ -25,7 +25,7 @@ CHANNELS_SAY = (
 
 
 def finding(influence: Influence, rest: Influence | None = None) -> str:
-    """How much the middle matters beside the ends, with its error, and what that decides.
+    """Say how much the middle matters beside the ends, with its error, and what that decides.
 
     With `rest`, the influence without the tokens that the loss asks from, it is told of this.
     """
@@ -53,7 +53,7 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
 
 
 def records_finding(records: Sequence[Any]) -> str:
-    """Which named parts hold most of the influence; at most three are named."""
+    """Tell which named parts hold most of the influence; at most three are named."""
     named = (record for record in records if record.kind != UNNAMED)
     parts = sorted(named, key=lambda record: -record.share)
     if not parts:
@@ -114,7 +114,7 @@ def record_lines(records: Sequence[MeanShare]) -> list[str]:
 
 
 def score_lines(records: Sequence[MeanScore]) -> list[str]:
-    """The same of scores by a method."""
+    """Return the lines of scores by a method."""
     return _lines(SCORED, sorted(records, key=lambda part: (part.kind == UNNAMED, -part.score)))
 
 

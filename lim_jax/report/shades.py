@@ -23,7 +23,7 @@ class Shading(NamedTuple):
     logarithmic: bool
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """The shade of each value, from 0; what lies beyond the edges has the nearest."""
+        """Return the shade of each value, from 0; what lies beyond the edges has the nearest."""
         intervals = np.searchsorted(self.edges, np.asarray(values), side="right") - 1
         return np.clip(intervals, 0, COUNT - 1)
 
@@ -40,7 +40,7 @@ def shading(values: np.ndarray) -> Shading:
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5."""
+    """Return the contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -141,7 +141,7 @@ def _places(segments: Sequence[Segment]) -> np.ndarray:
 def _documents(
     sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
 ) -> list[_ShownDocument]:
-    """Each document with its sentences; of many first those that gave most of the answer."""
+    """Return each document with its sentences; of many first those that gave most of the answer."""
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
@@ -157,12 +157,12 @@ def _documents(
 
 
 def _tokens(texts: Sequence[str], places: np.ndarray) -> list[tuple[str, list[int]]]:
-    """Tokens as they are shown, each with its places in the context."""
+    """Return tokens as they are shown, each with its places in the context."""
     return [(readable(text), places[group].tolist()) for text, group in joined_tokens(texts)]
 
 
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
-    """The parts of the answer by sentence: the number and the text of each."""
+    """Return the parts of the answer by sentence: the number and the text of each."""
     texts = [text or UNKNOWN for text in texts]
     shown = [readable(text) if text.strip("\n") else in_text(text) for text in texts]
     sentences = cut_tokens(texts, sentence_spans.sentences("".join(texts)))

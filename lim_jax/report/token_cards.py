@@ -35,7 +35,7 @@ class ShownContext(NamedTuple):
 
 
 def own_density(account: TokenBreakdown) -> np.ndarray:
-    """The density of one context's own influence; zero where it has none."""
+    """Return the density of one context's own influence; zero where it has none."""
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
 
@@ -43,7 +43,7 @@ def own_density(account: TokenBreakdown) -> np.ndarray:
 def shown_context(
     account: TokenBreakdown, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
-    """A context's tokens, shaded by its own density, each beside the mean over contexts."""
+    """Return a context's tokens, shaded by its own density, each beside the mean over contexts."""
     density = own_density(account)
     asked = np.asarray(account.query_weights)
     groups = joined_tokens(texts[:-1])
@@ -85,7 +85,7 @@ class Block(NamedTuple):
 def blocks_of(
     account: TokenBreakdown, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
-    """The named parts of a context, in its order, and what is in none, with their shares."""
+    """Return the named parts of a context, in its order, and what is in none, with their shares."""
     density = own_density(account)
     named = {name: places.tolist() for name, places in places_by_name(spans).items()}
     outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
@@ -157,7 +157,7 @@ def _records(
 
 
 def parts_shares(parts: Any) -> np.ndarray:
-    """Each part's share of the parts' sum; zero where there is none."""
+    """Return each part's share of the parts' sum; zero where there is none."""
     parts = np.asarray(parts, float)
     whole = parts.sum(axis=0)
     return parts / np.where(whole > 0, whole, 1)

@@ -36,25 +36,25 @@ PLAIN = {
 
 
 def digits(value: Any) -> str:
-    """Three digits, without an exponent below a million."""
+    """Return three digits, without an exponent below a million."""
     value = float(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def with_error(value: Any, error: Any) -> str:
-    """A value with its standard error; alone where one context has none."""
+    """Return a value with its standard error; alone where one context has none."""
     return digits(value) + error_words(error, digits)
 
 
 def index_words(influence: Influence) -> list[tuple[str, str]]:
-    """The regional averages and indices by name, each with its error."""
+    """Return the regional averages and indices by name, each with its error."""
     names = ("left", "middle", "right", "gap Δ", "LIM", "contrast SC")
     pairs = zip(names, influence.indices(), influence.index_errors(), strict=True)
     return [(name, with_error(value, error)) for name, value, error in pairs]
 
 
 def verdict(influence: Influence) -> str:
-    """What the gap says at two standard errors."""
+    """Return what the gap says at two standard errors."""
     if bool(influence.degenerate):
         return "No position has any influence."
     gap = float(influence.indices().gap)
@@ -78,7 +78,7 @@ def verdict(influence: Influence) -> str:
 
 
 def certificate_words(certificate: Certificate) -> dict[str, Any]:
-    """Whether a certificate held, failed or is vacuous, why, and what was measured apart."""
+    """Tell whether a certificate held, failed or is vacuous, why, and what was measured apart."""
     kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
     premises = [
         (premise.statement, digits(premise.value), premise.holds)

@@ -43,7 +43,7 @@ SEQUENCES = {"builtins.list": "list", "builtins.tuple": "tuple", "limits.Rates":
 
 
 def kind_of(result: Any) -> str:
-    """The room and the name of a result's type: ``density.Influence``."""
+    """Return the room and the name of a result's type: ``density.Influence``."""
     places = type(result).__module__.split(".")
     room = places[1] if places[0] == "lim_jax" and len(places) > 1 else places[0]
     return f"{room}.{type(result).__name__}"

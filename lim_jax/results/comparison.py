@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
     pairs: int | None = None  # how many examples are in both
 
     def __str__(self) -> str:
-        """The numbers in a few lines of text."""
+        """Return the numbers in a few lines of text."""
         if not all_known(self._replace(paired=None, pairs=None)) or self.density.ndim > 1:
             return repr(self)
         kind = "pair by pair" if self.paired else "as if of independent examples"
@@ -159,7 +159,7 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
 def _error(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Float[Array, "*shape"]:
-    """The standard error of a difference of means, of the deviations from either."""
+    """Return the standard error of a difference of means, of the deviations from either."""
     a, b = (jnp.asarray(of) / max(len(of) * (len(of) - 1), 1) ** 0.5 for of in (first, second))
     together = b[pairs[:, 1]] - a[pairs[:, 0]]
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)

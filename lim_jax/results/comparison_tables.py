@@ -20,7 +20,7 @@ INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", 
 
 
 def described_pairs(compared: ComparedContexts) -> str:
-    """How many contexts are in both results, and how many in one alone."""
+    """Return how many contexts are in both results, and how many in one alone."""
     counts = [int(influence.count) for influence in compared.whole[:2]]
     if not compared.pairs:
         return f"{counts[0]} and {counts[1]} contexts, none in both: errors are independent"
@@ -30,7 +30,7 @@ def described_pairs(compared: ComparedContexts) -> str:
 
 
 def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
-    """What the middle gained or lost, and the record that changed most, in sentences."""
+    """Return what the middle gained or lost, and the record that changed most, in sentences."""
     rest = compared.without_queries
     lines = [middle_in_words(compared.whole.change, names)]
     if rest is not None:
@@ -41,7 +41,7 @@ def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
 
 
 def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:
-    """The rows of the table, whole names in the first: parts stand in quotation marks."""
+    """Return the rows of the table, whole names in the first: parts stand in quotation marks."""
     rows = _index_rows(compared.whole, "")
     if compared.without_queries is not None:
         rows += _index_rows(compared.without_queries, WITHOUT_QUERIES)
@@ -74,7 +74,7 @@ def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
 
 
 def record_row(name: str, shares: ComparedShares) -> tuple[Any, ...]:
-    """A record's row of records.csv."""
+    """Return a record's row of records.csv."""
     numbers = [float(number) for estimate in shares[:3] for number in estimate]
     return (name, *numbers, *shares.contexts, shares.pairs)
 
@@ -94,7 +94,7 @@ def document(compared: ComparedInfluences) -> dict[str, Any]:
 
 
 def by_position(compared: ComparedInfluences) -> Iterator[tuple[float, ...]]:
-    """The rows of compare.csv."""
+    """Return the rows of compare.csv."""
     first, second, change = compared
     columns = (
         change.regions.grid.nodes, first.density, first.density_error, second.density,

@@ -56,7 +56,7 @@ class ComparedContexts(NamedTuple):
     shares: Mapping[str, ComparedShares]  # by record, of those that both have
 
     def __str__(self) -> str:
-        """What changed, in a few lines of text."""
+        """Return what changed, in a few lines of text."""
         shares = [
             "{}: {:+.4f} ± {:.4f} of the total".format(name, *map(float, share.change))
             for name, share in self.shares.items()
@@ -235,7 +235,7 @@ def pooled_influences(
 
 
 def percent(share: Any, error: Any = np.inf) -> str:
-    """A share in per cent, with its standard error where there is one."""
+    """Return a share in per cent, with its standard error where there is one."""
 
     def digits(value: Any) -> str:
         size = 100 * float(value)

@@ -87,13 +87,13 @@ def _written(kept: dict[str, Any]) -> set[str]:
 
 
 def _stamps(out: Path) -> dict[str, tuple[int, int]]:
-    """What changes where a file is written anew, of each file but the record."""
+    """Return what changes where a file is written anew, of each file but the record."""
     files = [path for path in out.iterdir() if path.is_file() and path.name != RECORD]
     return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
 def _changed(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
-    """The files that were written since."""
+    """Return the files that were written since."""
     return {name for name, stamp in _stamps(out).items() if stamp != before.get(name)}
 
 
@@ -132,7 +132,7 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _kept_record(out: Path) -> dict[str, Any]:
-    """What a folder says of its run; nothing where it does not."""
+    """Return what a folder says of its run; nothing where it does not."""
     try:
         return dict(json.loads((out / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -140,7 +140,7 @@ def _kept_record(out: Path) -> dict[str, Any]:
 
 
 def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is, as plain values: those that JSON reads back."""
+    """Return what a run is, as plain values: those that JSON reads back."""
     paths = {name: value for name, value in arguments.items() if isinstance(value, Path)}
     record = {
         "command": command,
@@ -191,7 +191,7 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """The innermost entries in which two records differ, each with both values."""
+    """Return the innermost entries in which two records differ, each with both values."""
     differences = []
     for name in {**there, **here}:
         old = there.get(name)

@@ -104,7 +104,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A document in which what is not finite is None."""
+    """Return a document in which what is not finite is None."""
     if isinstance(value, Mapping):
         return {name: finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -187,7 +187,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
 
 
 def _spelt(shares: Estimate, place: Any) -> str:
-    """A share in per cent with its error; "-" where no order has the document there."""
+    """Return a share in per cent with its error; "-" where no order has the document there."""
     value = 100 * float(shares.value[place])
     error = 100 * float(shares.error[place])
     if math.isnan(value):
@@ -249,7 +249,7 @@ def _table(fits: list[_Fit]) -> Pair:
 
 
 def _table_of_one(fit: _Fit) -> Pair:
-    """The means of one context, in which each share has the noise and its order's."""
+    """Return the means of one context, in which each share has the noise and its order's."""
     number = np.maximum(fit.counts, 1)
     variance = fit.noise * (1 - 1 / len(number)) + fit.of_orders
     error = np.sqrt(np.where(fit.counts > 0, variance / number, np.inf))

@@ -63,7 +63,7 @@ class EncodedText(NamedTuple):
     last: Int[np.ndarray, " tokens"]
 
     def within(self, start: int, end: int) -> Bool[np.ndarray, " tokens"]:
-        """Which tokens belong to a part of the text: those whose `last` lies in it."""
+        """Tell which tokens belong to a part of the text: those whose `last` lies in it."""
         return (self.last >= start) & (self.last < end)
 
 
@@ -90,7 +90,7 @@ class Example(NamedTuple):
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
-    """A prompt of pieces of text, one after another, each with whether it is a record."""
+    """Return a prompt of pieces of text, one after another, each with whether it is a record."""
     text = ""
     spans = []
     for piece, is_record in pieces:

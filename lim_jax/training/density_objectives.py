@@ -104,7 +104,7 @@ class Penalty(eqx.Module):
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
     def _on(self, grid: Grid) -> "Penalty":
-        """The same penalty, of finite numbers that fit a grid."""
+        """Return the same penalty, of finite numbers that fit a grid."""
         require_grid(grid)
         places = {"length": grid.size}
         if self.pools is not None:
@@ -124,7 +124,7 @@ class Penalty(eqx.Module):
     def _of_energies(
         self, energies: Energies, weights: Places, average: tuple[Statistic, Scalar] | None
     ) -> tuple[Scalar, Statistic]:
-        """The discrepancy, and the statistic of the batch that its density is of."""
+        """Return the discrepancy, and the statistic of the batch that its density is of."""
         if jnp.ndim(self.target) == 2:
             return self._of_each(energies, weights)
         statistic = self.estimate.statistic(energies, weights, self.epsilon)
@@ -552,7 +552,7 @@ def _cast(options: dict[str, Any], adjoints: Adjoints) -> dict[str, Any]:
 def _discrepancy(
     adjoints: Adjoints, grid: Grid, options: dict[str, Any]
 ) -> tuple[Scalar, Statistic]:
-    """The discrepancy of the adjoints' density, and the statistic that the density is of."""
+    """Return the discrepancy of the adjoints' density, and the statistic that the density is of."""
     penalty = options["penalty"]
     weights = grid.weights
     energies = (adjoints**2).sum(axis=2)

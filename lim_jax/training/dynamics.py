@@ -446,13 +446,13 @@ class _GradientFlow(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
 
     def slope(self, time: Any, arrays: PyTree, batch: Batch) -> PyTree:
-        """The law of the flow, which does not ask for the time."""
+        """Return the law of the flow, which does not ask for the time."""
         gradient = jax.grad(lambda a: risk(self.loss, eqx.combine(a, self.static), batch))(arrays)
         return jax.tree.map(jnp.negative, gradient)
 
     @filter_jit
     def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, Profile]:
-        """The risk and the influence's energy on the batch."""
+        """Return the risk and the influence's energy on the batch."""
         params = eqx.combine(arrays, self.static)
         energy = adjoint_energies(self.loss, params, batch, grid).mean(axis=0)
         return risk(self.loss, params, batch), energy

@@ -109,7 +109,7 @@ class Estimator:
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
-        """The moving average that the step before left, with a batch's statistic in it."""
+        """Return the moving average that the step before left, with a batch's statistic in it."""
         expected = f"{statistic.shape}, that of the estimator's statistic"
         cure = "Pass what the step before returned; at the first, with memory 0, zeros."
         fits = previous.shape in ((), statistic.shape)
@@ -162,7 +162,7 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
 
 
 def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | float) -> Statistic:
-    """The mean energies of the first and of the second half of the examples."""
+    """Return the mean energies of the first and of the second half of the examples."""
     require(
         len(energies) > 1,
         "energies",

@@ -154,7 +154,7 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
 def sampled_trace_penalty(
     traces: Float[Array, " positions"], weights: Float[Array, " positions"]
 ) -> Scalar:
-    """The trace penalty over some positions, each weighted for all that it stands for."""
+    """Return the trace penalty over some positions, each weighted for all that it stands for."""
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
 

@@ -275,7 +275,7 @@ def _squares(
 
 
 def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:
-    """Every example's squared norm, an integral where there is a value for each position."""
+    """Return every example's squared norm, an integral where there is a value for each position."""
     squares = (leaf**2).reshape(leaf.shape[0], -1)
     if leaf.ndim < 2 or leaf.shape[1] != grid.weights.size:
         return squares.sum(axis=1)
@@ -400,7 +400,7 @@ def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
 def _adjoints_and_slopes(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Vectors, Vectors, Losses]:
-    """The adjoints, their derivative along a unit direction, and the losses."""
+    """Return the adjoints, their derivative along a unit direction, and the losses."""
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
     direction = _unit(as_direction(direction, arrays))
     return jax.jvp(adjoints, (arrays,), (direction,), has_aux=True)
