@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import as_nonnegative, error_if, require_floats, require_kind
+from lim_jax._checks import (
+    as_nonnegative,
+    described,
+    error_if,
+    require,
+    require_floats,
+    require_kind,
+)
 from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
 from lim_jax.adjoint.cone import JointCone
@@ -349,6 +356,13 @@ def recency_survival(
     require_concrete("amplification", amplification, bounds=True)
     amplification, sampled = _sampled(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
+    require(
+        amplification.size > 0,
+        "amplification",
+        got=described(amplification),
+        expected="at least one c for each example",
+        cure="Pass c of each layer, which bounds a norm.",
+    )
     later = amplification.reshape(len(amplification), -1)
     later = as_nonnegative(later, "amplification", "Pass c of each layer, which bounds a norm.")
     stability, moved = _stability(terminal, initial, later[:, 0], regions)

@@ -296,6 +296,12 @@ def test_a_negative_c_is_refused(layers):
             criteria.energy_stability(spike, spike, growth[:, 0], REGIONS)
 
 
+def test_examples_without_a_c_are_refused():
+    spike = jnp.asarray(np.eye(LENGTH)[None, :, -1:])
+    with pytest.raises(ValueError, match="amplification: got .* expected at least one c for each"):
+        criteria.recency_survival(spike, spike, jnp.zeros((1, 0)), REGIONS)
+
+
 def test_norms_that_contradict_each_other_make_no_c():
     """A vector attains more than the upper bound, or less than nothing."""
     upper = jnp.array([0.5, 1.0])

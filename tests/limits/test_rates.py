@@ -85,7 +85,7 @@ def test_rotary_attention_claims_nothing():
     beyond = {"positions": turning, "window": windowed(3), "scale": scaled, "gate": gated}
     beyond |= {"attend": own, "Doubled": Doubled(**vars(layer().attention))}
     for name, placed in beyond.items():
-        with pytest.raises(ValueError, match=f"attention: got {name}, expected none"):
+        with pytest.raises(ValueError, match=f"attention: got {name}, expected attention without"):
             attention_constant(placed, smooth)
 
 

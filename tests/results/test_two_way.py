@@ -256,5 +256,5 @@ def test_words_and_table_are_of_the_numbers():
     assert rows[1] == "“a” 10.0 ± 1.0 - 30.0 ± 3.0 30.0 ± 1.5".split()
     assert rows[2] == "“b” 20.0 ± 4.0 50.0 (no error) 60.0 ± 5.0 10.0 ± 1.0".split()
     assert rows[4] == "any document 20.0 ± 1.0 11.0 ± 2.0 40.0 ± 3.0".split()
-    with pytest.raises(ValueError, match="names: got 1, expected 3"):
+    with pytest.raises(ValueError, match="names: got 1 names, expected 3"):
         two_way_table(found, ["a"])

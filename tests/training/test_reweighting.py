@@ -95,7 +95,7 @@ def test_importance_weights_are_quotients_of_densities():
     density = trained / (CELLS @ trained)
     risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
     np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
-    with pytest.raises(RuntimeError, match="never trained on"):
+    with pytest.raises(RuntimeError, match="Train on these positions too"):
         importance_weights(jnp.ones(7), at_deployment, GRID)
 
 
