@@ -72,7 +72,9 @@ def test_fields_are_resolved_on_a_grid_or_not_and_no_more_is_said(name):
             check(field)
         else:
             said = f"got a field that is not resolved as {word} on this grid: from 0.* at 25,600.*"
-            with pytest.raises(ValueError, match=f"{said}Leave .* the field may be {word} nonetheless"):
+            with pytest.raises(
+                ValueError, match=f"{said}Leave .* the field may be {word} nonetheless"
+            ):
                 check(field)
 
 

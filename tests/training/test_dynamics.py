@@ -255,7 +255,9 @@ def test_a_direction_is_like_the_parameters(direction):
         lim.training.adjoint_growth,
     )
     for function in of_direction:
-        with pytest.raises(ValueError, match="direction: got .+ the shapes and dtypes of those of the par"):
+        with pytest.raises(
+            ValueError, match="direction: got .+ the shapes and dtypes of those of the par"
+        ):
             function(scaled_loss, jnp.ones(4), batch, GRID, direction)
 
 
