@@ -72,7 +72,7 @@ class RowAttention(eqx.Module):
 
 
 def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
-    """Return the rotary factors of one position."""
+    """Return what positions give the queries and keys at one place."""
     return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
 
 
