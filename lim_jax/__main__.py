@@ -33,7 +33,7 @@ UNKEPT = "persistent compilation cache entry"
 
 
 def main() -> int:
-    """Run the command; an error of ours is printed in a line, and the status is 2.
+    """Run the command and return its exit status: 2, and one printed line, for an error of ours.
 
     Where nobody reads on what it prints, as in ``lim-jax rates | head``, it ends without a word,
     and the status is 141, that of other tools which a closed pipe ends.
@@ -52,6 +52,7 @@ def main() -> int:
 
 
 def _run_and_report() -> int:
+    """Run the command with warnings in one line each; print an error of ours and return 2."""
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     pressed = _presses()
     try:
@@ -76,10 +77,14 @@ def _run_and_report() -> int:
 
 
 def _presses() -> list[int]:
-    """Grows by one with every Ctrl-C, which is else raised as always; not where it is ignored."""
+    """Return a list that grows by one with every Ctrl-C, unless Ctrl-C is ignored.
+
+    A Ctrl-C still raises KeyboardInterrupt.
+    """
     pressed: list[int] = []
 
     def press(number: int, frame: Any) -> None:
+        """Count one Ctrl-C, and raise KeyboardInterrupt."""
         pressed.append(number)
         signal.default_int_handler(number, frame)
 
@@ -89,7 +94,7 @@ def _presses() -> list[int]:
 
 
 def _said(said: set[str], message: Warning | str, *_: Any) -> None:
-    """A warning in a line, once, without the file and the line of ours that gave it."""
+    """Print a warning in one line, once, without the file and line that gave it."""
     words = in_one_line(str(message))
     # JAX warns at each program that it cannot keep, as on a disk that is full.
     about = UNKEPT if UNKEPT in words else words
@@ -99,7 +104,10 @@ def _said(said: set[str], message: Warning | str, *_: Any) -> None:
 
 
 def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:
-    """Interrupt a moment later where nothing can be raised, as in JAX's callback of collections."""
+    """Interrupt the main thread a moment after a Ctrl-C that arrived where nothing can be raised.
+
+    An example is JAX's callback of garbage collections.
+    """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         Timer(MOMENT, _thread.interrupt_main).start()
     else:
@@ -107,7 +115,7 @@ def _interrupt_again(otherwise: Callable[[Any], object], ignored: Any) -> None:
 
 
 def _leave() -> None:
-    """End the process at once.
+    """End the process at once, with the status of an interrupted command.
 
     XLA compiles in threads that Python can neither end nor wait for: one that ended as usual would
     die of a segmentation fault. What is kept of a run is written as a whole or not at all.

@@ -8,6 +8,7 @@ class Refusal(ValueError):
     """An argument is refused: what was passed, what is accepted, and how to fix it."""
 
     def __reduce__(self) -> tuple:
+        """Pickle the error by a function, as its class is not found under its module's name."""
         return _refuse, self.args
 
 
@@ -15,6 +16,7 @@ class MissingPackage(ModuleNotFoundError):
     """A package is missing that is installed with one of our extras."""
 
     def __reduce__(self) -> tuple:
+        """Pickle the error by a function, as its class is not found under its module's name."""
         return _miss, (str(self), self.name)
 
 
@@ -32,7 +34,7 @@ Refusal.__module__ = MissingPackage.__module__ = "builtins"
 
 
 def refusal(error: Exception) -> str | None:
-    """Return the words of an error of ours, without what others wrap them in; None of others."""
+    """Return the message of an error of this library, unwrapped, or None for other errors."""
     if isinstance(error, Refusal | MissingPackage):
         return str(error)
     if not isinstance(error, RuntimeError):

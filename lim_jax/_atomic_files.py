@@ -12,14 +12,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file's bytes, in a folder that is made where it is missing."""
+    """Write bytes to a file as a whole, and make its folder if it is missing."""
     with whole_file(path, len(content)) as half_written:
         half_written.write_bytes(content)
 
 
 @contextmanager
 def whole_file(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Yield another name to write a file under first; it gets its own when it is whole.
+    """Yield a temporary path to write to; it becomes `path` when the block ends without error.
 
     The other name has the same ending. `size` is how many bytes the file will have, if that is
     known.
@@ -37,7 +37,7 @@ def whole_file(path: Path, size: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_lacking(path: Path, size: int | None = None) -> Iterator[None]:
-    """Refuse what the system refuses to write, in a line with the file and the bytes it needs."""
+    """Turn an OSError of writing into a `Refusal` that names the file and the bytes it needs."""
     try:
         yield
     except OSError as error:
@@ -54,6 +54,7 @@ def saying_what_is_lacking(path: Path, size: int | None = None) -> Iterator[None
 
 
 def _free_bytes(path: Path) -> str:
+    """Return the free bytes of the disk that holds a path, or "no" if it cannot tell."""
     try:
         return f"{shutil.disk_usage(path.parent).free:,}"
     except OSError:

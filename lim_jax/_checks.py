@@ -51,12 +51,12 @@ def described(value: object) -> str:
 
 
 def in_a_line(value: object) -> str:
-    """Return what ``str`` says, with spaces for its line ends."""
+    """Return ``str(value)`` with each run of white space replaced by one space."""
     return " ".join(str(value).split())
 
 
 def require_extra(package: str, extra: str) -> None:
-    """Raise unless a package is installed, which one of our extras has."""
+    """Raise MissingPackage unless a package of one of our extras is installed."""
     if find_spec(package) is None:
         raise MissingPackage(
             f"{package}: got no such package, expected it installed. Install it: "
@@ -66,13 +66,13 @@ def require_extra(package: str, extra: str) -> None:
 
 
 def require_floating(array: object, name: str, cure: str = "Pass an array of floats.") -> None:
-    """Raise unless this is an array of floating-point numbers."""
+    """Raise ValueError unless this is an array of floating-point numbers."""
     holds = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating)
     require(holds, name, got=described(array), expected="a floating-point array", cure=cure)
 
 
 def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: int) -> None:
-    """Raise unless this is a floating-point array with these axes, named as in signatures.
+    """Raise ValueError unless this is a floating-point array with these axes.
 
     An axis has the size that `sizes` gives its name, else any but zero, the same wherever its name
     stands; further axes are allowed where the last name begins with a star.
@@ -100,7 +100,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 
 
 def require_indices(indices: Any, name: str) -> None:
-    """Raise unless this is an array of whole numbers along one axis, at least one."""
+    """Raise ValueError unless this is a non-empty array of integers along one axis."""
     whole = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
     got = "none" if whole and indices.size == 0 else described(indices)
     expected = "at least one whole number, in an array of one axis"
@@ -118,7 +118,7 @@ def as_int(
     expected: str = "",
     cure: str = "Pass a Python int.",
 ) -> int:
-    """Return a whole number that is known before tracing as an `int`; raise at anything else."""
+    """Return an integer known before tracing as an `int`; raise ValueError at anything else."""
     try:
         whole = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
@@ -135,20 +135,20 @@ def is_real(number: Any) -> TypeGuard[float]:
 
 
 def require_positive(number: Any, name: str, *, expected: str, cure: str) -> None:
-    """Raise unless this is a positive finite number known before tracing."""
+    """Raise ValueError unless this is a positive finite number known before tracing."""
     holds = is_real(number) and 0 < float(number) < math.inf
     require(holds, name, got=described(number), expected=expected, cure=cure)
 
 
 def require_optional(number: Any, name: str, cure: str) -> None:
-    """Raise unless this is None or a positive finite number known before tracing."""
+    """Raise ValueError unless this is None or a positive finite number known before tracing."""
     if number is not None:
         expected = "None or a positive finite number"
         require_positive(number, name, expected=expected, cure=cure)
 
 
 def as_numbers(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
-    """Return the real numbers of a list, or of an array of one axis, at least one."""
+    """Return a non-empty list or array of real numbers as a NumPy array of one axis."""
     several = isinstance(values, (Sequence, *ARRAYS)) and not isinstance(values, str)
     try:
         numbers = np.asarray(values) if several else np.zeros(())
@@ -162,7 +162,7 @@ def as_numbers(values: Any, name: str, *, expected: str, cure: str) -> np.ndarra
 
 
 def require_scalar(number: Any, name: str) -> None:
-    """Raise unless this is a real number or an array of one, traced or known."""
+    """Raise ValueError unless this is a real number or an array of shape (), traced or known."""
     scalar = isinstance(number, ARRAYS) and number.shape == ()
     holds = is_real(number) or (
         scalar and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)
@@ -172,7 +172,7 @@ def require_scalar(number: Any, name: str) -> None:
 
 
 def as_path(path: Any, name: str = "path") -> Path:
-    """Return the path of a file or a folder."""
+    """Return a `Path` from a non-empty string or `Path`; raise ValueError at anything else."""
     cure = "Pass a string or a pathlib.Path."
     holds = isinstance(path, str | Path) and path != ""
     require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
@@ -180,14 +180,14 @@ def as_path(path: Any, name: str = "path") -> Path:
 
 
 def require_kind(value: object, kind: type, name: str, cure: str) -> None:
-    """Raise unless this is an instance of a type."""
+    """Raise ValueError unless this is an instance of a type."""
     got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
     expected = "a text" if kind is str else f"an instance of {kind.__name__}"
     require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
 
 
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
-    """Raise unless this is a list of instances of a type, at least one; a string is no list."""
+    """Raise ValueError unless this is a non-empty list of instances of a type, no string."""
     listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
     others = [at for at, value in enumerate(listed) if not isinstance(value, kind)]
     holds = len(listed) > 0 and not others
@@ -202,12 +202,12 @@ def _spelt(kind: type) -> str:
 
 
 def require_text(text: object, name: str) -> None:
-    """Raise unless this is a string."""
+    """Raise ValueError unless this is a string."""
     require_kind(text, str, name, "Pass a string.")
 
 
 def require_name(value: object, known: Iterable[str], name: str, cure: str) -> None:
-    """Raise unless this is one of some names."""
+    """Raise ValueError unless this is one of the known names."""
     names = list(known)
     expected = " or ".join(f'"{known_name}"' for known_name in names)
     holds = isinstance(value, str) and value in names
@@ -215,14 +215,14 @@ def require_name(value: object, known: Iterable[str], name: str, cure: str) -> N
 
 
 def require_callable(function: object, name: str, signature: str) -> None:
-    """Raise unless this can be called."""
+    """Raise ValueError unless this can be called."""
     cure = "Pass the function itself, not what it returns."
     expected = f"a function {signature}"
     require(callable(function), name, got=described(function), expected=expected, cure=cure)
 
 
 def require_example(example: object) -> None:
-    """Raise unless this is a pair of a state and its labels."""
+    """Raise ValueError unless this is a pair of a state and its labels."""
     several = isinstance(example, tuple)
     got = f"a tuple of {len(example)}" if several else described(example)
     expected = "a pair (x, y) of an input and its labels"
@@ -231,7 +231,7 @@ def require_example(example: object) -> None:
 
 
 def require_auto(tree: PyTree, name: str) -> None:
-    """Raise at arrays spread over axes of a mesh whose shardings are parts of their types."""
+    """Raise ValueError at arrays that are sharded over mesh axes of type Explicit."""
     cure = (
         "Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the compiler finds "
         "how what is computed is spread."
@@ -243,7 +243,7 @@ def require_auto(tree: PyTree, name: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Raise unless this is a single random key."""
+    """Raise ValueError unless this is a single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     legacy = isinstance(key, ARRAYS) and key.dtype == jnp.uint32 and key.shape == (2,)
     cure = "Make it with jax.random.key(seed); vmap over several."
@@ -252,19 +252,19 @@ def require_key(key: Any) -> None:
 
 
 def require_known(tree: PyTree, name: str, expected: str = "numbers that are there") -> None:
-    """Raise where some array is traced."""
+    """Raise ValueError if any array of a pytree is traced."""
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
     cure = "Call it outside jax.jit, jax.vmap and jax.grad."
     require(not traced, name, got="traced arrays", expected=expected, cure=cure)
 
 
 def error_if(tree: Tree, fails: Flags, message: str) -> Tree:
-    """Return `tree`; where any of `fails` is true its use raises, inside `jax.jit` too."""
+    """Return `tree`; where any of `fails` is true its use raises, also inside `jax.jit`."""
     return error_if_first(tree, (fails, message))
 
 
 def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
-    """`error_if` by several checks in one: the message is that of the first one that fails."""
+    """Return `tree`; its use raises with the message of the first check that fails."""
     for fails, message in checks:
         if not isinstance(fails, Tracer) and np.any(fails):
             with translate_errors():
@@ -290,7 +290,7 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
 
 
 def _require_sizes(tree: PyTree) -> None:
-    """Raise at sizes that `jax.export` leaves open: it takes no callbacks, as checks are."""
+    """Raise ValueError at symbolic sizes: `jax.export` takes no callbacks, as checks are."""
     sizes = [size for leaf in jax.tree.leaves(tree) for size in getattr(leaf, "shape", ())]
     symbolic = [size for size in sizes if not isinstance(size, int)]
     holds = not symbolic or os.environ.get("EQX_ON_ERROR") == "off"
@@ -300,7 +300,7 @@ def _require_sizes(tree: PyTree) -> None:
 
 
 def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -> Tree:
-    """Raise on all devices of a `jax.shard_map` where one fails."""
+    """Return `tree`; its use raises on all devices of a `jax.shard_map` if one's check fails."""
     fails, first = varying_as((fails.astype(int), first), (fails, first))
     axes = tuple(varying_axes(fails))
     anywhere, said = (jax.lax.pmax(number, axes) if axes else number for number in (fails, first))
@@ -313,7 +313,7 @@ def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -
 
 
 def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:
-    """Whether no floating-point leaf holds a NaN or an infinity; known ones compile nothing."""
+    """Tell whether all floating-point leaves are finite; known arrays compile nothing."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
     if not any(isinstance(leaf, Tracer) or _elsewhere(leaf) for leaf in leaves):
         return np.array(all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves))
@@ -344,14 +344,14 @@ def as_finite(number: Tree, name: str) -> Tree:
 
 
 def as_finite_nonnegative(number: Tree, name: str, below: float = math.inf) -> Tree:
-    """Return a finite number from zero to below `below`; raise at others."""
+    """Return a finite number from zero to less than `below`; raise at others."""
     return as_nonnegative(as_finite(number, name), name, below=below)
 
 
 def as_nonnegative(
     values: Any, name: str, cure: str = "Take 0 for none.", below: float = math.inf
 ) -> Any:
-    """Return numbers from zero to below `below`; raise at others, and pass NaN on."""
+    """Return numbers from zero to less than `below`, and NaN; raise at others."""
     if not isinstance(values, ARRAYS):
         require_scalar(values, name)
     capped = below < math.inf
@@ -378,7 +378,7 @@ def _no_derivative_jvp(message, primals, tangents):
 
 
 def warn_of_miscompiling_jaxlib(installed: str) -> None:
-    """Warn on jaxlib 0.10.2, whose CPU compiler gets vmapped VJPs of LayerNorm wrong."""
+    """Warn if jaxlib is 0.10.2, whose CPU compiler computes vmapped VJPs of LayerNorm wrongly."""
     if installed == "0.10.2":
         warnings.warn(
             "jaxlib 0.10.2 miscompiles the vmapped VJP of layer normalisation on CPU: influence, "

@@ -37,7 +37,7 @@ Known = dict[int, tuple[Any, bytes]]
 
 
 def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
-    """Return a fingerprint of the data that a value computes with, and of what went before it.
+    """Return a fingerprint of the data that a value computes with; `after` is an earlier one.
 
     Functions and classes of `LIBRARIES` are told by their names. A function or class of the user's
     own raises `Refusal`, unless it is `named`: the user gave a name for it, which the caller
@@ -47,6 +47,7 @@ def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
 
 
 def _hash(value: Any, known: Known, named: bool) -> bytes:
+    """Hash a value and all that it holds; `known` has the hashes of objects met before."""
     if id(value) in known:
         return known[id(value)][1]
     known[id(value)] = value, b"itself"
@@ -72,7 +73,7 @@ def _hash(value: Any, known: Known, named: bool) -> bytes:
 
 
 def _require_known(value: Any, named: bool) -> None:
-    """Raise unless a library has a function or class under its name, or the user named it."""
+    """Raise ValueError at a function or class of no library, unless the user named the run."""
     if named or _held_by_library(value):
         return
     what = "class" if isinstance(value, type) else "function"
@@ -84,7 +85,7 @@ def _require_known(value: Any, named: bool) -> None:
 
 
 def _held_by_library(value: Any) -> bool:
-    """Tell whether a library has it under its own name, by which pickle would find it too."""
+    """Tell whether a library has this object under its own name, where pickle would find it."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in LIBRARIES
     module = getattr(value, "__module__", None) or ""
@@ -95,6 +96,7 @@ def _held_by_library(value: Any) -> bool:
 
 
 def _joined(kind: type, *parts: Any) -> bytes:
+    """Hash the name of a type and byte strings, whose lengths keep them apart."""
     hashed = sha256(f"{_name(kind)} {[len(part) for part in parts]}".encode())
     for part in parts:
         hashed.update(part)
@@ -102,12 +104,13 @@ def _joined(kind: type, *parts: Any) -> bytes:
 
 
 def _name(value: Any) -> str:
+    """Return the module and qualified name of a function, class or module."""
     own = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     return f"{getattr(value, '__module__', '')}.{own}"
 
 
 def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
-    """Hash NumPy's arrays and JAX's alike, and random keys."""
+    """Hash an array's type, shape and bytes, alike for NumPy and JAX; random keys by their data."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         numbers = _hash(jax.random.key_data(array), known, named)
         return _joined(jax.Array, str(array.dtype).encode(), numbers)
@@ -120,7 +123,7 @@ def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
 
 
 def _parts(value: Any, named: bool) -> Iterable[Any]:
-    """Return what tells a value from others of its type, in order."""
+    """Return the parts that tell a value from others of its type, in a fixed order."""
     if hasattr(value, "_identity"):
         return value._identity()
     if isinstance(value, Sequence):
@@ -140,7 +143,7 @@ def _parts(value: Any, named: bool) -> Iterable[Any]:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return an object's fields by name, without the name and the module that wrappers copy."""
+    """Return an object's fields by name, without the dunder attributes that wrappers copy."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
     state: Any = object.__getstate__(value)

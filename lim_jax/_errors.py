@@ -19,6 +19,7 @@ class RefusedValue(Refusal, eqx.EquinoxRuntimeError):
     """A value that a check of a compiled program refuses, in our words alone."""
 
     def __reduce__(self) -> tuple:
+        """Pickle the error by a function, as its class is not found under its module's name."""
         return _refuse_value, self.args
 
 
@@ -31,7 +32,7 @@ RefusedValue.__module__ = "builtins"  # as of Refusal
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise refusals without what wraps them, and say the cure where JAX has no derivative."""
+    """Raise refusals without what wraps them, and name a cure where JAX has no derivative."""
     try:
         yield
     except (eqx.EquinoxRuntimeError, eqx.EquinoxTracetimeError) as error:

@@ -22,7 +22,7 @@ HIDDEN = (".", "~$")  # how names begin; the second where a word processor has a
 
 
 def files_within(folder: Path) -> list[Path]:
-    """The files of a folder and of the folders in it, but for hidden ones and results of ours."""
+    """Return the files of a folder and its subfolders, but for hidden ones and results of ours."""
     inside = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     ours = {file.parent for file in inside if file.name == RECORD and file.parent != Path()}
     shown = [file for file in inside if not ours.intersection(file.parents)]
@@ -30,7 +30,7 @@ def files_within(folder: Path) -> list[Path]:
 
 
 def text_of_file(file: Path, name: str, most: int | None = None) -> str:
-    """Return the text of a file, whose lines end in line feeds alone; `name` is the argument's.
+    """Return the text of a user's file, with line feeds as line ends; errors name `name`.
 
     One of more letters than `most` is refused, by its size before it is read.
     """
@@ -54,6 +54,7 @@ def text_of_file(file: Path, name: str, most: int | None = None) -> str:
 
 
 def _require_letters(file: Path, name: str, size: int, most: int | None, fits: bool) -> None:
+    """Raise ValueError if a file does not fit the greatest number of letters."""
     require(
         fits,
         name,
@@ -64,7 +65,7 @@ def _require_letters(file: Path, name: str, size: int, most: int | None, fits: b
 
 
 def decoded(content: bytes, file: Path, name: str) -> str:
-    """The text of bytes, without the mark of their encoding, its lines ended by line feeds."""
+    """Decode a file's bytes without the byte-order mark, with line feeds as line ends."""
     encoding = ENCODINGS.get(content[:2], "utf-8")
     text = ""
     try:
@@ -77,6 +78,7 @@ def decoded(content: bytes, file: Path, name: str) -> str:
 
 
 def _extracted(file: Path, name: str, package: str) -> str:
+    """Extract the text of a PDF or Word document; raise ValueError if there is none."""
     require_extra(package, "documents")
     try:
         if package == "pypdf":
@@ -99,7 +101,7 @@ def _extracted(file: Path, name: str, package: str) -> str:
 
 
 def _of_docx(file: Path) -> str:
-    """Paragraphs and tables in their order, a row of a table on a line."""
+    """Return paragraphs and tables of a Word document in order, one line per table row."""
     lines = []
     for part in docx.Document(str(file)).iter_inner_content():
         rows = getattr(part, "rows", None)
@@ -109,7 +111,7 @@ def _of_docx(file: Path) -> str:
 
 
 def parsed_json(text: str, where: str, cure: str) -> Any:
-    """Parse JSON; `json.loads` would take the last of two entries of one name."""
+    """Parse JSON; raise ValueError at a repeated name, where `json.loads` would not."""
     try:
         value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
         if "\\u" in text:  # an escape may be half of a pair, which no encoding has
@@ -120,6 +122,7 @@ def parsed_json(text: str, where: str, cure: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of a JSON object's pairs; raise ValueError if a name stands twice."""
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
@@ -129,4 +132,5 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> None:
+    """Raise ValueError at NaN and infinities, which JSON does not have."""
     raise ValueError(f"{constant} is no number of JSON")

@@ -25,6 +25,7 @@ WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}
 
 @cache
 def _options() -> dict[str, int] | None:
+    """Return compiler options for the widest vectors, or None if this XLA does not know them."""
     try:
         jax.jit(lambda: 0.0, compiler_options=WIDE_VECTORS).lower().compile()
     except jax.errors.JaxRuntimeError:  # this XLA has no such option
@@ -39,21 +40,23 @@ def jit_is_off() -> bool:
 
 
 def _is_outermost() -> bool:
-    """Whether a call compiles a program of its own, which alone takes options of the compiler."""
+    """Tell whether a call compiles a program of its own, the only kind to take compiler options."""
     return not jit_is_off() and get_opaque_trace_state() == NOT_TRACING
 
 
 def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """`equinox.filter_jit` with vectors as wide as the processor's, and errors in our words."""
+    """Wrap a function by `equinox.filter_jit`, with the widest vectors and errors in our words."""
     inner: Any = eqx.filter_jit(function)
 
     @cache
     def outermost() -> Any:
+        """Return the compiled function with compiler options, for calls outside of any trace."""
         jitted: Any = eqx.filter_jit
         return jitted(function, compiler_options=_options())
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        """Call the function compiled with options if nothing is tracing, and else without."""
         with translate_errors():
             return (outermost() if _is_outermost() else inner)(*args, **kwargs)
 
@@ -61,7 +64,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
 
 
 def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """`filter_jit` for the programs of commands, which JAX's compilation cache is to keep.
+    """Wrap a function by `filter_jit` so that JAX's compilation cache can keep its program.
 
     The cache keeps no program with a callback, as Equinox's checks of values are. So the program
     returns, beside its results, whether a check failed, and the host raises. The results are
@@ -72,10 +75,12 @@ def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     @filter_jit
     @wraps(function)
     def program(*args: Any, **kwargs: Any) -> Any:
+        """Return the failed checks as a value beside the results: no callbacks are cached."""
         return checkify.checkify(function, errors=checkify.user_checks)(*args, **kwargs)
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        """Call the compiled program, and raise the first of its checks that failed."""
         if not _is_outermost():
             return inner(*args, **kwargs)
         with CHECKS_ARE_VALUES(True):

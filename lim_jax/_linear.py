@@ -39,7 +39,7 @@ RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by oper
 def primitive_of(
     name: str, run: Callable[..., Any], *, many_results: bool, static: Sequence[str] = ()
 ) -> Primitive:
-    """Make a primitive of a program of JAX's own operations; it has no derivatives yet.
+    """Make a primitive of a function of JAX operations; it has no derivatives yet.
 
     It is bound by `bound`, and keeps the precision of products that was asked for there, whenever
     it is lowered or differentiated.
@@ -50,12 +50,14 @@ def primitive_of(
 
     @cache  # tracing asks for the same types again and again
     def types_of(*types: Any, **settings: Any) -> Any:
+        """Return the types of the results for operands of these types."""
         results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
         return results if many_results else results[0]
 
     compiled = jax.jit(primitive.bind, static_argnames={*static, "precision"})
 
     def applied(*operands: Any, **settings: Any) -> Any:
+        """Run the primitive on concrete arrays: compiled, or step by step where jit is off."""
         # Without jit, and where JAX repeats a program to find its NaN, bind comes back to here.
         if jit_is_off() or nan_is_sought():
             return run(*map(jnp.asarray, operands), **settings)  # literals are no arrays
@@ -74,20 +76,21 @@ def nan_is_sought() -> bool:
 
 
 def bound(primitive: Primitive, *operands: Any, **static: Any) -> Any:
-    """Bind a primitive in the precision of products that is asked for here."""
+    """Bind a primitive at the matmul precision in force here."""
     return primitive.bind(*operands, precision=precision_asked(), **static)
 
 
 def lower_on(platform: str | None, primitive: Primitive, run: Callable[..., Any]) -> None:
-    """Let a platform, or by None all others, run a program that takes the primitive's settings."""
+    """Register a function as a primitive's lowering on a platform, or for None on all others."""
     rule = mlir.lower_fun(run, multiple_results=primitive.multiple_results)
     mlir.register_lowering(primitive, rule, platform=platform)
 
 
 def in_its_precision(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a primitive's program run in the precision of products that the primitive keeps."""
+    """Make a primitive's function run at the matmul precision that the primitive was bound with."""
 
     def program(*operands: Any, precision: str | None, **settings: Any) -> Any:
+        """Run the function at this matmul precision."""
         with jax.default_matmul_precision(precision):
             return run(*operands, **settings)
 
@@ -102,12 +105,14 @@ def of_many(name: str, program: Program) -> Primitive:
         return _merged(program, *operands, **static)
 
     def mapped(operands, axes, *, count, many, sharing, **static):
+        """Batch the primitive: add an axis of points if one is mapped, and else of vectors."""
         sizes = (x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         size = next(sizes)
         moves = any(axis is not None for axis in axes[:count])
         first = 0 if moves else many
 
         def fronted(operand: ArrayLike, axis: int | None) -> Array:
+            """Move an operand's mapped axis to the position `first`; repeat an unmapped one."""
             if axis is None:
                 operand = jnp.broadcast_to(operand, (size, *jnp.shape(operand)))
                 axis = 0
@@ -127,7 +132,7 @@ def of_many(name: str, program: Program) -> Primitive:
 def _merged(
     program: Program, *operands: Array, count: int, many: int, sharing: int, setting: Hashable
 ) -> list[Array]:
-    """Run a program where all operands lead with `many` axes, then vectors with `sharing` ones."""
+    """Run a program on operands whose axes of points, and of vectors, are merged into one."""
     front = operands[-1].shape[: many + sharing]
     merged = math.prod(front[:many]), math.prod(front[many:])
     points = [x.reshape(merged[0], *x.shape[many:]) for x in operands[:count]]
@@ -137,7 +142,7 @@ def _merged(
 
 
 def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], Any]) -> None:
-    """Let a platform, or by None all others, run the program in a setting that it changes."""
+    """Let a platform, or for None all others, run a primitive's program in a changed setting."""
 
     def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
         return RUNS[primitive](*operands, setting=change(setting), **static)
@@ -146,9 +151,11 @@ def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], A
 
 
 def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
-    """Let a platform run another program, of the same numbers; derivatives know nothing of it."""
+    """Let a platform run another program that gives the same numbers; derivatives ignore it."""
 
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
+        """Run the platform's program, and tell it which vectors are known to be zero."""
+
         def told(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
             return program(points, vectors, setting, zero)
 
@@ -162,7 +169,7 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
 def transposes(
     there: tuple[str, Program], back: tuple[str, Program]
 ) -> tuple[Primitive, Primitive]:
-    """Make two programs, linear in their vectors, one another's transposes."""
+    """Make two primitives, each the other's transpose, of programs linear in their vectors."""
     pair = of_many(*there), of_many(*back)
     for primitive, other in (pair, pair[::-1]):
         ad.primitive_jvps[primitive] = partial(_derivative, primitive)
@@ -171,9 +178,11 @@ def transposes(
 
 
 def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Give a primitive its derivative, ``rule(points, tangents, apply)``."""
+    """Give a primitive its JVP rule, ``rule(points, tangents, apply)``."""
 
     def derivative(primals, tangents, *, count, zero, **static):
+        """Compute the JVP by the rule, with tangents that are known to be zero written out."""
+
         def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):
             return _bound(primitive, points, vectors, **static)
 
@@ -185,7 +194,7 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
 def at(
     primitive: Primitive, point: Sequence[ArrayLike], vector: Sequence[ArrayLike], setting: Hashable
 ) -> list[Array]:
-    """Apply it at one point to one vector, both of several arrays."""
+    """Apply a primitive at one point to one vector, each given as several arrays."""
     operands = [*map(jnp.asarray, (*point, *vector))]
     operands = varying_as(operands, operands)
     points = operands[: len(point)]
@@ -195,20 +204,21 @@ def at(
 
 
 def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """Write out the program of an equation whose primitive is made here."""
+    """Return the jaxpr of an equation's primitive if it is made in this file, or None."""
     run = RUNS.get(equation.primitive)
     types = [atom.aval for atom in equation.invars]
     return None if run is None else jax.make_jaxpr(partial(run, **equation.params))(*types)
 
 
 def _bound(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Any], **static: Any):
-    """Apply a primitive to vectors, and say which of them are known to be zero."""
+    """Bind a primitive to vectors, and record which of them are known to be zero."""
     zero = tuple(type(vector) is ad.Zero for vector in vectors)
     vectors = [*map(ad.instantiate_zeros, vectors)]
     return primitive.bind(*points, *vectors, count=len(points), zero=zero, **static)
 
 
 def _derivative(primitive, primals, tangents, *, count, zero, **static):
+    """Compute a primitive's JVP, by the primitive itself where its points are constant."""
     if all(type(tangent) is ad.Zero for tangent in tangents[:count]):
         value = primitive.bind(*primals, count=count, zero=zero, **static)
         return value, _bound(primitive, primals[:count], tangents[count:], **static)
@@ -217,6 +227,7 @@ def _derivative(primitive, primals, tangents, *, count, zero, **static):
 
 
 def _transposed(other, covectors, *operands, count, zero, **static):
+    """Transpose a linear primitive: apply the other of the pair to the covectors."""
     results = _bound(other, operands[:count], covectors, **static)
     wanted = map(ad.is_undefined_primal, operands[count:])
     pulled = [x if asked else None for x, asked in zip(results, wanted, strict=True)]

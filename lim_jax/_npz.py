@@ -22,14 +22,14 @@ Arrays = dict[str, Any]  # NumPy's, by name
 
 
 class Format(NamedTuple):
-    """What files of one kind say they are; which argument names them, and what helps."""
+    """A kind of file: the name in its header, the argument that passes it, and a cure."""
 
     name: str
     argument: str
     cure: str
 
     def refused(self, path: Path, got: str) -> Refusal:
-        """Return the error of a file that is something else."""
+        """Return the error for a file that is not of this kind."""
         return Refusal(
             f"{self.argument}: got {path}, which is {got}, expected a {self.name} of version "
             f"{VERSION}. {self.cure}"
@@ -37,7 +37,7 @@ class Format(NamedTuple):
 
 
 def write_arrays(path: Path, kind: Format, header: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write what `read_arrays` reads: plain values, and arrays that `put_array` put aside."""
+    """Write a header of plain values and the arrays of `put_array` to a file for `read_arrays`."""
     about = {"format": kind.name, "version": VERSION, "lim_jax": version("lim_jax"), **header}
     arrays = {"header": np.array(json.dumps(about, allow_nan=False)), **arrays}
     size = sum(array.nbytes for array in arrays.values())
@@ -46,7 +46,7 @@ def write_arrays(path: Path, kind: Format, header: Mapping[str, Any], arrays: Ar
 
 
 def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
-    """The header and the arrays; raise ValueError where the file is no whole one of this kind."""
+    """Read the header and the arrays; raise ValueError unless the file is of this kind."""
     with path.open("rb") as file:
         if file.read(len(ARCHIVE)) != ARCHIVE:
             raise kind.refused(path, "a file of another format")
@@ -69,7 +69,7 @@ def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
 
 
 def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
-    """Put an array aside, and what the header says; bfloat16 and the like in a wider precision."""
+    """Add an array to `arrays`, and return its header entry; bfloat16 and the like are widened."""
     free = name not in ("file", "header", "allow_pickle")
     got = f"an array named {name}"
     cure = "Rename it: the file has an entry of its own of this name."
@@ -79,5 +79,5 @@ def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
 
 
 def take_array(entry: Mapping[str, str], arrays: Arrays) -> np.ndarray:
-    """Return the array of which `put_array` said this, in its own precision."""
+    """Return the array of a header entry that `put_array` made, in its original precision."""
     return arrays[entry["array"]].astype(jnp.dtype(entry["dtype"]), copy=False)

@@ -33,14 +33,14 @@ SAME = "Pass what that run was given, to go on; or remove it, or name another ch
 
 
 def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
-    """Return a path where a file is or can be made."""
+    """Return a path where a file is or can be made; raise ValueError at others."""
     path = as_path(file, name)
     _require_path(path, name, not path.is_dir(), "a folder", "a file, there or to be made")
     return path
 
 
 def checkpoint_folder(checkpoint: AnyPath) -> Path:
-    """Return a path where a folder is or can be made."""
+    """Return a path where a folder is or can be made; raise ValueError at others."""
     path = as_path(checkpoint, "checkpoint")
     expected = "a folder, there or to be made"
     _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
@@ -48,13 +48,14 @@ def checkpoint_folder(checkpoint: AnyPath) -> Path:
 
 
 def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
+    """Raise ValueError unless `holds` and no parent of the path is a file."""
     within = next((parent for parent in path.parents if parent.is_file()), None)
     got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
     require(holds and within is None, name, got=got, expected=expected, cure="Name another path.")
 
 
 def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
-    """Store a pytree's arrays and numbers, with what they are of: which run, and what of it."""
+    """Store a pytree's arrays and numbers, with the run they belong to and facts about them."""
     arrays: Arrays = {}
     leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array_like))
     kept = [put_array(np.asarray(leaf), str(n), arrays) for n, leaf in enumerate(leaves)]
@@ -62,18 +63,19 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
 
 
 def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Read what `store` wrote: what it says of the run, and the pytree's leaves."""
+    """Read the header and leaves that `store` wrote; raise ValueError if of another run."""
     about, arrays = read_arrays(checkpoint_file(path), RUN)
     _require_run(path, about, run)
     return about, [take_array(leaf, arrays) for leaf in about["leaves"]]
 
 
 def _plain(value: Any) -> Any:
-    """Return what is read back of a value: lists for tuples."""
+    """Return a value as JSON reads it back: lists in place of tuples."""
     return json.loads(json.dumps(value))
 
 
 def _document(text: bytes) -> dict[str, Any]:
+    """Parse a line of JSON; return an empty dictionary if it is no object."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -82,6 +84,7 @@ def _document(text: bytes) -> dict[str, Any]:
 
 
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
+    """Raise ValueError unless a file's header names the same run."""
     kept = about.get("run")
     got = f"{path}, which is of no run"
     expected = "what a run stored"
@@ -99,7 +102,7 @@ def each_once(
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> dict[str, Any]:
-    """Run each group, unless a checkpoint holds what it gave, which JSON reads back."""
+    """Compute each group's result, unless a checkpoint file of JSON lines has it already."""
     file = None if checkpoint is None else checkpoint_file(checkpoint)
     begun = file is not None and file.exists()
     done = _journal(file, run) if file is not None and begun else {}
@@ -123,7 +126,7 @@ def once(
     measure: Callable[[], Result],
     of_leaves: Callable[[list], Result] = itemgetter(0),
 ) -> Result:
-    """Measure something, an array, and store it, unless a file holds its leaves from before."""
+    """Measure once: read the result from a file if there is one, and else compute and store it."""
     if path.exists():
         return of_leaves(stored(path, run)[1])
     measured = measure()
@@ -132,7 +135,10 @@ def once(
 
 
 def _journal(path: Path, run: Run) -> dict[str, Any]:
-    """What a file of lines holds of a run, whose line is the first; a torn line is taken off."""
+    """Read the results of a run from a file of JSON lines, and cut off a torn last line.
+
+    The first line names the run; ValueError is raised where it is another's.
+    """
     kept = path.read_bytes().splitlines(keepends=True)
     head, *lines = [line for line in kept if line.endswith(b"\n")] or [b"".join(kept)[:-1]]
     _require_run(path, _document(head), run)
@@ -160,7 +166,7 @@ def reduced(
     *,
     named: bool = False,
 ) -> Result:
-    """Measure items, at least one, and merge the results, which are stored after each of them.
+    """Measure one item or more and merge the results, which are stored after each item.
 
     With `named` the run has a name of the user's, by which code in the items is told (`digest`).
     """
@@ -188,6 +194,7 @@ def reduced(
 
 
 def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:
+    """Raise ValueError unless the items are the ones that the checkpoint counted."""
     expected = f"first the {counted} that {checkpoint} counts, the same in the same order"
     cure = f"Give them again, for example by one seed. {REMOVE}"
     require(same, "batches", got=got, expected=expected, cure=cure)

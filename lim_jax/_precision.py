@@ -18,30 +18,33 @@ HALF = "bfloat16", "BF16_BF16_F32"
 
 
 def precision_asked() -> str | None:
-    """Return what `jax.default_matmul_precision` says where this is called."""
+    """Return the value of `jax.default_matmul_precision` where this is called."""
     config: Any = jax.config
     return config.jax_default_matmul_precision
 
 
 def computing(precision: str | None) -> AbstractContextManager:
-    """Trace products in a precision; None leaves the choice to JAX's configuration."""
+    """Return a context whose products are traced in a precision; None keeps JAX's configuration."""
     return nullcontext() if precision is None else jax.default_matmul_precision(precision)
 
 
 def rounds(*operands: Array) -> bool:
-    """Whether a product rounds to bfloat16 and sums in float32: asked, and none is in float64."""
+    """Tell whether a product of these operands rounds to bfloat16 and sums in float32.
+
+    It does where the configuration asks for it and one is float32, none float64.
+    """
     dtypes = {jnp.dtype(operand.dtype) for operand in operands}
     single = jnp.dtype("float32") in dtypes and all(jnp.finfo(d).bits <= 32 for d in dtypes)
     return single and precision_asked() in HALF
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """Return the precision in which to sum: that of the terms, or float32 where theirs is half."""
+    """Return the dtype to sum in: that of the terms, or float32 if theirs is narrower."""
     return jnp.dtype(dtype if jnp.finfo(dtype).bits > 32 else jnp.float32)
 
 
 def promote(tree: Tree) -> Tree:
-    """Return arrays of half precision in float32, all others as they are."""
+    """Return arrays of half precision as float32, all others as they are."""
 
     def wide(leaf: Any) -> Any:
         return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
@@ -50,6 +53,6 @@ def promote(tree: Tree) -> Tree:
 
 
 def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:
-    """Tell whether numbers are other than zero beyond rounding, beside the largest of all."""
+    """Tell whether `part` has a number beyond rounding errors of the largest of `whole`."""
     rounding = math.sqrt(jnp.finfo(whole.dtype).eps)
     return jnp.abs(part).max() > rounding * jnp.abs(whole).max()

@@ -32,7 +32,7 @@ Axes = tuple[int, ...]  # a number for each axis, as in `jax.numpy.einsum`
 def linear(
     matrix: Float[Array, "out width"], tokens: Float[Array, "*tokens width"]
 ) -> Float[Array, "*tokens out"]:
-    r""":math:`x W^\top` for every token x."""
+    r"""Compute :math:`x W^\top` for every token x."""
     operands = matrix, tokens
     if not rounds(*operands):
         dtype = jnp.result_type(matrix, tokens)
@@ -44,7 +44,7 @@ def linear(
 
 
 def matmul(left: Array, right: Array) -> Array:
-    """Return a product of matrices in the precision of its sums (`accumulator`)."""
+    """Multiply matrices, with sums in the dtype of `accumulator`."""
     if not rounds(left, right):
         sums = accumulator(jnp.result_type(left, right))
         return jnp.matmul(left, right, preferred_element_type=sums)
@@ -55,7 +55,7 @@ def matmul(left: Array, right: Array) -> Array:
 
 
 def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[Array, "..."]:
-    """``jnp.einsum(left, axes[0], right, axes[1], axes[2])``, rounded to bfloat16 where asked."""
+    """Compute ``jnp.einsum(left, axes[0], right, axes[1], axes[2])``, in bfloat16 where asked."""
     if not rounds(left, right):
         return _einsum(left, right, axes)
     if _is_explicit(left, right):
@@ -64,30 +64,34 @@ def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[A
 
 
 def _is_explicit(*operands: Array) -> bool:
+    """Tell whether any operand's mesh has axes of type Explicit."""
     meshes = (jax.typeof(operand).sharding.mesh for operand in operands)
     return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
 
 
 def is_linear(primitive: Primitive, *_: Any, **__: Any) -> bool:
-    """Tell whether an operation is `linear`: a policy of what `jax.checkpoint` keeps."""
+    """Tell whether a primitive is `linear`, as a policy of `jax.checkpoint` for what to save."""
     return primitive is _linear
 
 
 def _run_linear(matrix: Array, tokens: Array) -> Array:
+    """Compute `linear`: every token times the transposed matrix."""
     return _summed(tokens, matrix, (tokens.ndim - 1,), (1,))
 
 
 def _run_input_gradient(matrix: Array, covectors: Array) -> Array:
+    """Compute the gradient of `linear` in the tokens."""
     return _summed(covectors, matrix, (covectors.ndim - 1,), (0,))
 
 
 def _run_weight_gradient(covectors: Array, tokens: Array) -> Array:
+    """Compute the gradient of `linear` in the matrix, summed over tokens."""
     summed = tuple(range(tokens.ndim - 1))
     return _summed(covectors, tokens, summed, summed)
 
 
 def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
-    """Multiply with the narrower operand first, which the CPU transposes for the product."""
+    """Compute the matrix's gradient with the narrower operand first, which the CPU transposes."""
     if rounds(covectors, tokens) or covectors.shape[-1] < tokens.shape[-1]:
         return _run_weight_gradient(covectors, tokens)
     # The barrier keeps XLA from transposing the operands instead of the matrix that comes out.
@@ -95,7 +99,7 @@ def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
 
 
 def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
-    """Return a product summed over axes of both; the others of the left come first."""
+    """Multiply two arrays summed over axes of both; the left one's other axes come first."""
     if not rounds(left, right):
         return jax.lax.dot_general(left, right, ((of_left, of_right), ((), ())))
     ours = tuple(range(left.ndim))
@@ -106,17 +110,19 @@ def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
 
 
 def _run_product(left: Array, right: Array, *, axes: tuple[Axes, Axes, Axes]) -> Array:
+    """Compute `product` with operands rounded to bfloat16 and sums in float32."""
     left, right = (operand.astype(jnp.bfloat16) for operand in (left, right))
     return _einsum(left, right, axes, preferred_element_type=jnp.float32)
 
 
 def _einsum(left: Array, right: Array, axes: Any, **options: Any) -> Array:
+    """Call `jax.numpy.einsum` with axes given as numbers."""
     terms: Any = left, axes[0], right, *axes[1:]
     return jnp.einsum(*terms, **options)
 
 
 def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any) -> Array:
-    """Multiply as batches of plain products, of rows by columns or by rows.
+    """Compute `product` on a CPU as batches of matrix products, of rows by columns or by rows.
 
     XLA's CPU decides early which products of bfloat16 are fast and leaves them as they are; one
     that a later pass transposes fails when it is run. None does between these barriers.
@@ -128,6 +134,7 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
     rows, columns = ([n for n in own if n not in both] for own in (ours, theirs))
 
     def laid_out(x: Array, own: Axes, *groups: list[int]) -> Array:
+        """Round to bfloat16, and reshape to one axis for each of three groups of axes."""
         first, second, last = ([1 + own.index(n) for n in group] for group in groups)
         # The axis of one before the last keeps XLA from taking this for a matrix that lies turned.
         x = jnp.transpose(x.astype(jnp.bfloat16)[None], [*first, *second, 0, *last])
@@ -146,6 +153,7 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
 
 
 def _mapped_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tuple[Array, int]:
+    """Batch `product`: give the mapped axis a new number, which the result has first."""
     new = 1 + max(number for each in axes for number in each)
     given = [
         own if axis is None else (*own[:axis], new, *own[axis:])
@@ -156,7 +164,7 @@ def _mapped_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tup
 
 
 def _mapped(primitive: Primitive, operands: Any, axes: Any, **asked: Any) -> tuple[Array, int]:
-    """Examples that share a matrix are more tokens; else the product is one of JAX's own."""
+    """Batch `linear`: count examples that share a matrix as more tokens, and else use `vmap`."""
     first, second = operands
     of_first, of_second = axes
     if of_first is None and primitive is not _weight_gradient:
@@ -165,7 +173,7 @@ def _mapped(primitive: Primitive, operands: Any, axes: Any, **asked: Any) -> tup
 
 
 def _bilinear(primitive: Primitive, of_first: Any, of_second: Any) -> None:
-    """Give a primitive its derivatives: what each operand receives, in the operand's precision."""
+    """Give a bilinear primitive its derivatives, each in the dtype of the operand it belongs to."""
     ad.defbilinear(
         primitive,
         lambda covectors, x, y, **static: of_first(covectors, y, **static).astype(x.aval.dtype),
@@ -174,7 +182,7 @@ def _bilinear(primitive: Primitive, of_first: Any, of_second: Any) -> None:
 
 
 def _turned(primitive: Primitive) -> Any:
-    """Bind a primitive to its operands in the other order."""
+    """Return a function that binds a primitive to its operands in the other order."""
     return lambda second, first, **asked: primitive.bind(first, second, **asked)
 
 

@@ -12,10 +12,11 @@ PACKAGE = Path(__file__).parent
 
 
 def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, from the stub beside it."""
+    """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``, by the stub beside it."""
     load, listed, names = lazy_loader.attach_stub(room, file)
 
     def get(name: str) -> Any:
+        """Load a public name; raise AttributeError that says where a missing one may be found."""
         if name in names:
             return load(name)
         if name.startswith("__"):  # asked by tools
@@ -26,7 +27,7 @@ def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
 
 
 def missing(room: str, name: str) -> str:
-    """Say where the name is, or which names have a word that begins like it; and list the rooms."""
+    """Say where a missing name is, or list names that begin like it, and the public packages."""
     places = _places()
     start = name[:5].lower()
     like = [known for known in places if any(word.startswith(start) for word in known.split("_"))]
@@ -41,7 +42,7 @@ def missing(room: str, name: str) -> str:
 
 @cache
 def _places() -> dict[str, str]:
-    """Each name that some door hands out, with the door; the front door's where it has it."""
+    """Return the package that exports each public name, `lim_jax` itself where it does."""
     doors = [*sorted(PACKAGE.glob("*/__init__.pyi")), PACKAGE / "__init__.pyi"]
     return {
         name: ".".join(["lim_jax", *door.parent.relative_to(PACKAGE).parts])

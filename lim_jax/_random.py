@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Key
 def gaussian(
     key: Key[Array, ""], shape: tuple[int, ...], dtype: jnp.dtype | None = None
 ) -> Float[Array, "..."]:
-    """Independent standard normal entries; `dtype` is by default JAX's own."""
+    """Draw independent standard normal entries; `dtype` is by default JAX's own."""
     return jax.random.normal(key, (math.prod(shape),), dtype).reshape(shape)
 
 
 def fan_in(key: Key[Array, ""], *shape: int) -> Float[Array, "..."]:
-    """Gaussian matrices of variance one over their fan-in, the last axis."""
+    """Draw Gaussian matrices whose entries have variance one over the last axis's size."""
     return gaussian(key, shape) / math.sqrt(shape[-1])

@@ -27,5 +27,6 @@ def in_lines(text: str) -> str:
 
 
 def _mark(match: re.Match[str]) -> str:
+    """Return a visible mark for a matched character."""
     letter = match[0]
     return MARKS.get(letter) or f"⟨{ord(letter):02x}⟩"

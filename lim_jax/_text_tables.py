@@ -52,6 +52,7 @@ def shown_width(text: str) -> int:
 
 
 def _width(letter: str) -> int:
+    """Return the columns that one character takes: none, one or two."""
     if category(letter) in ("Mn", "Me", "Cf", "Cc") or letter in SKINS:
         return 0
     return 2 if east_asian_width(letter) in "WF" else 1

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
 @filter_jit
 def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
-    r"""Average independent samples, at least one; NaN and infinity pass on.
+    r"""Average one or more independent samples; NaN and infinity pass on.
 
     Parameters
     ----------
@@ -161,5 +161,6 @@ def rademacher_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:
 
 
 def _shape(count: int, width: int, key: Key[Array, ""]) -> tuple[int, int]:
+    """Check a key and two sizes, and return the shape of probes."""
     require_key(key)
     return as_int(count, "count", cure="Take at least one probe."), as_int(width, "width")

@@ -44,6 +44,7 @@ class LayerSource:
     """
 
     def __init__(self, read: ReadLayer, depth: int):
+        """Read the first layer, for the shapes and for the first fetch."""
         assert depth > 0
         self.depth = depth
         self._read, self._last, self._lock = read, 0, Lock()
@@ -85,11 +86,13 @@ class LayerSource:
         return self.depth, self.like
 
     def _direction(self, number: int) -> int:
+        """Guess whether layers are being read forwards (1) or backwards (-1)."""
         if number == self._last:
             return 1 if number == 0 else -1
         return 1 if number > self._last else -1
 
     def _submit(self, number: int) -> Future:
+        """Start to read a layer in the other thread."""
         return self._thread.submit(lambda: jax.tree.leaves(self._read(number)))
 
 
@@ -113,7 +116,7 @@ class FetchedLayers(eqx.Module):
         return self.source.depth
 
     def layer(self, index: Int[Array, ""]) -> PyTree:
-        """Return one layer, half precision widened to float32.
+        """Return one layer, with half precision upcast to float32.
 
         Parameters
         ----------
@@ -196,6 +199,7 @@ class HalfLayers(eqx.Module):
         """Return the same layers in float32; a derivative in them raises NotImplementedError."""
 
         def wide(leaf: Any) -> Any:
+            """Upcast a leaf of 16-bit integers that stand for half precision."""
             held = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
             return _from_bits(leaf, self.precision) if held else leaf
 
@@ -203,6 +207,7 @@ class HalfLayers(eqx.Module):
 
 
 def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."]:
+    """Return float32 numbers from the bits of half precision."""
     if precision_asked() in HALF:  # where a product rounds again, and the two conversions cancel
         return jax.lax.bitcast_convert_type(bits, jnp.dtype(precision)).astype(jnp.float32)
     bits = bits.astype(jnp.uint32)
@@ -215,7 +220,7 @@ def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."
 
 
 def like_of(layers: PyTree) -> PyTree:
-    """Return layers of one kind, or a part of them, of shapes alone if they are fetched.
+    """Return layers of one kind, or a part of them; fetched ones as shapes and dtypes alone.
 
     Parameters
     ----------
@@ -236,7 +241,7 @@ def like_of(layers: PyTree) -> PyTree:
 
 
 def in_memory(part: PyTree) -> PyTree:
-    """Return the part of one layer, fetched or widened now if it is `FetchedParts` or `HalfLayers`.
+    """Return a layer's part in memory: `FetchedParts` are fetched, and `HalfLayers` upcast.
 
     Parameters
     ----------
@@ -273,10 +278,11 @@ class RowSource:
         self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
 
     def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
+        """Return what a digest reads in place of this object: shape and dtype."""
         return self.shape, self.dtype
 
     def gather(self, numbers: Int[Array, "..."]) -> np.ndarray:
-        """Return the rows of some numbers; each is read once.
+        """Return the rows with these numbers; each is read once.
 
         Parameters
         ----------
@@ -293,7 +299,7 @@ class RowSource:
         return rows[where.reshape(numbers.shape)].astype(self.dtype, copy=False)
 
     def slice_rows(self, start: Int[Array, ""], size: int) -> np.ndarray:
-        """Return neighbouring rows.
+        """Return `size` neighbouring rows from `start` on.
 
         Parameters
         ----------
@@ -335,7 +341,7 @@ class FetchedRows(eqx.Module):
         return accumulator(self.source.dtype)
 
     def fetch(self, read: Callable[..., np.ndarray], shape: tuple[int, ...], at: Array) -> Array:
-        """What `read` gives on the host for one number or several, half precision widened."""
+        """Call `read` on the host, and return its rows with half precision upcast."""
         like = jax.ShapeDtypeStruct(shape, self.source.dtype)
         rows = jax.pure_callback(read, like, at, vmap_method="expand_dims")
         return promote(no_derivative((self.fingerprint, rows), HELD)[1])

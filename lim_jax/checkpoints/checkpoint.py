@@ -60,11 +60,11 @@ class Checkpoint(NamedTuple):
     aliases: Mapping[str, str] = {}
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, converted as it comes."""
+        """Read one tensor, converted to `dtype` some rows at a time."""
         return read_rows(name, shape or (1,), dtype, self.rows(name, shape)).reshape(shape)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of one tensor, in a precision of its own."""
+        """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
         of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
@@ -81,11 +81,12 @@ class Checkpoint(NamedTuple):
         return self._stored_shape(self.aliases.get(name, name))
 
     def _stored_shape(self, name: str) -> tuple[int, ...]:
+        """Read the shape of a tensor from its file's header."""
         with _opened(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
     def __repr__(self) -> str:
-        """Say what the folder holds."""
+        """Name the family, and count tensors and files."""
         files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
         return f"Checkpoint({self.family}, {len(self.files)} tensors in {files})"
 
@@ -110,7 +111,7 @@ class Checkpoint(NamedTuple):
         return precisions
 
     def _scheme(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Say how a matrix is quantised, by what its files hold; None if it is not."""
+        """Tell how a matrix is quantised, judged by its files; None if it is not."""
         if name not in self.stored:
             return "mxfp4" if name + quantised_formats.BLOCKS in self.stored else "nvfp4"
         if self.quantisation is None or len(shape) != 2:
@@ -122,7 +123,7 @@ class Checkpoint(NamedTuple):
     def _part(
         self, name: str, shape: tuple[int, ...], known: tuple[str, ...]
     ) -> Callable[..., np.ndarray]:
-        """Check a tensor, and return a function that reads some part of it."""
+        """Check a tensor's precision and shape, and return a function that reads a part of it."""
         self._rows(name, shape, known)
 
         def part(index: Any) -> np.ndarray:
@@ -132,6 +133,7 @@ class Checkpoint(NamedTuple):
         return part
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
+        """Check a tensor's precision and shape, and return a function that reads some rows."""
         require_tensor(self.stored, name)
         with _opened(self.stored[name]) as file:
             tensor = file.get_slice(name)
@@ -141,6 +143,7 @@ class Checkpoint(NamedTuple):
             require_shape(name, tuple(tensor.get_shape()), shape)
 
         def rows(part: slice) -> np.ndarray:
+            """Read some rows, from a file that is opened for this read alone."""
             # The file is opened for each read, so that it lets go of the pages that were read.
             with _opened(self.stored[name]) as file:
                 return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
@@ -148,6 +151,7 @@ class Checkpoint(NamedTuple):
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
     def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads and dequantises some rows of an FP8 matrix."""
         assert self.quantisation is not None
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
         numbers = self._rows(name, shape, (EIGHT_BITS,))
@@ -159,6 +163,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+        """Return a function that reads and dequantises some rows of an NVFP4 matrix."""
         fits = len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0
         got = "numbers of four bits"
         cure = integers.UNQUANTISED
@@ -182,7 +187,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Read all scales of a matrix, whose shape files may hold without its ones."""
+        """Read all scales of a matrix; a file may leave out axes of size one."""
         require_tensor(self.stored, name)
         with _opened(self.stored[name]) as file:
             stored = file.get_slice(name).get_dtype()
@@ -193,7 +198,7 @@ class Checkpoint(NamedTuple):
         return scales.reshape(shape)
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some experts' matrices, which files hold transposed."""
+        """Return a function that dequantises some experts' MXFP4 matrices, held transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
         require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
@@ -207,7 +212,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
-    """Read a tensor some rows at a time, each converted and checked as it comes."""
+    """Read a tensor some rows at a time, each block converted and checked to be finite."""
     values = np.empty(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
@@ -235,7 +240,7 @@ def require_tensor(files: Mapping[str, Any], name: str) -> None:
 
 
 def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Raise ValueError if a tensor has another shape than the options say."""
+    """Raise ValueError unless a tensor has the shape that follows from the options."""
     options = f"{expected}, by the checkpoint's options"
     cure = "Take the weights and the options of one network."
     require_in(name, shape == expected, f"shape {shape}", options, cure)
@@ -293,6 +298,7 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
 
 
 def _stated_quantisation(folder: Path, config: Configuration) -> Any:
+    """Return the options of quantisation that a checkpoint states, or None."""
     text = config.get("text_config")
     for options in (config, text if isinstance(text, Mapping) else {}):
         for name in QUANTISED:
@@ -304,7 +310,7 @@ def _stated_quantisation(folder: Path, config: Configuration) -> Any:
 
 
 def _require_weights(folder: Path) -> None:
-    """Raise ValueError without a file of all weights, and say what there is instead."""
+    """Raise ValueError if a folder has no file of all weights, and say what it has instead."""
     files = sorted(folder.iterdir())
     links = [file for file in files if file.name in (WHOLE, INDEX) and not file.exists()]
     shards = [file.name for file in files if SHARD.fullmatch(file.name)]
@@ -329,14 +335,14 @@ def _require_weights(folder: Path) -> None:
 
 
 def absent(file: Path) -> str:
-    """Say of a file that is not there whether a link to it is."""
+    """Describe a missing file: no file, or a link to one that is missing."""
     if file.is_symlink():
         return f"{file.name}, a link to {file.readlink()}, which is not there,"
     return f"no file {file.name}"
 
 
 def _sharded(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor, by the index and the files' headers, which must agree."""
+    """Return the file of every tensor by the index; raise ValueError where files disagree."""
     weight_map = json_object(folder / INDEX).get("weight_map")
     spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
     got = f"weight_map = {str(weight_map)[:60]}"
@@ -362,6 +368,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
 
 
 def _names(file: Path) -> list[str]:
+    """Read the names of a file's tensors, and raise ValueError at repeated names."""
     with _opened(file) as opened:
         names = list(opened.keys())
     _header(file)  # the library silently keeps the last of two tensors of one name
@@ -369,6 +376,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Read a safetensors file's header, and return it with the offset at which the data begins."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         got = f"a header of {size} bytes"
@@ -378,11 +386,12 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
-    """Return a function that reads some rows of bytes, which the library does not in NumPy."""
+    """Return a function that reads some rows of an FP8 tensor as bytes, as NumPy has no FP8."""
     header, start = _header(file)
     start += header[name]["data_offsets"][0]
 
     def rows(part: slice) -> np.ndarray:
+        """Read some rows of bytes at their offset in the file."""
         some = (part.stop - part.start, *shape[1:])
         size = math.prod(shape[1:])
         offset = start + part.start * size
@@ -393,6 +402,7 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise ValueError if it is missing or broken."""
     got = f"{absent(file)} in {file.parent}"
     expected = "every file that the index names"
     require_in("weights", file.is_file(), got, expected, REPOSITORY)
@@ -408,7 +418,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """Return the object that a file of JSON holds; raise ValueError if a name stands twice."""
+    """Return the object that a JSON file holds; raise ValueError if a name stands twice."""
     got = f"{absent(file)} in {file.parent}"
     require_in(file.name, file.is_file(), got, FOLDER, REPOSITORY)
     value = _loads(file.read_bytes(), file)
@@ -418,8 +428,10 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def _loads(data: bytes, file: Path) -> Any:
+    """Parse the JSON of a file; raise ValueError at errors and at repeated names."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Make a dictionary of a JSON object's pairs; raise ValueError if a name stands twice."""
         names = Counter(name for name, _ in pairs)
         for name in sorted(name for name, count in names.items() if count > 1):
             cure = "Download it again: which one is meant cannot be known."

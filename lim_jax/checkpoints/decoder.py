@@ -75,6 +75,7 @@ def read_decoder(
     masks = jax.tree.map(np.asarray, layer_masks(list(recipe.masks)))
 
     def layer(index: int) -> Field:
+        """Read the field of one layer."""
         own = recipe.layers[index] if recipe.layers else recipe
         return _layer(read, index, own, masks[index])
 
@@ -114,10 +115,15 @@ def read_decoder(
 
 
 def _layer_tensors(read: Reader, at: str) -> list[str]:
+    """Return the names of all tensors that begin with a prefix."""
     return [name for name in read.checkpoint.files if name.startswith(at)]
 
 
 def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
+    """Mark the tensors of all layers as known, and read one layer of each set of tensor names.
+
+    The first set was read before, for the shapes.
+    """
     kinds = set()
     for index in range(recipe.sizes.depth):
         at = f"{read.prefix}{recipe.names.layer}.{index}."
@@ -133,7 +139,7 @@ def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], obj
 def _head(
     read: Reader, recipe: Recipe, rows: Rows, shape: tuple[int, int], placement: WeightPlacement
 ) -> Rows | None:
-    """Read the head's own matrix; None if it is the embedding, which a file may hold twice."""
+    """Read the head's own matrix; return None if the head is the embedding."""
     # A file's head goes before an option that ties it to the embedding, as in transformers.
     names = recipe.names
     name = f"{names.head}.weight"
@@ -152,25 +158,27 @@ def _head(
 
 
 def _alike(head: Rows, rows: Rows) -> bool:
-    """Tell whether two matrices are both in this process's memory, and the same."""
+    """Tell whether two matrices are equal and both in this process's memory."""
     tables = [part.bits if isinstance(part, HalfRows) else part for part in (head, rows)]
     held = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
     return all(held) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))
 
 
 def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
-    """Normalise the embedding once: its norm maps every token's row by itself."""
+    """Apply the embedding's norm to all rows of the matrix once, as it maps each row by itself."""
     assert recipe.names.embedding_norm is not None
     norm = recipe.norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
 
     @jax.jit
     def of_all(norm: Norm, rows: Rows) -> Array:
+        """Normalise all rows in one compiled program."""
         return jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0]))
 
     return of_all(norm, rows)
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:
+    """Read one layer as a field: attention and network, or one of them alone."""
     names = recipe.names
     at = f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))

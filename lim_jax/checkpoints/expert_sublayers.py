@@ -100,12 +100,13 @@ class Mixture(NamedTuple):
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
+    """Return matrices of zeros in the shapes of a layer's experts."""
     up = read.zeros(*_shape(mixture, recipe))
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
 def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
-    """Read the network of all tokens, which is the only one of a dense layer."""
+    """Read the shared expert, or in a dense layer the MLP in its place, padded to one size."""
     width = recipe.sizes.width
     of_dense = mixture.dense_intermediate_size
     of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
@@ -182,6 +183,7 @@ class Stacked(NamedTuple):
         }
 
     def _matrices(self, read: Reader, name: str, shape: tuple[int, int, int]) -> Tensor:
+        """Read one matrix per expert, transposed if the file holds them so."""
         count, rows, columns = shape
         turned = self.transposed
         return read(name, count, columns, rows).swapaxes(1, 2) if turned else read(name, *shape)
@@ -191,13 +193,13 @@ PROJECTIONS = ByExpert("gate_proj", "up_proj", "down_proj")
 
 
 def fused_or_separate(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read experts from two tensors of all, or from matrices of each."""
+    """Read experts from two fused tensors if a file has them, and else from matrices of each."""
     kind = Stacked() if read.has(f"{at}.experts.gate_up_proj") else PROJECTIONS
     return kind(read, at, mixture, recipe)
 
 
 def stacked_either_way(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
-    """Read two tensors that are transposed, or not, as the shapes of both tell."""
+    """Read experts from two fused tensors, transposed or not as their shapes tell."""
     count, hidden, width = _shape(mixture, recipe)
     shapes = [read.shape(f"{at}.experts.{name}_proj") for name in ("gate_up", "down")]
     transposed = shapes == [(count, width, 2 * hidden), (count, hidden, width)]
@@ -205,12 +207,13 @@ def stacked_either_way(read: Reader, at: str, mixture: Mixture, recipe: Recipe) 
 
 
 def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
+    """Return the number of experts, their hidden size and the width of their input."""
     width = recipe.sizes.width if mixture.latent is None else mixture.latent[2]
     return mixture.num_experts, mixture.intermediate_size, width
 
 
 def read_dense_layers(config: Configuration, depth: int, first: int) -> frozenset[int]:
-    """Return which layers are dense, by ``mlp_layer_types``, or the first where that is absent."""
+    """Return the indices of dense layers: by ``mlp_layer_types``, or else the first `first`."""
     kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
     holds = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}
     got = f"mlp_layer_types = {kinds}"
@@ -219,7 +222,7 @@ def read_dense_layers(config: Configuration, depth: int, first: int) -> frozense
 
 
 def require_open(routing: Routing, count: int) -> None:
-    """Require that each token's open groups hold as many experts as it chooses."""
+    """Raise ValueError if the open expert groups hold fewer experts than each token takes."""
     # Else the choice among closed experts would be arbitrary.
     fits = count % routing.groups == 0 and routing.kept <= routing.groups
     fits = fits and routing.top <= count // routing.groups * routing.kept
@@ -249,6 +252,7 @@ def read_mla(
     def attention(
         read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
     ) -> LatentAttention:
+        """Read a layer's latent attention, with rotated features before the others."""
         width = recipe.sizes.width
         heads = recipe.sizes.heads
         rotated = recipe._replace(rope_interleaved=rope_interleaved)

@@ -37,11 +37,13 @@ STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
 def _biased(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return options that say which matrices have biases, judged by the stored tensors."""
     named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
     return {option: True for option, tensor in named.items() if tensor in stored}
 
 
 def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Granite's multipliers and biases; raise ValueError at one without positions."""
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
     cure = "Take another model: networks without positions are not known here."
     options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
@@ -54,16 +56,18 @@ def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 
 
 def _ints(options: Configuration, **names: str) -> dict[str, Any]:
+    """Read integer options, and return them by other names."""
     return {own: options.get_int(name) for own, name in names.items()}
 
 
 def _expert_counts(options: Configuration) -> dict[str, Any]:
+    """Return the number of experts and of those per token, by the publisher's names."""
     counts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
     return _ints(options, **counts)
 
 
 def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
-    """Heads of full layers have sizes of their own, and values that may be their keys."""
+    """Return Gemma 4's options: full layers have head sizes of their own, and perhaps no values."""
     kinds = _kinds(options, sizes, 6)
     depth = sizes["num_hidden_layers"]
     small = options.get_int("attention.key_length_swa")
@@ -109,7 +113,7 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
-    """Return the scaling of which factors say that it turns a part of a head's pairs."""
+    """Return a proportional scaling in place of factors that turn only a head's first pairs."""
     if rope["rope_type"] != "factors":
         return rope
     turned = sum(factor == 1 for factor in rope["factors"])
@@ -123,6 +127,7 @@ def _proportional(rope: Options, head_dim: int) -> Options:
 
 
 def _windows(options: Configuration, sizes: Options, period: int) -> dict[str, Any]:
+    """Return the window and each layer's kind, by the publisher's names."""
     return {
         "sliding_window": options.get_int("attention.sliding_window"),
         "layer_types": _kinds(options, sizes, period),
@@ -130,6 +135,7 @@ def _windows(options: Configuration, sizes: Options, period: int) -> dict[str, A
 
 
 def _caps(options: Configuration, **usual: float | None) -> dict[str, Any]:
+    """Read caps of scores or logits, None where a file has none and no default is given."""
     return {
         name: cap if cap is None and options.get(name) is None else options.get_positive(name, cap)
         for name, cap in usual.items()
@@ -137,6 +143,7 @@ def _caps(options: Configuration, **usual: float | None) -> dict[str, Any]:
 
 
 def _mistral3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of Mistral 3.1 and 3.2, or of Ministral 3 with growing queries."""
     name = "attention.temperature_scale"
     if options.get(name) is None:  # Mistral 3.1 and 3.2
         return {"model_type": "mistral", "sliding_window": None}
@@ -145,6 +152,7 @@ def _mistral3(options: Configuration, sizes: Options, stored: Tensors) -> dict[s
 
 
 def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of OLMo 3 if the file has a window, and else none beyond OLMo 2's."""
     if options.get("attention.sliding_window", 0) == 0:
         return {}
     rope = sizes["rope_parameters"]
@@ -153,17 +161,20 @@ def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
 
 
 def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of Qwen 3 VL's text, of which those about images are ignored."""
     # The axes of images, and layers to which images are added: text has one axis and no image.
     options.ignore("rope.dimension_sections", "n_deepstack_layers")
     return _qwen3moe(options, sizes, stored) if "expert_count" in options else {}
 
 
 def _qwen3moe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of Qwen 3's experts."""
     hidden = options.get_int("expert_feed_forward_length")
     return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
 
 
 def _llama4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of Llama 4's experts, norms and layers."""
     experts = options.get_int("expert_count")
     config = _expert_counts(options) | {
         "intermediate_size": options.get_int("expert_feed_forward_length"),
@@ -181,7 +192,7 @@ def _llama4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
 
 
 def _routed(options: Configuration, *, dense: str, shared: str) -> dict[str, Any]:
-    """Experts beside shared ones behind dense layers, by the publisher's names of their numbers."""
+    """Return options of experts beside shared ones; `dense` and `shared` are two options' names."""
     return {
         "num_experts_per_tok": options.get_int("expert_used_count"),
         "moe_intermediate_size": options.get_int("expert_feed_forward_length"),
@@ -191,6 +202,7 @@ def _routed(options: Configuration, *, dense: str, shared: str) -> dict[str, Any
 
 
 def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Trinity's windows, routing and scales."""
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
     routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
@@ -206,6 +218,7 @@ def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
 
 
 def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return the options of DeepSeek V2 or V3, which differ in how experts are chosen."""
     gating = options.get_int("expert_gating_func", SOFTMAX)
     expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
     options.require("expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
@@ -244,11 +257,13 @@ def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[
 
 
 def _flag(options: Configuration, name: str, default: bool) -> bool:
+    """Return a boolean option; raise ValueError at another type."""
     value = options.get(name, default)
     return options.require(name, value, isinstance(value, bool), "True or False")
 
 
 def _require_only(options: Configuration, name: str, only: Any, default: Any) -> None:
+    """Raise ValueError unless an option has the only supported value."""
     value = options.get(name, default)
     cure = "Take another model: other experts are not known here."
     holds = type(value) is type(only) and value == only
@@ -256,12 +271,13 @@ def _require_only(options: Configuration, name: str, only: Any, default: Any) ->
 
 
 def _scalar(sizes: Options, layers: int) -> Any:
-    """Return what scores are divided by the root of: `head_dim`, but in the largest Gemma."""
+    """Return the number whose root scores are divided by: `head_dim`, but in the largest Gemma."""
     largest = sizes["num_hidden_layers"] == layers
     return sizes["hidden_size"] // sizes["num_attention_heads"] if largest else sizes["head_dim"]
 
 
 def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
+    """Return each layer's kind, by a list of flags or by the period of full layers."""
     name = "attention.sliding_window_pattern"
     depth = sizes["num_hidden_layers"]
     pattern = options.get(name)
@@ -274,6 +290,7 @@ def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
 
 
 def _require_one_state(options: Configuration) -> None:
+    """Raise ValueError at layers that read other layers' states or inputs of their own."""
     cure = (
         "Take another model: a layer must be a map of one state, and no flow passes these on "
         "(Gemma 4 E2B and E4B)."
@@ -284,17 +301,20 @@ def _require_one_state(options: Configuration) -> None:
 
 
 def _trained(options: Configuration) -> int:
+    """Return the context length of the training before rotary positions were scaled."""
     length = options.get_int("context_length")
     return options.get_int("rope.scaling.original_context_length", length)
 
 
 def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
+    """Raise ValueError unless an option that states a size again agrees with it."""
     value = options.get(name, size)
     cure = "Take another model: heads of several sizes are not known here."
     options.require(name, value, value == size, f"{size}, as {of}", cure)
 
 
 def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Gemma 2's scale, layer kinds, window and caps."""
     return {
         "query_pre_attn_scalar": _scalar(sizes, 46),
         "layer_types": _kinds(options, sizes, 2),
@@ -304,6 +324,7 @@ def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
 
 
 def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Gemma 3's scale, windows, rotary bases and cap."""
     return {
         "query_pre_attn_scalar": _scalar(sizes, 62),
         **_windows(options, sizes, 6),
@@ -314,6 +335,7 @@ def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
 
 
 def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Phi-3's window, None if no layer slides, and the trained context length."""
     # Zero says that no layer slides; files without it are older than the option.
     slides = options.get("attention.sliding_window") != 0
     window = options.get_int("attention.sliding_window") if slides else None
@@ -321,29 +343,33 @@ def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, 
 
 
 def _cohere2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Command R7B's windows and scale of logits."""
     scale = options.get_positive("logit_scale")
     return _windows(options, sizes, 4) | {"logit_scale": scale}
 
 
 def _exaone4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return EXAONE 4's windows, if it has any."""
     slides = options.get("attention.sliding_window") is not None
     return _windows(options, sizes, 4) if slides else {"sliding_window": None}
 
 
 def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return gpt-oss's experts, windows and hidden size."""
     hidden = options.get_int("expert_feed_forward_length")
     own = _expert_counts(options) | _windows(options, sizes, 2)
     return own | {"intermediate_size": hidden}
 
 
 def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+    """Return Mixtral's options if the file has experts, and else which matrices have biases."""
     if options.get("expert_count"):
         return {"model_type": "mixtral"} | _expert_counts(options)
     return _biased(options, sizes, stored)
 
 
 def _with_biases(option: str) -> Reading:
-    """Return a reader of an option that says, for all matrices, whether queries have a bias."""
+    """Return a reader that sets `option` to whether the queries have a bias."""
     return lambda options, sizes, stored: {option: "blk.0.attn_q.bias" in stored}
 
 
@@ -418,7 +444,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 def published_config(
     name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
 ) -> dict[str, Any]:
-    """Return the publisher's configuration of a file's options without the architecture's name."""
+    """Return the publisher's configuration for options whose names have no architecture prefix."""
     file = Configuration(options, GGUF)
     architecture = ARCHITECTURES[name]
     width = file.get_int("embedding_length")
@@ -459,6 +485,7 @@ def published_config(
 def _scaling(
     options: Configuration, architecture: Architecture, factors: Factors
 ) -> dict[str, Any]:
+    """Return the scaling of rotary positions; raise ValueError at kinds that are not supported."""
     factor = options.get("rope.scaling.factor", options.get("rope.scale_linear"))
     # llama.cpp scales linearly if a file has a factor and no kind.
     kind = options.get("rope.scaling.type") or ("linear" if factor else "none")
@@ -487,6 +514,7 @@ def _scaling(
 
 
 def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
+    """Return a YaRN scaling by the publisher's names."""
     expected = "none, by which it is YaRN's own"
     cure = (
         "Take the publisher's folder with safetensors: readers disagree whether this factor stands "
@@ -513,6 +541,7 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
 
 
 def _rotary_dim(options: Configuration, head_dim: int, architecture: Architecture) -> int:
+    """Return the size of a head's rotated part, in most families the whole head."""
     name = "rope.dimension_count"
     if not architecture.partial_rotary:
         _require_same(options, name, head_dim, "attention.key_length")
@@ -522,6 +551,7 @@ def _rotary_dim(options: Configuration, head_dim: int, architecture: Architectur
 
 
 def _require_factors(factors: Factors, count: int) -> None:
+    """Raise ValueError unless each tensor of factors has `count` positive finite numbers."""
     for name, numbers in factors.items():
         fits = len(numbers) == count and all(0 < factor < math.inf for factor in numbers)
         got = f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}"

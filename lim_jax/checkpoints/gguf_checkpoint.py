@@ -33,7 +33,7 @@ class GGUFCheckpoint(NamedTuple):
     header: Mapping[str, Any]  # the file's options, by its own names
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Read one tensor, dequantised, with its rows in the publisher's order."""
+        """Read one tensor, dequantised and in the publisher's layout."""
         require_tensor(self.files, name)
         whole = self.files[name].whole
         stored = self.files[name].shape
@@ -44,7 +44,7 @@ class GGUFCheckpoint(NamedTuple):
         return np.ascontiguousarray(values)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return a function that reads some rows of one tensor as they stand, dequantised."""
+        """Return a function that reads and dequantises some rows of one tensor."""
         require_tensor(self.files, name)
         tensor = self.files[name]
         require_shape(name, tensor.shape, shape)
@@ -60,7 +60,7 @@ class GGUFCheckpoint(NamedTuple):
         return self.files[name].shape
 
     def __repr__(self) -> str:
-        """Say what the file holds."""
+        """Name the family, and count tensors and files."""
         files = " and ".join(path.name for path in self.paths)
         return f"GGUFCheckpoint({self.family}, {len(self.files)} tensors in {files})"
 
@@ -83,7 +83,7 @@ class GGUFCheckpoint(NamedTuple):
 
 
 def dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
-    """Read some rows and dequantise them."""
+    """Read and dequantise some rows of a tensor; raise ValueError at unknown quantisations."""
     size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
     count = part.stop - part.start
     offset = tensor.offset + part.start * size

@@ -61,7 +61,7 @@ GATED = ("gate", "up", "down")
 
 
 def open_gguf(file: Path) -> GGUFCheckpoint:
-    """Look through a GGUF file of one of `gguf_architectures.ARCHITECTURES`."""
+    """Open a GGUF file of one of `gguf_architectures.ARCHITECTURES`, and leave weights in it."""
     stored, options = read_header(file)
     kind = options.get("general.type", "model")  # others are adapters, and parts that read images
     got = f"general.type = {kind}"
@@ -89,7 +89,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
 
 
 def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
-    """Return the publisher's names of a layer's tensors by llama.cpp's, both without an end."""
+    """Map llama.cpp's names of a layer's tensors to the publisher's, without their endings."""
     # But for those that have no end in the publisher's files: they are whole in both.
     names = recipe.names
     mixture = recipe.network
@@ -111,7 +111,7 @@ def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
 def _published(
     name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
-    """Return the publisher's tensors of one of the file's; unknown ones keep their names."""
+    """Return the publisher's tensors made of one of the file's; unknown ones keep their names."""
     tensor = stored[name]
     stem, _, kind = name.rpartition(".")
     as_it_is = Published((tensor,), tensor.shape)
@@ -140,7 +140,7 @@ def _published(
 def _reordering(
     stem: str, recipe: Recipe, permuted: bool
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return what makes the publisher's tensor of one that llama.cpp turned or reordered."""
+    """Return a function that undoes llama.cpp's transposition or reordering, or None."""
     sizes = recipe.sizes
     heads = {"attn_q": sizes.heads, "attn_k": sizes.num_kv_heads}.get(stem)
     if permuted and heads is not None:  # a head's halves are rotated together
@@ -151,11 +151,13 @@ def _reordering(
 
 
 def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """Reshape the first axis to `shape`, swap two of its axes, and merge them again."""
     cut = rows.reshape(*shape, *rows.shape[1:])
     return cut.swapaxes(axis, axis + 1).reshape(rows.shape)
 
 
 def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
+    """Return the publisher's tensors of a layer's experts: one for each expert, or fused ones."""
     tensor = stored[name]
     stem, _, kind = name.rpartition(".")
     mixture = recipe.network
@@ -176,6 +178,7 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
 
 
 def _expert(tensor: Stored, number: int) -> Published:
+    """Return the tensor of one expert among those of all."""
     before = number * math.prod(tensor.rows[1:])
     own = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
@@ -184,7 +187,7 @@ def _expert(tensor: Stored, number: int) -> Published:
 
 
 def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
-    """Return the publisher's tensor of a layer's experts: of downs, or of gates with ups."""
+    """Return the publisher's fused tensor of downs, or of gates with ups, of a layer's experts."""
     tensor = stored[name]
     stem, _, kind = name.rpartition(".")
     turned = reader.transposed
@@ -192,6 +195,7 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
     fused, down = (at + own + ("_bias" if kind == "bias" else "") for own in reader[:2])
 
     def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a tensor's shape with the last axes reversed if the publisher's is transposed."""
         return (shape[0], *reversed(shape[1:])) if turned else shape
 
     def transposed(rows: np.ndarray) -> np.ndarray:
@@ -208,6 +212,7 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
     shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
 
     def gate_up(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
+        """Join gates and ups in one array, by turns or one behind the other."""
         both = np.stack([gates, ups], axis=2 if interleaved else 1)
         return transposed(both.reshape(len(gates), *shape[1:]))
 
@@ -215,7 +220,7 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
 
 
 def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Published]:
-    """Return the matrix of keys and values, of which files hold the keys' part transposed."""
+    """Return the publisher's matrix of latent keys and values; files hold the keys' transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
     require_tensor(stored, keys)
     require_tensor(stored, values)
@@ -225,6 +230,7 @@ def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Pu
     require_shape(values, stored[values].shape, (heads, stored[values].shape[1], rank))
 
     def of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Join the keys' and values' rows of each head."""
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
     tensor = Published(

@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class _Header:
-    """Reads a header from its beginning; what the file is too short for raises EOFError."""
+    """Reader of a header from its beginning; a file that is too short raises EOFError."""
 
     # The gguf package's own reader makes several arrays for every word of a vocabulary.
 
@@ -56,15 +56,15 @@ class _Header:
         return np.frombuffer(data, NUMBERS[kind]).tolist()
 
     def whole(self, size: int = 8) -> int:
-        """Return the next whole number, of so many bytes."""
+        """Return the next unsigned integer, of `size` bytes."""
         return int.from_bytes(self.taken(size), "little")
 
     def text(self) -> str:
-        """Return the next text."""
+        """Return the next string."""
         return self.taken(self.whole()).decode()
 
     def value(self, kind: int) -> Any:
-        """Return the next value of one kind."""
+        """Return the next value of a kind: a string, a number, or a list of either."""
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
@@ -77,7 +77,7 @@ class _Header:
 
 
 def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Return how a file's tensors lie, and its options by name; of several files, by the first."""
+    """Return a file's tensors and options by name; of several files, those of all, by the first."""
     require_extra("gguf", "models")
     tensors, options = _of_one(file)
     count = options.get("split.count", 0)
@@ -111,6 +111,7 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
 
 
 def _of_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Read the header of one file; raise ValueError if it is broken."""
     cure = "Pass the path of the file itself."
     require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
     try:
@@ -123,6 +124,7 @@ def _of_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
 
 
 def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Parse a header into tensors and options; raise ValueError if a tensor is cut off."""
     magic = header.taken(4)
     version = header.whole(4)
     if magic != MAGIC or version not in VERSIONS:
@@ -150,6 +152,7 @@ def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, A
 
 
 def _info(header: _Header) -> tuple[str, Any, tuple[int, ...], tuple[int, ...], int]:
+    """Parse one tensor's name, quantisation, shapes and offset."""
     name = header.text()
     axes = header.whole(4)
     shape = tuple(reversed(header.numbers(10, axes)))

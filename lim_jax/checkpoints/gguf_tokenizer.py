@@ -33,6 +33,7 @@ NO_HAN = r"&&[^\p{Han}]]"
 
 
 def _by_case(upper: str, lower: str, contracted: str) -> str:
+    """Return an expression for capitals and then small letters, with a contraction behind."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return f"{before}{upper}*{lower}+{contracted}|{before}{upper}+{lower}*{contracted}"
 
@@ -92,7 +93,7 @@ CUTS: Mapping[str, Cut] = {
 
 
 def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
-    """Return the `tokenizers.Tokenizer` of a file's vocabulary."""
+    """Return the `tokenizers.Tokenizer` of a file's vocabulary; raise ValueError if not known."""
     words, kinds = (header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type"))
     kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
     known = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(words) > 0
@@ -130,7 +131,7 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
 
 
 def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
-    """Byte-level pair encoding, whose words spell bytes as GPT-2's do."""
+    """Return a byte-level BPE tokenizer, whose words spell bytes as GPT-2's do."""
     cut = CUTS[header["tokenizer.ggml.pre"]]
     cutters = tokenizers.pre_tokenizers
     pairs = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges", [])]
@@ -146,7 +147,7 @@ def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
 
 
 def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
-    """SentencePiece's pairs, the ones of higher scores first; what is unknown is spelt in bytes."""
+    """Return a SentencePiece BPE tokenizer, which spells unknown letters in bytes."""
     unknown = header.get("tokenizer.ggml.unknown_token_id")
     prefixed = header.get("tokenizer.ggml.add_space_prefix", True)
     prefixed = prefixed and header["tokenizer.ggml.model"] == "llama"
@@ -170,6 +171,7 @@ def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
 
 
 def _pairs(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs to merge in order: a file's merges, or all cuts of words by score."""
     if (merges := header.get("tokenizer.ggml.merges")) is not None:
         return [tuple(merge.split(" ", 1)) for merge in merges]
     # As in the publishers' conversion of SentencePiece's models to tokenizer.json: Gemma's words

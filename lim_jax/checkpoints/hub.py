@@ -22,7 +22,7 @@ OFFLINE = "Copy its folder or a GGUF file here, and pass that, if there is no ne
 
 
 def model_path(path: AnyPath, *, download: bool = False) -> Path:
-    """Say where a model's files are: a path as it is, or the cached folder of a ``name/of-model``.
+    """Return a model's path: the path itself, or the cached folder of a ``name/of-model``.
 
     That is the revision that was ``main`` when it came, or with `download` today's; or that of a
     ``name/of-model@revision``, a branch, a tag or a commit.
@@ -61,7 +61,7 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
 
 
 def _cached_revisions(name: str) -> list[str]:
-    """Return the revisions of a model that the cache holds: by branch or tag, or else by commit."""
+    """Return a model's revisions in the cache, by branch or tag, or else by commit."""
     try:
         cache = huggingface_hub.constants.HF_HUB_CACHE
         repositories = huggingface_hub.scan_cache_dir(cache).repos

@@ -50,14 +50,14 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def is_packed(packing: Packing, name: str, stored: Container[str]) -> bool:
-    """Tell whether files hold a matrix in packed numbers."""
+    """Tell whether the files hold a matrix as packed integers."""
     numbers, others = TENSORS[packing.scheme]
     at = name.removesuffix("weight")
     return at != name and at + numbers in stored and any(at + one in stored for one in others)
 
 
 def unpacked_names(packing: Packing, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors by the names that they have unquantised, without those of scales."""
+    """Return tensors by their unquantised names, without scales and zeros."""
     numbers, others = TENSORS[packing.scheme]
     tensors = {}
     for name, place in stored.items():
@@ -75,7 +75,7 @@ def packed_rows(
     shape: tuple[int, ...],
     words: tuple[int, ...],
 ) -> Rows:
-    """Return a function that reads some rows of a matrix, of which files hold so many `words`."""
+    """Return a function that unpacks some rows of a matrix, stored in an array of shape `words`."""
     size = packing.group or shape[-1]
     expected = f"unquantised numbers of shape {shape}"
     fits = len(shape) == 2 and shape[1] % size == 0
@@ -93,7 +93,7 @@ def packed_rows(
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
-    """Return the numbers from zero of each word of the last axis, the lowest bits first.
+    """Unpack the integers from each 32-bit word along the last axis, the lowest bits first.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 def _compressed(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Read compressed-tensors: words along inputs, and of zeros along outputs."""
+    """Return a reader of compressed-tensors rows: packed along inputs, zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
@@ -120,6 +120,7 @@ def _compressed(
         zeros = unpack(packed.T, packing.bits).T[:rows]
 
     def read(part: slice) -> np.ndarray:
+        """Unpack and scale some rows."""
         numbers = unpack(words(part), packing.bits)[:, :columns]
         scale = scales(part).astype(np.float64)
         return scale[:, group_of] * (numbers - zeros[part][:, group_of])
@@ -130,7 +131,7 @@ def _compressed(
 def _gptq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Read GPTQ: transposed, words along inputs, and of zeros along outputs."""
+    """Return a reader of GPTQ rows: stored transposed, packed along inputs, zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
@@ -144,6 +145,7 @@ def _gptq(
     require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
 
     def read(part: slice) -> np.ndarray:
+        """Unpack and scale some rows."""
         numbers = unpack(words((slice(None), part)).T, packing.bits)
         scale = scales((slice(None), part)).T.astype(np.float64)
         return scale[:, group_of] * (numbers - zeros.T[part][:, group_of])
@@ -154,13 +156,14 @@ def _gptq(
 def _awq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
-    """Read AWQ: transposed, words along outputs, of which they hold the even ones first."""
+    """Return a reader of AWQ rows: stored transposed, packed along outputs in AWQ's order."""
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
     places = np.argsort(AWQ_ORDER)
 
     def ordered(words: np.ndarray) -> np.ndarray:
+        """Unpack integers, and put those of each word in order."""
         by_word = unpack(words, packing.bits).reshape(*words.shape, in_word)
         return by_word[..., places].reshape(len(words), -1)
 
@@ -169,6 +172,7 @@ def _awq(
     zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
 
     def read(part: slice) -> np.ndarray:
+        """Unpack and scale some rows, of which the first may lie within a word."""
         first = part.start // in_word
         last = -(-part.stop // in_word)
         numbers = ordered(words((slice(None), slice(first, last)))).T
@@ -187,7 +191,7 @@ def _mlx(
     group_of: Any,
     stored: tuple[int, ...],
 ) -> Rows:
-    """Read MLX: words along inputs, of as many bits in every matrix as its shape tells."""
+    """Return a reader of MLX rows: packed along inputs, with bits that follow from the shape."""
     rows, columns = shape
     bits = WORD * stored[-1] // columns
     got = f"{stored[-1]} words for {columns} numbers"
@@ -198,6 +202,7 @@ def _mlx(
     scales, biases = (tensors(f"{at}{name}", (rows, groups), REAL) for name in ("scales", "biases"))
 
     def read(part: slice) -> np.ndarray:
+        """Unpack, scale and shift some rows."""
         scale, bias = (numbers(part).astype(np.float64) for numbers in (scales, biases))
         return scale[:, group_of] * unpack(words(part), bits) + bias[:, group_of]
 

@@ -65,7 +65,7 @@ SAVE_TEXT = "Save the text's model by itself, and load that."
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the text model of a multimodal folder, or the checkpoint itself if it is text's."""
+    """Return the text model of a multimodal checkpoint, or the checkpoint itself if it is one."""
     config = checkpoint.config
     family = config.get("model_type")
     flat = config.get(TEXT) is None
@@ -103,7 +103,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:
-    """Map the names that a text model gives its tensors to those in the files."""
+    """Map a text model's names of tensors to the names in the files, without those of images."""
     inside = any(OLDER.fullmatch(name) or NEWER.fullmatch(name) for name in checkpoint.files)
     tensors = {}
     for stored in checkpoint.files:

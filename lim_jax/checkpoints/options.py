@@ -87,21 +87,21 @@ class Configuration(Mapping[str, Any]):
         return len(self.options)
 
     def with_defaults(self, **defaults: Any) -> "Configuration":
-        """Return the same options, with others where the file states none."""
+        """Return a configuration with defaults for the options that the file does not state."""
         return self.replaced(**{**defaults, **self.options})
 
     def replaced(self, **options: Any) -> "Configuration":
-        """Return the same options, but these."""
+        """Return a configuration with some options replaced, and one record of names read."""
         same = Configuration({**self.options, **options}, self.file)
         same.asked = self.asked
         return same
 
     def ignore(self, *names: str) -> None:
-        """Accept any value of options that change no number of this network."""
+        """Mark options as read, since any value of them leaves this network's numbers unchanged."""
         self.asked.update(names)
 
     def refuse(self, **supported: Any) -> None:
-        """Raise ValueError at options of another value than the only supported one, the default."""
+        """Raise ValueError at options whose value is not the only supported one, the default."""
         # Null is as good as false, zero or nothing, as in transformers.
         cure = "Take another model: this option of the family is not known here."
         for name, only in supported.items():
@@ -115,37 +115,37 @@ class Configuration(Mapping[str, Any]):
         return value
 
     def get_int(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an option that is a whole number, at least one or at least zero."""
+        """Return an option that is an integer of at least `least`; raise ValueError at others."""
         value = self.get(name, default)
         holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
         expected = "a positive whole number" if least else "a whole number from zero"
         return self.require(name, value, holds, expected)
 
     def get_int_or(self, name: str, default: Any) -> Any:
-        """Return an option that is a positive whole number, or a default where it is null too."""
+        """Return an option that is a positive integer, or the default if it is absent or null."""
         return default if self.get(name) is None else self.get_int(name)
 
     def get_positive(
         self, name: str, default: float | int | None = None, *, below: float = math.inf
     ) -> float:
-        """Return an option that is a positive number."""
+        """Return an option that is a positive number below `below`; raise ValueError at others."""
         value = self.get(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         expected = "a positive number" if below == math.inf else f"a positive number below {below}"
         return float(self.require(name, value, number and 0 < value < below, expected))
 
     def get_choice(self, name: str, known: Iterable[str], default: str) -> str:
-        """Return an option that is one of the known words."""
+        """Return an option that is one of the known words; raise ValueError at others."""
         value = self.get(name, default)
         cure = "Take another model: any other value is of another network."
         return self.require(name, value, value in [*known], " or ".join(known), cure)
 
     def get_flag(self, name: str, default: bool = False) -> bool:
-        """Return whether an option is set, to whatever is as good as true."""
+        """Return the truth value of an option."""
         return bool(self.get(name, default))
 
     def get_alike(self, name: str, default: Any) -> Any:
-        """Return an option of all layers, which may be a list of the same value for each."""
+        """Return an option that is one value for all layers, or a list of equal values."""
         value = self.get(name)
         values = value if isinstance(value, list) else [default if value is None else value]
         holds = len(values) > 0 and all(other == values[0] for other in values)
@@ -154,7 +154,7 @@ class Configuration(Mapping[str, Any]):
 
 
 def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | None = None) -> None:
-    """Raise ValueError at an option, not null nor one of `own`, that nobody read."""
+    """Raise ValueError at an option that nobody read, unless null, harmless or a value in `own`."""
     config.refuse(**SUPPORTED)
     for name, value in config.options.items():
         harmless = name in HARMLESS or name.endswith(HARMLESS_ENDS)
@@ -167,12 +167,13 @@ def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | Non
 
 
 def _alike(value: Any, other: Any) -> bool:
+    """Tell whether two values are equal, numbers up to a relative error of 1e-6."""
     numbers = isinstance(value, int | float) and isinstance(other, int | float)
     return math.isclose(value, other, rel_tol=1e-6) if numbers else value == other
 
 
 def refuse_other_architectures(config: Options, family: str) -> None:
-    """Raise ValueError if the weights say that they are of another family than the options are."""
+    """Raise ValueError if ``architectures`` names another family, or no language model."""
     expected = "a language model"
     other = "Take the model that it was made from, ...ForCausalLM."
     for name in config.get("architectures") or ():

@@ -63,7 +63,7 @@ OF_ROUTERS = (
 
 
 def own_options(config: Configuration, recipe: Recipe) -> Values:
-    """Return the values by which options say what a recipe's network does."""
+    """Return the values with which options would describe what a recipe's network does."""
     sizes = recipe.sizes
     network = recipe.network
     stated: dict[str, Any] = dict(USUAL)
@@ -77,6 +77,7 @@ def own_options(config: Configuration, recipe: Recipe) -> Values:
 
 
 def _of_attention(recipe: Recipe) -> dict[str, Any]:
+    """Return the values of options that describe attention: biases, norms, positions, caps."""
     biases = recipe.biases
     sizes = recipe.sizes
     names = recipe.names
@@ -112,7 +113,7 @@ def _of_attention(recipe: Recipe) -> dict[str, Any]:
 
 
 def _of_residuals(recipe: Recipe) -> dict[str, Any]:
-    """Return what options say of embeddings, the residual path and the head."""
+    """Return the values of options that describe embeddings, the residual path and the head."""
     parallel = recipe.step is euler
     return {
         "parallel_attn": parallel,
@@ -135,7 +136,7 @@ def _of_residuals(recipe: Recipe) -> dict[str, Any]:
 
 
 def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
-    """Return what options say of the layers' windows; anything, where they say that none slides."""
+    """Return the values of options about windows; some may have any if no layer slides."""
     kinds = [SLIDING if mask.window else CHUNKED if mask.chunk else FULL for mask in masks]
     windows = {mask.window for mask in masks} - {None}
     rotated = [int(mask.rotary_dim > 0) for mask in masks]
@@ -149,13 +150,14 @@ def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Value
 
 
 def _of_dense(config: Configuration) -> dict[str, Any]:
-    """Return what options say of no experts; those of routers anything, where none are stated."""
+    """Return the values of options of a network without experts; a router's may have any value."""
     none = not any(config.options.get(name) for name in COUNTS)
     idle = {name: config.options.get(name) for name in (*TOPS, *OF_ROUTERS)} if none else {}
     return dict.fromkeys((*COUNTS, *SHARED), 0) | dict.fromkeys(TOPS, 0) | idle
 
 
 def _of_mixture(mixture: Mixture) -> dict[str, Any]:
+    """Return the values of options that describe experts and how they are chosen."""
     routing = mixture.routing
     dense = mixture.dense_layers
     _, shared = mixture.shared or ("", 0)

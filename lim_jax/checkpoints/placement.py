@@ -52,9 +52,10 @@ class WeightPlacement(NamedTuple):
 
 
 def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
-    """Place layers of several kinds, of which `order` has each layer's number."""
+    """Place layers of several kinds; `order` has the number of each layer's kind."""
 
     def of_kind(kind: int) -> PyTree:
+        """Place all layers of one kind."""
         numbers = [number for number, own in enumerate(order) if own == kind]
         return placement.layers(lambda position: layer(numbers[position]), len(numbers))
 
@@ -62,14 +63,16 @@ def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]
 
 
 def on_device(precision: str | None = None) -> WeightPlacement:
-    """Return all weights on the default device; of half precision, matrices alone are in it."""
+    """Return a placement on the default device; `precision` is a half precision of matrices."""
 
     def layers(layer: Layer, depth: int) -> Any:
+        """Read all layers into arrays with a layer axis, and put these on the device."""
         leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
         layers = jax.tree.unflatten(tree, jax.device_put(leaves))
         return layers if precision is None else HalfLayers(layers, precision)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
+        """Read a matrix, and put it on the device."""
         if precision is None:
             return jax.device_put(_table(read, name, shape, read.dtype))
         table = _table(read, name, shape, precision)
@@ -82,18 +85,21 @@ ON_DEVICE = on_device()
 
 
 def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
-    """All weights in the host's memory: matrices in half precision, norms and vectors in full."""
+    """Return a placement in host memory: matrices in half precision, norms and vectors in full."""
     told = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
+        """Read all layers into host memory, from which each is fetched as it is used."""
         leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
 
         def read(index: int) -> Any:
+            """Return one layer of those in memory."""
             return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
 
         return FetchedLayers(told, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
+        """Read a matrix into host memory, from which rows are fetched."""
         table = _table(read, name, shape, precision)
         return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
 
@@ -101,6 +107,7 @@ def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
 
 
 def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> np.ndarray:
+    """Read a whole matrix in blocks of rows."""
     table = unfilled(shape, precision)
     for part, some in row_blocks(read, name, shape):
         table[part] = some
@@ -110,7 +117,7 @@ def _table(read: Reader, name: str, shape: tuple[int, int], precision: str) -> n
 def row_blocks(
     read: Reader, name: str, shape: tuple[int, int]
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield the rows of a matrix, some thousand at a time, each with where they stand."""
+    """Yield the rows of a matrix in blocks, each with its slice."""
     rows = read.rows(name, *shape)
     for start in range(0, shape[0], ROWS_AT_ONCE):
         part = slice(start, min(start + ROWS_AT_ONCE, shape[0]))
@@ -118,7 +125,7 @@ def row_blocks(
 
 
 def published_precision(checkpoint: Source) -> str | None:
-    """The one precision of all matrices, None if full; ``"mixed"`` if they have none in common."""
+    """Return the precision of all matrices: None if it is full, ``"mixed"`` if they differ."""
     precisions = checkpoint.precisions
     if precisions <= {"F64", "F32"}:
         return None
@@ -126,14 +133,18 @@ def published_precision(checkpoint: Source) -> str | None:
 
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
-    """Return all weights in their files, but for those of the layer that is computed with."""
+    """Return a placement that leaves weights in their files, from which each layer is fetched."""
     told = fingerprint(checkpoint, dtype)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
+        """Return a matrix whose rows are read from the file as they are used."""
         return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
+        """Return layers that are read from the files as they are used."""
+
         def read(index: int) -> Any:  # and reorder, in the thread that reads ahead
+            """Read one layer in row-major order, in the thread that reads ahead."""
             return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
 
         return FetchedLayers(told, LayerSource(read, depth))
@@ -142,14 +153,14 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
 
 
 def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
-    """Numbers that tell files from others, by their names, sizes and times, and their options."""
+    """Return a hash of the files' names, sizes and times and of their options, as an array."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
     told = sha256(f"{stats} {dict(checkpoint.config)} {precision}".encode()).digest()
     return jnp.asarray(np.frombuffer(told, np.uint8), float)
 
 
 def in_bits(layer: Any, precision: str | None) -> Any:
-    """Return the bits of `halved` matrices, as the device holds them, or None for all as it is."""
+    """Return a layer with `halved` matrices viewed as 16-bit integers; None leaves it unchanged."""
     if precision is None:
         return layer
 
@@ -160,9 +171,10 @@ def in_bits(layer: Any, precision: str | None) -> Any:
 
 
 def halved(layer: Any, precision: str) -> Any:
-    """Return the `MATRICES` of a layer in half precision, and the rest as it is."""
+    """Return a layer with its `MATRICES` in half precision, and the rest unchanged."""
 
     def half(path: tuple, leaf: Any) -> Any:
+        """Convert one leaf to half precision if its field is one of `MATRICES`."""
         field = getattr(path[-1], "name", "")  # an entry of a tuple has none
         return leaf.astype(precision, copy=False) if field in MATRICES else leaf
 
@@ -170,7 +182,7 @@ def halved(layer: Any, precision: str) -> Any:
 
 
 def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
-    """All layers along a leading axis, filled as they are read: at most one is in memory twice."""
+    """Stack all layers along a leading axis as they are read; at most one is in memory twice."""
     joined = []
     tree = None
     for index in range(depth):

@@ -84,7 +84,7 @@ Block = tuple[int | None, int | None]  # rows and columns, None for all
 
 
 class Quantisation(NamedTuple):
-    """How weights may be stored: as ``"fp8"``, ``"nvfp4"`` or ``"mxfp4"``, or in whole numbers."""
+    """The ways in which weights may be stored: schemes with scales, or packed integers."""
 
     schemes: tuple[str, ...]
     block: Block = (None, None)  # of one scale of fp8
@@ -92,7 +92,7 @@ class Quantisation(NamedTuple):
 
 
 def quantisation_of(stated: Any) -> Quantisation | None:
-    """Return what ``quantization_config`` says of weights; None if they are not quantised."""
+    """Read ``quantization_config``; return None if weights are not quantised."""
     if stated is None:
         return None
     options = stated if isinstance(stated, Mapping) else {}
@@ -123,7 +123,7 @@ def quantisation_of(stated: Any) -> Quantisation | None:
 
 
 def _block(name: str, stated: Options) -> Block:
-    """Return the rows and columns that share a scale; without them a matrix has one."""
+    """Return the rows and columns that share a scale; None stands for all of a matrix."""
     sizes: Any = stated.get(name)
     if sizes is None:
         return None, None
@@ -135,7 +135,7 @@ def _block(name: str, stated: Options) -> Block:
 
 
 def _packing(method: str, stated: Options) -> Packing:
-    """Return how the numbers of GPTQ, AWQ or MLX are packed."""
+    """Return how GPTQ, AWQ or MLX packed the integers."""
     for name in ("bits", "group_size"):
         value: Any = stated.get(name)
         fits = isinstance(value, int) and not isinstance(value, bool)
@@ -147,7 +147,10 @@ def _packing(method: str, stated: Options) -> Packing:
 
 
 def _is_of_a_layer(value: Any, stated: Options) -> bool:
-    """Tell whether MLX says by it if a layer is quantised, and as the others but for its bits."""
+    """Tell whether an entry of MLX's options is about a layer that is supported.
+
+    It says whether the layer is quantised, or with how many bits; the rest must be as elsewhere.
+    """
     if not isinstance(value, Mapping):
         return isinstance(value, bool)
     same = value.get("group_size") == stated.get("group_size") and value.get("bits") in BITS
@@ -155,6 +158,7 @@ def _is_of_a_layer(value: Any, stated: Options) -> bool:
 
 
 def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
+    """Return the schemes of modelopt's algorithms; raise ValueError at unknown ones."""
     algorithms = {"quantization_config": stated}
     if stated.get("quant_algo") == MIXED:
         algorithms = stated.get("quantized_layers") or {}
@@ -171,6 +175,7 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
 
 
 def _compressed(stated: Options) -> Quantisation:
+    """Return how compressed-tensors' groups are quantised; raise ValueError at unknown ways."""
     found = set()
     groups: Options = stated.get("config_groups") or {}
     of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
@@ -197,6 +202,7 @@ def _compressed(stated: Options) -> Quantisation:
 
 
 def _compressed_integers(of_groups: list[Options]) -> Packing:
+    """Return how compressed-tensors packed integers, which must be alike in all layers."""
     kinds = set()
     for weights in of_groups:
         names = "num_bits", "group_size", "strategy"
@@ -219,7 +225,7 @@ def _compressed_integers(of_groups: list[Options]) -> Packing:
 def unquantised_names(
     stored: Mapping[str, Any], quantisation: Quantisation | None
 ) -> dict[str, Any]:
-    """Return tensors by the names that they have unquantised, without those of scales."""
+    """Return tensors by their unquantised names, without scales."""
     if quantisation is None:
         return dict(stored)
     if quantisation.packing is not None:
@@ -239,6 +245,7 @@ def unquantised_names(
 
 
 def _is_scale(name: str, stored: Mapping[str, Any], four_bits: bool) -> bool:
+    """Tell whether a tensor holds scales, of a matrix, of inputs or of caches."""
     if four_bits:
         return name.removesuffix(SCALES) + BLOCKS in stored
     match = OF_INPUTS.fullmatch(name)
@@ -251,30 +258,30 @@ def _is_scale(name: str, stored: Mapping[str, Any], four_bits: bool) -> bool:
 def dequantise_fp8(
     stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
 ) -> np.ndarray:
-    """Multiply rows from the `first` of a matrix by the scales of their blocks."""
+    """Dequantise FP8 rows: multiply them, from row `first` on, by the scales of their blocks."""
     rows = (first + np.arange(stored.shape[0])) // block[0]
     columns = np.arange(stored.shape[1]) // block[1]
     return eight_bits(stored) * scales[rows][:, columns]
 
 
 def eight_bits(stored: np.ndarray) -> np.ndarray:
-    """Return the numbers that bytes of four bits of exponent and three of mantissa stand for."""
+    """Return the numbers that FP8 bytes (e4m3) stand for."""
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def _unpacked(pairs: np.ndarray) -> np.ndarray:
-    """Return the two numbers of every byte, of which the lower half is the first."""
+    """Return the two 4-bit numbers of every byte, the lower half first."""
     return FOUR_BITS[np.stack([pairs & 0x0F, pairs >> 4], axis=-1)]
 
 
 def dequantise_nvfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Multiply every group of 16 numbers of a row by its scale."""
+    """Dequantise NVFP4: multiply every group of 16 numbers of a row by its scale."""
     numbers = _unpacked(pairs).reshape(*scales.shape, GROUP)
     return (numbers * scales[..., None]).reshape(len(scales), -1)
 
 
 def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Multiply every expert's rows by powers of two, and transpose its matrix."""
+    """Dequantise MXFP4: multiply blocks of experts' rows by powers of two, and transpose them."""
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
     scaled = _unpacked(blocks).reshape(*scales.shape, -1) * powers[..., None]
     return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

@@ -110,7 +110,7 @@ def sizes_of(
 
 
 def _stated(config: Configuration, own: str, usual: str) -> str:
-    """Return the family's own name of a size, or Llama's where only that is stated."""
+    """Return the family's name of a size, or Llama's if only that one is stated."""
     return own if config.get(own) is not None or config.get(usual) is None else usual
 
 

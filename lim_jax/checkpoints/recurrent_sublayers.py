@@ -37,7 +37,7 @@ class DeltaSizes(NamedTuple):
 
 
 def delta_sizes(config: Configuration, defaults: tuple[int, int, int, int]) -> DeltaSizes:
-    """Read the sizes of gated delta layers; `defaults` are of all but the taps."""
+    """Read the sizes of gated delta layers; `defaults` are those of all but the taps."""
     names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
     pairs = zip(names, defaults, strict=True)
     stated = [config.get_int_or(f"linear_{name}", default) for name, default in pairs]
@@ -59,6 +59,7 @@ def gated_delta(
     """Return a reader of gated delta layers, for `recipe.Recipe.attention`."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> GatedDelta:
+        """Read one gated delta layer."""
         before = _norm_before(read, at, recipe)
         width = recipe.sizes.width
         heads = sizes.heads
@@ -82,7 +83,7 @@ def gated_delta(
 
 
 def qwen3_5_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
-    """Read a matrix of queries, keys and values, and one of each kind besides."""
+    """Read one matrix of queries, keys and values, and one each of gates, writes and rates."""
     heads = sizes.heads
     features = sizes.features
     rows = 2 * sizes.groups * sizes.size + heads * features
@@ -96,7 +97,7 @@ def qwen3_5_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Ar
 
 
 def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
-    """Read two matrices that hold, key by key, all that belongs to it."""
+    """Read two matrices, each of which holds one key's group of rows after another."""
     groups, heads, size, features, _ = sizes
     each = heads // groups
     rows = 2 * groups * size + 2 * heads * features
@@ -116,14 +117,14 @@ def qwen3_next_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) ->
 
 
 def olmo_matrices(read: Reader, at: str, sizes: DeltaSizes, width: int) -> Arrays:
-    """Read a matrix of each kind, and convolutions in three tensors, wherever they are cut."""
+    """Read one matrix each of queries, keys, values, gates, writes and rates, and their taps."""
     values = (sizes.heads, sizes.features)
     heads = (sizes.heads,)
     return _apart(read, at, sizes, width, {"gate": ("g", values), "rate": ("a", heads)})
 
 
 def _apart(read: Reader, at: str, sizes: DeltaSizes, width: int, more: Shapes) -> Arrays:
-    """Read a matrix of each kind, by its letter and shape, and convolutions in three tensors."""
+    """Read a matrix for each name by its letter and shape, and taps from three tensors."""
     groups, heads, size, features, taps = sizes
     keys = (groups, size)
     values = (heads, features)
@@ -144,7 +145,7 @@ def _apart(read: Reader, at: str, sizes: DeltaSizes, width: int, more: Shapes) -
 def kimi_delta(
     heads: int, size: int, taps: int, *, names: tuple[str, ...], low_rank: bool, least_decay: Any
 ) -> Callable[..., KimiDelta]:
-    """Return a reader of Kimi's delta layers, whose output has one of these names."""
+    """Return a reader of Kimi's delta layers, whose output has one of these `names`."""
     sizes = DeltaSizes(heads, heads, size, size, taps)
     shape = (heads, size)
     more: Shapes = {"rate": ("f", shape), "gate": ("g", shape)}
@@ -153,6 +154,7 @@ def kimi_delta(
         more |= {"rate_down": ("f_a", (size,)), "gate_down": ("g_a", (size,))}
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> KimiDelta:
+        """Read one layer of Kimi's delta rule."""
         before = _norm_before(read, at, recipe)
         width = recipe.sizes.width
         output = next((n for n in names if read.has(f"{at}.{n}.weight")), names[0])
@@ -176,6 +178,7 @@ def kimi_delta(
 
 
 def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
+    """Split rows into those of queries, keys and values, with an axis of heads."""
     groups, heads, size, features, _ = sizes
     query, key, value = np.split(rows, [groups * size, 2 * groups * size])
     rest = rows.shape[1:]
@@ -187,6 +190,7 @@ def _by_part(rows: Tensor, sizes: DeltaSizes) -> Arrays:
 
 
 def _taps(read: Reader, name: str, sizes: DeltaSizes) -> Arrays:
+    """Read a convolution's taps, split into those of queries, keys and values."""
     rows = 2 * sizes.groups * sizes.size + sizes.heads * sizes.features
     parts = _by_part(read(f"{name}.weight", rows, 1, sizes.taps)[:, 0], sizes)
     return {f"{part}_taps": taps for part, taps in parts.items()}
@@ -230,7 +234,7 @@ def mamba_sizes(
     groups: int = 1,
     size: int = 256,
 ) -> MambaSizes:
-    """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, where it is fixed."""
+    """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, None if it may vary."""
     heads = config.get_int(names.heads, 128)
     groups = config.get_int(names.groups, groups)
     expected = "as many heads in each"
@@ -256,7 +260,7 @@ def mamba_sizes(
 
 
 class MambaFactors(NamedTuple):
-    """A family's multipliers of what Mamba-2 layers read, of parts of it, and of what they give."""
+    """Multipliers of a Mamba-2 layer's input, of its parts, and of its output."""
 
     inside: float = 1.0
     gate: float = 1.0
@@ -271,7 +275,7 @@ PLAIN = MambaFactors()
 
 
 def read_rate_limits(config: Configuration) -> tuple[float, float]:
-    """Read the bounds of the steps of Mamba-2 layers."""
+    """Read the bounds of Mamba-2's time steps, from zero to infinity by default."""
     stated = config.get("time_step_limit")
     limits = [0.0, INFINITY] if stated is None else stated
     expected = "two numbers that are not negative, in order"
@@ -304,6 +308,7 @@ def mamba2(
     gates = Scaled(jax.nn.silu, factors.gate, of_gates)
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
+        """Read one Mamba-2 layer, with multipliers put into its norms and small arrays."""
         width = recipe.sizes.width
         norm = _norm_before(read, at, recipe)
         at = f"{at}.{name}"
@@ -332,7 +337,7 @@ def mamba2(
 def _mamba_inputs(
     read: Reader, at: str, sizes: MambaSizes, width: int, factors: MambaFactors
 ) -> Arrays:
-    """Read all that is made of tokens: a matrix of rows for each part, convolutions, steps."""
+    """Read the projections of a token, a matrix for each part, with taps, biases and rates."""
     heads, features, groups, size, taps = sizes[:5]
     shapes = {"gate": (heads, features), "value": (heads, features)}
     shapes |= {"key": (groups, size), "query": (groups, size), "rate": (heads,)}
@@ -340,6 +345,7 @@ def _mamba_inputs(
     convolved = sum(counts[1:4])
 
     def cut(rows: Tensor, suffix: str, parts: tuple[str, ...]) -> Arrays:
+        """Split rows into those of some parts, each with its own axes."""
         cuts = np.cumsum([math.prod(shapes[part]) for part in parts])[:-1]
         return {
             part + suffix: some.reshape(*shapes[part], *rows.shape[1:])
@@ -364,6 +370,7 @@ def lightning(heads: int, size: int, depth: int, factor: float) -> Callable[...,
     """Return a reader of lightning attention, whose output is multiplied by a factor."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
+        """Read one layer of lightning attention, with decays that follow from its number."""
         before = _norm_before(read, at, recipe)
         width = recipe.sizes.width
         number = at.split(".")[-1]
@@ -403,6 +410,7 @@ def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution
     """Return a reader of short convolutions, for `recipe.Recipe.attention`."""
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> ShortConvolution:
+        """Read one short convolution."""
         before = _norm_before(read, at, recipe)
         width = recipe.sizes.width
         at = f"{at}.conv"
@@ -422,4 +430,5 @@ def short_convolution(taps: int, biased: bool) -> Callable[..., ShortConvolution
 
 
 def _norm_before(read: Reader, at: str, recipe: Recipe) -> Norm:
+    """Read the norm before a layer's sublayer, or return the identity if there is none."""
     return read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()

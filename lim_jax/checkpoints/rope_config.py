@@ -59,7 +59,7 @@ def rotary_of(
     default_scaling: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,
 ) -> Rotary:
-    """Return the rotary embedding of a head, by a configuration's base and scaling.
+    """Return a head's rotary embedding, from a configuration's base and scaling.
 
     `default`, `default_part` and `default_scaling` are for configurations that state none; a family
     without `default_part` rotates whole heads. `kind` is the layers' kind, where these differ.
@@ -105,11 +105,12 @@ def rotary_of(
 
 
 def usual_base(config: Configuration, base: float) -> dict[str, float]:
-    """Return the base beside a scaling that a family has by default, if no base is stated."""
+    """Return a family's default base of rotary positions, or nothing if a base is stated."""
     return {} if rope_options(config).get("rope_theta") else {"rope_theta": base}
 
 
 def _part(config: Configuration, rope: Configuration, default: float) -> float:
+    """Return the rotated part of each head, by the scaling's options or those beside it."""
     outer = config.get(PART)
     return rope.get_positive(PART, default if outer is None else outer)
 
@@ -117,6 +118,7 @@ def _part(config: Configuration, rope: Configuration, default: float) -> float:
 def _yarn(
     config: Configuration, rope: Configuration, frequencies: Any, base: float | int
 ) -> Rotary:
+    """Return rotary positions scaled by YaRN."""
     trained, factor, amplitude = _extension(config, rope)
     weights = yarn_weights(rope)
     if amplitude is None and all(weights):
@@ -134,18 +136,19 @@ def _yarn(
 
 
 def _extension(config: Configuration, rope: Configuration) -> tuple[int, Any, Any]:
-    """Return the trained length, the factor by which it is extended, and a stated amplitude."""
+    """Return the trained length, the factor that extends it, and the amplitude if one is stated."""
     trained = _trained(config, rope)
     factor = rope.get("factor") or config.get_int("max_position_embeddings") / trained
     return trained, factor, rope.get("attention_factor")
 
 
 def yarn_weights(rope: Configuration) -> tuple[float, float]:
-    """Return the weights of YaRN's amplitude in rotated features and in all; zero if not stated."""
+    """Return the weights of YaRN's amplitude for rotated and for all features; zero if absent."""
     return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
 
 
 def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[float]) -> Rotary:
+    """Return rotary positions with LongRoPE's factors for short and for long contexts."""
     trained, factor, amplitude = _extension(config, rope)
     if amplitude is None:
         amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
@@ -161,10 +164,12 @@ def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[
 
 
 def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+    """Divide each frequency by its factor."""
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
 
 def _trained(config: Configuration, rope: Configuration) -> int:
+    """Return the length of training before the scaling; raise ValueError where options disagree."""
     inner = rope.get(TRAINED)
     outer = config.get(TRAINED)
     got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
@@ -194,6 +199,7 @@ def trained_length(config: Configuration) -> int | None:
 
 
 def _require_known(rope: Configuration, scaling: Any) -> None:
+    """Raise ValueError at an unknown scaling, or at options that it does not have."""
     holds = isinstance(scaling, str) and scaling in SCALINGS
     cure = "Take another model: other scalings of rotary positions are not known here."
     require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
@@ -207,7 +213,7 @@ def _require_known(rope: Configuration, scaling: Any) -> None:
 
 
 def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
-    """Return the options of rotary positions, with `kind` those of one kind of layers."""
+    """Return the options of rotary positions; `kind` picks those of one kind of layers."""
     # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
     newer = config.get("rope_parameters")
     older = config.get("rope_scaling")
@@ -225,6 +231,7 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
 
 
 def _of_kind(newer: Options, older: Options, kind: str) -> Options:
+    """Return the options of one kind of layers; raise ValueError if some are for all kinds."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
         expected = f"an entry for each kind of layers, such as {FULL}"
         cure = "The family's layers differ: give each kind its own options."
@@ -237,7 +244,7 @@ def _of_kind(newer: Options, older: Options, kind: str) -> Options:
 
 
 def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:
-    """Return the kind of every layer, by ``layer_types``, or `default` if that is not stated."""
+    """Return each layer's kind by ``layer_types``, or `default` if that is not stated."""
     # Only families that have chunked layers by default accept ``chunked_attention``.
     kinds = tuple(config.get("layer_types") or default)
     known = {FULL, SLIDING} | set(default)
@@ -249,14 +256,14 @@ def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, 
 
 
 def full_every(period: int, depth: int, other: str = SLIDING) -> tuple[str, ...]:
-    """Return the kinds of layers, of which every `period`-th is full."""
+    """Return the kinds of layers of which every `period`-th is full."""
     return tuple(FULL if (k + 1) % period == 0 else other for k in range(depth))
 
 
 def slide_if_stated(
     config: Configuration, depth: int, window: int | None = None
 ) -> tuple[str, ...]:
-    """Return the kinds of layers that all slide, if there is a ``sliding_window``, else none."""
+    """Return kinds of layers that all slide if there is a ``sliding_window``, and else are full."""
     return depth * (FULL if config.get("sliding_window", window) is None else SLIDING,)
 
 
@@ -266,7 +273,7 @@ def masks_of(
     positions: Positions | Mapping[str, Positions | None] | None,
     window: int | None = WINDOW,
 ) -> tuple[AttentionMask, ...]:
-    """Return what each layer sees, by its kind; `window` is the default of ``sliding_window``."""
+    """Return each layer's mask by its kind; `window` is the default of ``sliding_window``."""
     by_kind = positions if isinstance(positions, Mapping) else dict.fromkeys(kinds, positions)
     seen = {FULL: {}}
     sliding = config.get("sliding_window", window)

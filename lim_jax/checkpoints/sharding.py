@@ -24,7 +24,7 @@ Index = tuple[slice, ...]
 
 
 def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
-    """Every weight on the devices of a mesh, along its axis ``model``; small ones on all of them.
+    """Return a placement that shards weights along a mesh's axis ``model``; small ones are on all.
 
     By the `sharded_axes` of a layer's parts; embeddings and heads along their width, since rows are
     read by number. Each process reads all layers, and holds its own devices' part of them.
@@ -38,6 +38,7 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     require(AXIS in mesh.axis_names, "mesh", got=got, expected=expected, cure=cure)
 
     def layers(layer: Layer, depth: int) -> PyTree:
+        """Read all layers, each device's shares alone."""
         layer = _in_ring(layer, mesh) if CONTEXT in mesh.axis_names else layer
         parts = []
         tree = None
@@ -55,6 +56,7 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
         return layers if precision is None else HalfLayers(layers, precision)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> Rows:
+        """Read a matrix, and share its columns among the devices."""
         table = _Parts(mesh, shape, read.dtype if precision is None else "uint16", -1)
         for part, some in row_blocks(read, name, shape):
             table.fill(part, some if precision is None else some.astype(precision).view(np.uint16))
@@ -64,13 +66,14 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
 
 
 def _in_ring(layer: Layer, mesh: Mesh) -> Layer:
-    """Return the same layers, whose attention is a ring over the devices that share a context."""
+    """Return a reader of the same layers, whose attention is a ring along the axis ``context``."""
     ring = RingAttention(mesh, CONTEXT)
 
     def attends(node: Any) -> bool:
         return isinstance(node, CausalAttention)
 
     def changed(node: Any) -> Any:
+        """Replace the attention of a layer by the ring."""
         return dataclasses.replace(node, attend=ring) if attends(node) else node
 
     return lambda index: jax.tree.map(changed, layer(index), is_leaf=attends)
@@ -80,6 +83,7 @@ class _Parts:
     """What this process's devices hold of one array, to be filled along the first axis."""
 
     def __init__(self, mesh: Mesh, shape: tuple[int, ...], dtype: Any, axis: int | None):
+        """Allocate each device's share of the array, or the whole where shares would be unequal."""
         # Where devices would hold unequal parts they hold all.
         even = axis is not None and shape[axis] % mesh.shape[AXIS] == 0
         names: list[str | None] = [None] * len(shape)
@@ -95,12 +99,12 @@ class _Parts:
                 self.buffers[_key(index)] = index, unfilled(tuple(sizes), dtype)
 
     def fill(self, part: slice, rows: np.ndarray) -> None:
-        """Fill in some rows; what other processes hold is left out."""
+        """Copy some rows into the shares of this process's devices."""
         for index, buffer in self.buffers.values():
             buffer[part] = rows[(slice(None), *index[1:])]
 
     def array(self) -> Array:
-        """Return the whole array, each device with its own."""
+        """Return the whole array, made of each device's share."""
         pieces = [
             jax.device_put(self.buffers[_key(index or ())][1], device)
             for device, index in self.of_devices.items()
@@ -109,11 +113,12 @@ class _Parts:
 
 
 def _key(index: Index) -> tuple[tuple[int | None, int | None], ...]:
+    """Return a hashable form of the slices of a device's share."""
     return tuple((part.start, part.stop) for part in index)
 
 
 def _axis(layer: Any, path: Iterable[Any]) -> int | None:
-    """Along which axis, counted from the last, a part of a layer is sharded, if along one."""
+    """Return the axis, counted from the last, along which a part of a layer is sharded, or None."""
     *parents, last = path
     for key in parents:
         layer = getattr(layer, key.name) if hasattr(key, "name") else layer[key.idx]

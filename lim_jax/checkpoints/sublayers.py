@@ -20,14 +20,14 @@ Arrays = dict[str, Tensor]  # by the names of a module's fields
 
 
 def rms_norm(read: Reader, name: str, width: int, norm_eps: float, offset: int = 0) -> RMSNorm:
-    """Read an RMS norm, whose files may hold scales less an offset."""
+    """Read an RMS norm; `offset` is added to the stored scale."""
     return RMSNorm(offset + read(f"{name}.weight", width), norm_eps)
 
 
 def layer_norm(
     read: Reader, name: str, width: int, norm_eps: float, offset: int = 0, shifted: bool = True
 ) -> LayerNorm:
-    """Read a layer norm, whose files may hold scales less an offset, or no shift."""
+    """Read a layer norm; `offset` is added to the stored scale, and there may be no shift."""
     scale = offset + read(f"{name}.weight", width)
     shift = read(f"{name}.bias", width) if shifted else np.zeros_like(scale)
     return LayerNorm(scale, shift, norm_eps)
@@ -49,53 +49,54 @@ def rms_norm_without_weights(read: Reader, name: str, width: int, norm_eps: floa
 
 
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """Read the recipe's norm over a head's features, the same for every head."""
+    """Read the recipe's norm over a head's features, which all heads share."""
     norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
     return jax.tree.map(lambda leaf: deinterleaved(leaf[None], recipe)[0], norm)
 
 
 def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """Read the recipe's norm over all heads side by side."""
+    """Read the recipe's norm over the features of all heads together."""
     sizes = recipe.sizes
     return AcrossHeads(recipe.norm(read, name, heads * sizes.head_dim, sizes.norm_eps))
 
 
 def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """Read a layer norm without shift for every head, from one tensor."""
+    """Read a layer norm without shift for each head, from one tensor."""
     scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
     return _norms_of_heads(scale, recipe.sizes.norm_eps)
 
 
 def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """Read a layer norm without shift for every head, each from its own tensor."""
+    """Read a layer norm without shift for each head, from one tensor each."""
     size = recipe.sizes.head_dim
     scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
     return _norms_of_heads(scales, recipe.sizes.norm_eps)
 
 
 def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
-    """Return an RMS norm of each head without a scale."""
+    """Return an RMS norm of each head that has no scale."""
     return rms_norm_without_weights(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
 
 
 def keys_as_values(read: Reader, at: str, recipe: Recipe) -> Arrays:
-    """Read queries and keys from a matrix each; values are keys before their norm."""
+    """Read queries and keys from one matrix each; values are the keys before their norm."""
     names = recipe.names._replace(value=recipe.names.key)
     return separate_qkv(read, at, recipe._replace(names=names))
 
 
 def clipped(limit: float) -> Callable[..., HeadNorm]:
-    """Return a reader of what clips every head's vectors."""
+    """Return a reader of a norm of heads that clips every number to a limit."""
     return lambda read, name, heads, recipe: Clipped(limit)
 
 
 def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+    """Return layer norms of heads with these scales and no shift."""
     norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
     return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
 
 
 def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
-    """Reorder features, the second axis, so that a head's halves are rotated together."""
+    """Reorder a head's features, the second axis, from neighbouring pairs to halves."""
     # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     # queries and keys are both reordered.
     rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
@@ -106,7 +107,7 @@ def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
 
 
 def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
-    """Read queries, keys and values from a matrix each."""
+    """Read queries, keys and values from one matrix each."""
     sizes = recipe.sizes
     names = recipe.names
     groups = recipe.sizes.num_kv_heads
@@ -116,7 +117,7 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
 
 
 def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
-    """Read a matrix of each, of heads that files rotate by negative angles."""
+    """Read queries, keys and values of heads that files rotate by negative angles."""
     # To turn (a, b) back by an angle is to turn (b, a) by it: the halves of heads change places.
     half = recipe.sizes.head_dim // 2
     arrays = separate_qkv(read, at, recipe)
@@ -125,7 +126,7 @@ def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
 
 
 def gated_queries(read: Reader, at: str, recipe: Recipe) -> Arrays:
-    """Read a matrix of each, of which that of queries holds a head's query, then its gate."""
+    """Read queries, keys and values; the queries' matrix has each head's gate behind its query."""
     doubled = recipe.sizes._replace(heads=2 * recipe.sizes.heads)
     arrays = separate_qkv(read, at, recipe._replace(sizes=doubled))
     return arrays | {"query": arrays["query"][::2], "gate": arrays["query"][1::2]}
@@ -144,6 +145,7 @@ def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Arrays:
     groups = recipe.sizes.num_kv_heads
 
     def cut(rows: Tensor) -> list[Tensor]:
+        """Cut rows of groups into queries, keys and values."""
         by_group = rows.reshape(groups, -1, *rows.shape[1:])
         queries = by_group[:, :-2].reshape(heads, *rows.shape[1:])
         return [queries, by_group[:, -2], by_group[:, -1]]
@@ -152,12 +154,14 @@ def fused_qkv_by_group(read: Reader, at: str, recipe: Recipe) -> Arrays:
 
 
 def _fused(read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[Tensor]]) -> Arrays:
+    """Read one matrix with its bias, and cut it into queries, keys and values."""
     count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
     rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
     return _named(zip(cut(rows), [None] * 3 if bias is None else cut(bias), strict=True), recipe)
 
 
 def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arrays:
+    """Return queries, keys and values with their biases, by field names and deinterleaved."""
     arrays = {}
     for name, pair in zip(("query", "key", "value"), pairs, strict=True):
         for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
@@ -167,6 +171,7 @@ def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arr
 
 
 def _heads(read: Reader, name: str, count: int, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
+    """Read a matrix and its bias with an axis of heads; the bias may be None."""
     size = recipe.sizes.head_dim
     width = recipe.sizes.width
     rows = read_matrix(read, name, count * size, width, recipe).reshape(count, size, width)
@@ -184,7 +189,7 @@ def read_matrix(read: Reader, name: str, rows: int, columns: int, recipe: Recipe
 def gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
-    """Read a gated network from three matrices."""
+    """Read a gated MLP from three matrices."""
     sizes = recipe.sizes
     names = recipe.names
     at = f"{at}.{recipe.names.network}"
@@ -201,7 +206,7 @@ def gated_mlp(
 def fused_gated_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> GatedFeedForward:
-    """Read a gated network whose gates stand before the rest in one matrix."""
+    """Read a gated MLP whose gates stand before the rest in one matrix."""
     sizes = recipe.sizes
     names = recipe.names
     at = f"{at}.{recipe.names.network}"
@@ -215,7 +220,7 @@ def fused_gated_mlp(
 def plain_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
-    """Read a network of two matrices without a gate."""
+    """Read an MLP of two matrices without a gate."""
     sizes = recipe.sizes
     names = recipe.names
     inner = sizes.intermediate_size
@@ -231,7 +236,7 @@ def plain_mlp(
 def xielu_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
-    """Read a network of two matrices, and the numbers of its activation, `reading.xielu`."""
+    """Read an MLP of two matrices, and the numbers of its activation `tensor_reader.xielu`."""
     numbers = []
     plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
@@ -247,7 +252,7 @@ def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | No
 def read_attention(
     read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
 ) -> CausalAttention:
-    """Read multi-head attention."""
+    """Read one layer's multi-head attention, with its norms."""
     sizes = recipe.sizes
     names = recipe.names
     width = sizes.width
@@ -283,14 +288,14 @@ def read_attention(
 
 
 def read_norm(read: Reader, at: str, name: str | None, recipe: Recipe) -> Norm | None:
-    """Read a layer's norm over the width, if it has one of that name."""
+    """Read a layer's norm over the width, or return None if the name is None."""
     if name is None:
         return None
     return recipe.norm(read, f"{at}.{name}", recipe.sizes.width, recipe.sizes.norm_eps)
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi: powers of :math:`2^{-8/n}`."""
+    """Return ALiBi's slopes of the heads: powers of :math:`2^{-8/n}`."""
     # n is the largest power of two of heads; further heads have odd powers of 2^(-4/n).
     most = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (k + 1) / most) for k in range(most)]

@@ -16,27 +16,27 @@ Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
 
 
 def tanh_gelu(x: Array) -> Array:
-    """GELU by the hyperbolic tangent, as in GPT-2."""
+    """Compute GELU by the hyperbolic tangent, as GPT-2 does."""
     return jax.nn.gelu(x, approximate=True)
 
 
 def bloom_gelu(x: Array) -> Array:
-    """GELU by the hyperbolic tangent with BLOOM's eight digits of the root of 2 / pi."""
+    """Compute GELU by the hyperbolic tangent, with BLOOM's eight digits of the root of 2 / pi."""
     return 0.5 * x * (1 + jnp.tanh(0.79788456 * x * (1 + 0.044715 * x**2)))
 
 
 def exact_gelu(x: Array) -> Array:
-    """GELU by the error function."""
+    """Compute GELU by the error function."""
     return jax.nn.gelu(x, approximate=False)
 
 
 def squared_relu(x: Array) -> Array:
-    """Return the square of ReLU."""
+    """Compute the square of ReLU."""
     return jax.nn.relu(x) ** 2
 
 
 def xielu(x: Array, numbers: Array) -> Array:
-    """XIELU of Apertus; its numbers are learned."""
+    """Compute Apertus's xIELU, whose four numbers are learned."""
     above, below, slope, least = numbers
     negative = (jnp.expm1(jnp.minimum(x, least)) - x) * (slope + jax.nn.softplus(below))
     return slope * x + jnp.where(x > 0, jax.nn.softplus(above) * x * x, negative)
@@ -62,9 +62,10 @@ class Weights(NamedTuple):
 
 
 class Reader:
-    """Reads tensors by name and shape, and keeps their names."""
+    """Reader of tensors by name and shape, which keeps the names of those that it read."""
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
+        """Keep the checkpoint and precisions; drop from the prefix what no name begins with."""
         # Without JAX's double precision no array of it leaves this reader.
         self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
         self.matrix_dtype = half or self.dtype
@@ -75,20 +76,20 @@ class Reader:
         self.prefix, self.known = prefix, set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Read a tensor of the base model."""
+        """Read a tensor of the base model, whose name is put behind the prefix."""
         return self.whole(self.prefix + name, *shape)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
-        """Read a matrix that no arithmetic follows: published and kept in half precision, in it."""
+        """Read a matrix of the base model, in half precision if it is kept in that."""
         return self.whole(self.prefix + name, *shape, dtype=self.matrix_dtype)
 
     def whole(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
-        """Read a tensor by its whole name."""
+        """Read a tensor by its full name."""
         self.known.add(name)
         return self.checkpoint.read(name, shape, dtype or self.dtype)
 
     def has(self, name: str) -> bool:
-        """Tell whether there is such a tensor of the base model."""
+        """Tell whether the base model has a tensor of this name."""
         return self.prefix + name in self.checkpoint.files
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -96,11 +97,12 @@ class Reader:
         return self.checkpoint.shape(self.prefix + name)
 
     def rows(self, name: str, *shape: int) -> Rows:
-        """Return a function that reads some rows of a tensor by its whole name."""
+        """Return a function that reads and checks some rows of a tensor, by its full name."""
         self.known.add(name)
         rows = self.checkpoint.rows(name, shape)
 
         def converted(part: slice) -> np.ndarray:
+            """Read some rows, converted and checked to be finite."""
             values = rows(part).astype(self.dtype, copy=False)
             require_finite(name, values)
             return values
@@ -108,14 +110,14 @@ class Reader:
         return converted
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return what stands for a tensor that a layer lacks."""
+        """Return zeros in place of a tensor that a layer lacks."""
         return np.zeros(shape, self.dtype)
 
     def ignore(self, *names: str) -> None:
-        """Accept tensors of the base model that hold no weights."""
+        """Mark tensors of the base model as known, since they hold no weights."""
         self.known.update(self.prefix + name for name in names)
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:
-    """Cut a matrix with the columns of all heads side by side into one block for each head."""
+    """Split a matrix whose columns are those of all heads into one block for each head."""
     return matrix.reshape(len(matrix), heads, -1).transpose(1, 0, 2)

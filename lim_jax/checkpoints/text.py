@@ -102,7 +102,7 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
 
 
 def end_ids(path: Path, header: Header) -> tuple[int, ...]:
-    """The ids that end what a model says, by its publisher's files; none if these name none."""
+    """Return the ids that end an answer, by the publisher's files; none if these name none."""
     # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
     # GGUF file the ends of a text, of a turn and of a message.
     if path.suffix == ".gguf":
@@ -120,7 +120,7 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
 
 
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
-    """The template of a folder of weights, or of a GGUF file with its header; None without one."""
+    """Return the chat template of a folder or of a GGUF file with its header, or None."""
     # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
     # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
     # ``tokenizer.chat_template``, else that of its folder.

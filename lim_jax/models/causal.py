@@ -111,42 +111,45 @@ class LossOfLogits:
     of_logits: Callable[[Logits | Slices, Targets], Scalar]
 
     def _identity(self) -> tuple[str]:
-        """Return what a digest reads in place of this object."""
+        """Return what a digest reads in place of this object: its name."""
         return (self.name,)
 
     def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
-        """Return the loss of the network's last state; places that are not asked are not read."""
+        """Compute the loss of the network's last state; only positions of queries are read."""
         return self.of_logits(model.logits_of_queries(state, y), y)
 
     def __call__(self, model: "CausalLM", x: State, y: Targets) -> Scalar:
-        """Return the loss of one embedded context."""
+        """Compute the loss of one embedded context."""
         return self.terminal(model, model.last_state(x, y), y)
 
     def __get__(self, model: Any, owner: Any) -> Any:
-        """Bind a model, as a method does: ``model.loss`` is ``CausalLM.loss`` of this model."""
+        """Return the loss with a model bound, as for a method: ``model.loss``."""
         return self if model is None else jax.tree_util.Partial(self, model)
 
 
 def as_loss_of_logits(loss: Any) -> LossOfLogits:
-    """Return the loss; raise unless it is one of the last states, where one pass back begins."""
+    """Return the loss unchanged; raise ValueError unless it is a `LossOfLogits`."""
     cure = "Take CausalLM.loss or CausalLM.margin_loss."
     require_kind(loss, LossOfLogits, "loss", cure)
     return loss
 
 
 def _cross_entropy(logits: Logits | Slices, y: Targets) -> Scalar:
+    """Compute the cross-entropy of targets, from all logits or from slices of them."""
     if isinstance(logits, Slices):
         return losses.sliced_cross_entropy(logits, y.targets, y.weights)
     return losses.autoregressive_cross_entropy(logits, y.targets, y.weights)
 
 
 def _margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
+    """Compute the margin loss of targets, from all logits or from slices of them."""
     if isinstance(logits, Slices):
         return losses.sliced_margin_loss(logits, y.targets, y.weights)
     return losses.margin_loss(logits, y.targets, y.weights)
 
 
 def _own_margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
+    """Compute the margin loss of the likeliest words instead of the targets."""
     own = losses.sliced_answers(logits) if isinstance(logits, Slices) else logits.argmax(axis=1)
     return _margin_loss(logits, y._replace(targets=own))
 
@@ -203,6 +206,7 @@ class CausalLM(eqx.Module):
     longest: tuple[int, str] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
+        """Raise ValueError unless scales, caps and lengths are positive."""
         expected = "a positive finite number"
         cure = "Take a checkpoint's own number."
         for name in ("embedding_scale", "logit_scale"):
@@ -218,7 +222,7 @@ class CausalLM(eqx.Module):
 
     @property
     def limit(self) -> tuple[int, str] | None:
-        """How many ids a context may have at most, and why; None for as many as one likes."""
+        """The greatest number of ids of a context, and the reason for it; None without a limit."""
         if self.positions is None:
             return self.longest
         return self.positions.shape[0], "the places that the network knows"
@@ -272,6 +276,7 @@ class CausalLM(eqx.Module):
         return rows if self.positions is None else rows + self.positions[places]
 
     def _warn_beyond(self, length: int) -> None:
+        """Warn if a context is longer than those that the network was made for."""
         if self.trained is not None and length > self.trained:
             warnings.warn(
                 f"ids: got a context of {length}, expected at most {self.trained}, for which the "
@@ -280,7 +285,7 @@ class CausalLM(eqx.Module):
             )
 
     def same_rope(self, length: int, other: int) -> bool:
-        """Tell whether rows of two lengths have the same rotary frequencies."""
+        """Tell whether contexts of two lengths have the same rotary frequencies."""
 
         def is_mask(node: Any) -> bool:
             return isinstance(node, AttentionMask | SwitchedMask)
@@ -311,10 +316,12 @@ class CausalLM(eqx.Module):
         return jnp.concatenate([*before, last[:, len(starts) * slices.size - self.vocabulary :]], 1)
 
     def _slices(self, state: State, size: int) -> Slices:
+        """Return the logits at every position in slices of `size` words, computed when used."""
         normed = jax.vmap(self.norm)(state)
         head = self.embedding if self.head is None else self.head
 
         def of(start: Int[Array, ""]) -> Float[Array, "length size"]:
+            """Compute the logits of `size` words from the number `start` on."""
             # An einsum, since `linear` would copy the transposed head.
             with computing(self.flow.compute):
                 logits = product(normed, slice_rows(head, start, size), ((0, 1), (2, 1), (0, 2)))
@@ -421,19 +428,19 @@ class CausalLM(eqx.Module):
         return CausalLM.loss.terminal(self, state, y)
 
     def words_at_once(self, queries: int) -> int:
-        """Return of how many words logits are made at once, for a number of queries."""
+        """Return how many words' logits are computed at once for a number of queries."""
         most = min(WORDS_AT_ONCE, LOGITS_AT_ONCE // max(1, queries))
         return min(self.vocabulary, max(1, most))
 
     def last_state(self, x: State, y: Targets) -> State:
-        """Return the network's last states of one context, packed or masked as `y` says."""
+        """Return the network's last states of one context, with the packing and mask of `y`."""
         require_kind(y, Targets, "y", EXAMPLE)
         return self.flow(x, _grid_of(x, y))
 
     def logits_of_queries(
         self, state: State, y: Targets
     ) -> Float[Array, "queries vocabulary"] | Slices:
-        """Return the logits at the queries' positions: all at once, or some words at a time."""
+        """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.places is not None:
             state = state[_checked_numbers(y.places, "places", state.shape[0])]
@@ -450,6 +457,7 @@ class CausalLM(eqx.Module):
 
 
 def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+    """Return numbers; their use raises where one is not from 0 to below `count`."""
     message = (
         f"{name}: expected numbers from 0 to {count - 1}, got others. Take the ids of this model's "
         "own tokenizer."
@@ -458,7 +466,7 @@ def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[A
 
 
 def _grid_of(x: State, y: Targets | None = None) -> Grid:
-    """Return the token grid of a row, in its precision, with the prefix that each token sees."""
+    """Return the token grid of a row in its precision, with the packing and mask of `y`."""
     grid = token_grid(x.shape[0], x.dtype)
     if y is None:
         return grid
@@ -568,7 +576,7 @@ def open(
 
 
 def open_files(path: AnyPath, *, download: bool = False) -> Source:
-    """Look through a model's files, as `load` takes them: options, and where tensors are."""
+    """Open a model's files as `load` takes them: read options and where tensors are, no weights."""
     path = model_path(path, download=download)
     if path.suffix == ".gguf":
         return open_gguf(path)
@@ -586,7 +594,7 @@ def load_network(
     compute: str | None = None,
     on_host: bool = False,
 ) -> CausalLM:
-    """Read a network of files that were looked through, as `load` does."""
+    """Read a network from files opened by `open_files`; the arguments are those of `load`."""
     holds = kept is None or (kept in KEPT and dtype == "float32")
     got = f"{kept!r} with dtype {dtype!r}"
     expected = f"None, or one of {KEPT} with dtype 'float32'"
@@ -609,13 +617,14 @@ def load_network(
 
 
 def open_network(source: Source, dtype: str, compute: str | None = None) -> CausalLM:
-    """Check files that were looked through, and leave the weights in them, as `open` does."""
+    """Make a network of files opened by `open_files`, and leave the weights in them."""
     return _network(source, dtype, offloaded(source, dtype), compute)
 
 
 def _network(
     source: Source, dtype: str, placement: WeightPlacement, compute: str | None
 ) -> CausalLM:
+    """Read a network with a placement of weights; raise ValueError at tensors left over."""
     cure = (
         "Pass one of these: models compute in full precision. To store weights in half precision "
         "take `kept`."

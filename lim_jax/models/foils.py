@@ -132,7 +132,7 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
 
 
 def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
-    r""":math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
+    r"""Compute :math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
     got = f"shape {weights.shape}"
     expected = f"{ids.shape}, one for each id"

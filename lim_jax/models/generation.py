@@ -90,6 +90,7 @@ def answer(
 
 
 def _steps(model: CausalLM, length: int, stop: int) -> int:
+    """Return how many tokens to decode before rotary frequencies change; one without a cache."""
     if not has_kv_cache(model.flow):
         return 1
     return len(list(takewhile(partial(model.same_rope, length), range(length, stop))))
@@ -99,21 +100,24 @@ def _steps(model: CausalLM, length: int, stop: int) -> int:
 def _continued(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:
-    """The ids with those put in that follow the first `length`, and how many there are then."""
+    """Return the ids with those put in that follow the first `length`, and the new length."""
     logits, kept = prefill_logits(model, ids[:-1], length)
     grid = token_grid(ids.shape[0] - 1, logits.dtype)
     stop = length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
+        """Put the likeliest id behind the first `length`, and return the length plus one."""
         # The argmax of NaN would be some id, with no sign of the fault.
         likeliest = jnp.argmax(error_if_not_finite(logits, "logits")).astype(ids.dtype)
         return ids.at[length].set(likeliest), length + 1
 
     def goes_on(state: Any) -> Array:
+        """Tell whether to decode another id: the last one ends nothing and there is room."""
         ids, length, _ = state
         return (length < stop) & ~jnp.isin(ids[length - 1], ends)
 
     def one_more(state: Any) -> Any:
+        """Decode one more id with the cache."""
         ids, length, kept = state
         logits, kept = decode_logits(model, ids[length - 1], length - 1, kept, grid)
         return *put(ids, logits, length), kept
@@ -126,7 +130,7 @@ def _continued(
 def prefill_logits(
     model: CausalLM, ids: Int[Array, " size"], length: Place
 ) -> tuple[Row, Caches | None]:
-    """The logits after the first `length` ids, and what layers keep, or None without a cache."""
+    """Return the logits after the first `length` ids, and the caches, or None without any."""
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
     cached = has_kv_cache(model.flow)
@@ -137,7 +141,7 @@ def prefill_logits(
 def decode_logits(
     model: CausalLM, token: Int[Array, ""], place: Place, kept: Caches, grid: CellGrid
 ) -> tuple[Row, Caches]:
-    """Return the logits after one more id, at its place, and what layers keep with its own."""
+    """Return the logits after one more id at its position, and the caches extended by it."""
     # A row of this one id, whose context began so many positions before it.
     alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
     state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)
@@ -145,10 +149,12 @@ def decode_logits(
 
 
 def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
+    """Return the logits of one position's state."""
     return model.readout(state, token_grid(1, state.dtype))[0]
 
 
 def _ends(end: Any) -> set[int]:
+    """Return the ids that end an answer as a set; raise ValueError unless they are ids."""
     listed = isinstance(end, Iterable)
     cure = "Take LanguageModel.end_ids."
     require(listed, "end", got=described(end), expected="ids, none or several", cure=cure)
@@ -156,6 +162,7 @@ def _ends(end: Any) -> set[int]:
 
 
 def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
+    """Raise ValueError unless ids are in the vocabulary and context and answer fit the limit."""
     require_indices(ids, "ids")
     last = model.vocabulary - 1
     outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]

@@ -193,7 +193,7 @@ def energies_of_ids(
 def scores_of_ids(
     scores: Scores, model: CausalLM, windows: Windows, **run: Any
 ) -> list[Float[np.ndarray, "_ ..."]]:
-    """Any other scores of every context, by the batches and checkpoints of `energies_of_ids`.
+    """Compute other scores of every context, in the batches and checkpoints of `energies_of_ids`.
 
     Of each token of a context `parts` has the number of its part, -1 for none. Checkpoints know
     `scores` by `scores_name`, without which a library must have them.
@@ -203,7 +203,7 @@ def scores_of_ids(
 
 
 def require_window(window: Any, name: str) -> None:
-    """Raise ValueError unless it is an array of at least two whole numbers."""
+    """Raise ValueError unless this is an array of at least two integers."""
     require_indices(window, name)
     expected = "a context and the id after it"
     cure = "Pass more ids: the last one of a window is only a target."
@@ -211,7 +211,7 @@ def require_window(window: Any, name: str) -> None:
 
 
 def padded_length(length: int) -> int:
-    """The least of 16, 24, 32, 48, 64, 96, ... that holds a context; beyond 1,024 in finer steps.
+    """Return the padded length of a context: 16, 24, 32, 48, 64, 96, ..., and then finer steps.
 
     >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
     [16, 24, 24, 32, 1024, 1152, 3840]
@@ -234,6 +234,7 @@ def padded_size(model: CausalLM, length: int) -> int:
 
 
 def _asked(ask: Ask, windows: Windows) -> Any:
+    """Return each context's query weights or contrast; raise ValueError if their number differs."""
     asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     listed = isinstance(asked, (list, tuple, *ARRAYS))
     got = f"weights of {len(asked)} contexts" if listed else described(ask)
@@ -256,7 +257,7 @@ def _rows_by_context(
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, ByToken]]:
-    """Each context's length, and its scores; without such its energies, zero at the padding."""
+    """Yield each context's length, and its scores or, without `scores`, its energies."""
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
     require_text(run, "run")
@@ -275,6 +276,7 @@ def _rows_by_context(
         }
 
     def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length ..."]:
+        """Compute the scores or energies of a batch of contexts."""
         ids, y, scale, labels = _stacked(padded, numbers)
         if scores is not None:
             return np.asarray(_scores(scores, of_ids, model, ids, y, labels))
@@ -286,7 +288,7 @@ def _rows_by_context(
         return energies * np.asarray(scale)[:, None]
 
     def of_batch(numbers: list[int]) -> dict[int, ByToken]:
-        """Return a batch's rows; it is measured unless files have all of them."""
+        """Return the rows of a batch, which is computed unless files have all of them."""
         batch = cache(lambda: measured(numbers))
         rows: dict[int, ByToken] = {}
         for row, number in enumerate(dict.fromkeys(numbers)):
@@ -309,6 +311,7 @@ def _rows_by_context(
 
 
 def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
+    """Group contexts of equal shapes into batches."""
     by_shapes: dict[Any, list[int]] = {}
     for number, context in enumerate(contexts):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(context))
@@ -321,7 +324,7 @@ def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:
 
 
 def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
-    """Batches of one size, filled up by the last context; of one each if that costs less."""
+    """Cut numbers into batches of one size, filled up by the last, or of one each if cheaper."""
     # Costs are in tokens, and each call costs `call` tokens more. One program serves all batches.
     # Seven contexts of 128 go in two batches of four, for 2 (32 + 4 128) is less than 7 (32 + 128).
     size = max(1, TOKENS_AT_ONCE // length)
@@ -335,6 +338,7 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
 def _stacked(
     contexts: Sequence[Padded], numbers: Sequence[int]
 ) -> tuple[Array, Targets | Contrast, Array, Array]:
+    """Stack a batch of contexts on the device, with one query each if no more have weight."""
     chosen = [contexts[number] for number in numbers]
     ids, y, *others = jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)
     if isinstance(y, Targets) and not y.weights[:, 1:].any():
@@ -344,19 +348,21 @@ def _stacked(
 
 
 def _function(scores: Scores | None, scores_name: str) -> str:
-    """What is measured, as files say it: energies, or scores by their name or by what they are."""
+    """Return the name of the computed function for checkpoint files."""
     if scores is None:
         return "energies_of_ids"
     return scores_name or digest(scores)
 
 
 def _loss_name(loss: Loss) -> str:
+    """Return the name of a loss for checkpoint files."""
     if isinstance(loss, LossOfLogits):
         return loss.name
     return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 
 def _require_windows(windows: Windows) -> None:
+    """Raise ValueError unless windows are a non-empty list of arrays of two or more ids."""
     rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
     expected = "a list of arrays of ids, at least one"
     cure = "Pass contexts(ids, mask=mask) for rows with padding, list(ids) for rows without any."
@@ -366,12 +372,14 @@ def _require_windows(windows: Windows) -> None:
 
 
 def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -> Array:
+    """Embed one context's ids."""
     return model.embed(ids, y if isinstance(y, Targets) else None)
 
 
 def _padded(
     model: CausalLM, window: Any, asked: Profile | Contrast, parts: Int[np.ndarray, " _"]
 ) -> Padded:
+    """Pad a context's ids, parts and queries; only positions of non-zero weight are queried."""
     # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
     # that fill up the arrays are at the first position, with weight zero.
     row = np.asarray(window)
@@ -395,7 +403,7 @@ def _padded(
 
 
 def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
-    """Continuations padded to powers of two, with weight zero, if the prompt may be padded too."""
+    """Pad continuations to powers of two with weight zero, unless the prompt may not be padded."""
     *parts, prompt = (np.asarray(part) for part in asked[:5])
     require(
         int(prompt) == length,
@@ -411,12 +419,13 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
 
 
 def _shares(length: int, energy: Profile, regions: Regions) -> Array:
-    """Return a context's shares of the regions' cells, with columns of zeros for its padding."""
+    """Return the context cells' shares of the regions' cells, with zeros for its padding."""
     shares = carrying_shares(token_grid(length), regions.grid)
     return jax.device_put(_filled(shares.astype(energy.dtype), energy.shape[0]))
 
 
 def _filled(values: np.ndarray, size: int) -> Any:
+    """Pad the last axis with zeros to a size."""
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
 
@@ -428,6 +437,7 @@ def _energy(
     y: Targets | Contrast,
     scale: Float[Array, " contexts"],
 ) -> Float[Array, "contexts length"]:
+    """Compute the energies of a batch, scaled from the padded grid to each context's own."""
     grid = token_grid(ids.shape[1], model.embedding.dtype)
     return adjoint_energies(loss, model, (ids, y), grid) * scale[:, None]
 
@@ -441,7 +451,10 @@ def _scores(
     y: Targets | Contrast,
     parts: Int[Array, "contexts length"],
 ) -> Float[Array, "contexts _ ..."]:
+    """Compute the scores of a batch, and check that they are finite."""
+
     def of_one(ids: Any, y: Any, parts: Any) -> Array:
+        """Compute the scores of one context."""
         return scores(loss, model, ids, y, parts)
 
     rows = jax.vmap(of_one)(ids, y, parts)
@@ -452,4 +465,5 @@ def _scores(
 def _carried(
     shares: Float[Array, "positions length"], energy: Float[Array, " length"]
 ) -> Float[Array, " positions"]:
+    """Carry a context's energies over to the cells of the regions' grid."""
     return shares @ energy

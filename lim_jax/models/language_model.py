@@ -145,7 +145,7 @@ class LanguageModel(NamedTuple):
         return cls(open_network(said["source"], dtype, compute), **said)
 
     def loaded(self) -> "LanguageModel":
-        """Return the same model with its weights in memory, read from the files looked through."""
+        """Return the same model with its weights read into memory from the opened files."""
         if self.source is None:
             return self
         dtype = self.network.embedding.dtype.name
@@ -154,7 +154,7 @@ class LanguageModel(NamedTuple):
 
 
 def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
-    """All but the network, so that what the files lack is refused before weights are read."""
+    """Read all but the network, so that what is missing is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
     require(

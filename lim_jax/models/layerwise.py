@@ -24,7 +24,7 @@ STATES_IN_MEMORY = 2**28
 
 
 def states_size(model: CausalLM, ids: Ids) -> int:
-    """Return how many bytes the states between all layers are, of some contexts."""
+    """Return the size in bytes of the states between all layers, for some contexts."""
     table = model.embedding
     return (model.flow.depth + 1) * ids.size * table.shape[1] * table.dtype.itemsize
 
@@ -38,7 +38,7 @@ def energies_by_layers(
     run: Run,
     progress: Callable[[list], Iterable] = iter,
 ) -> Float[np.ndarray, "contexts length"]:
-    r"""Return what `density.adjoint_energies` gives of a batch of ids.
+    r"""Compute the energies of `density.adjoint_energies` for a batch of ids, layer by layer.
 
     By the states :math:`X_0, \dots, X_M`, then the gradients back, each a file in `folder` of its
     step: an interrupted call goes on after the last. Files that no later step reads are removed.
@@ -48,9 +48,11 @@ def energies_by_layers(
     last = 2 * flow.depth + 1
 
     def kept(step: int) -> States:
+        """Read the result of an earlier step from its file."""
         return jax.device_put(stored(folder / str(step), run)[1][0])
 
     def result_of(step: int, before: States) -> States:
+        """Compute a step: a layer forward, the loss's gradient, or a layer backward."""
         if step == 0:
             return before
         if step <= flow.depth:
@@ -74,12 +76,16 @@ def energies_by_layers(
 
 @filter_jit
 def _embedded(model: CausalLM, ids: Ids, y: Targets) -> States:
+    """Embed a batch of contexts."""
     return jax.vmap(model.embed)(ids, y)
 
 
 @filter_jit
 def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) -> States:
+    """Compute the states after one layer."""
+
     def transition(layer: Any) -> States:
+        """Apply one layer to all contexts."""
         return jax.vmap(lambda x: flow.transition(layer, x, grid))(x)
 
     return flow.at_layer(transition, number, x.dtype)
@@ -87,6 +93,7 @@ def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) 
 
 @filter_jit
 def _terminal(loss: LossOfLogits, model: CausalLM, x: States, y: Targets) -> States:
+    """Compute the gradient of each context's loss in its last state."""
     of_one = jax.value_and_grad(loss.terminal, argnums=1)
     losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
     return check_finite(gradients, (x, y), losses)
@@ -96,7 +103,10 @@ def _terminal(loss: LossOfLogits, model: CausalLM, x: States, y: Targets) -> Sta
 def _backward(
     flow: ResidualFlow, number: Int[Array, ""], x: States, gradient: States, grid: Grid
 ) -> States:
+    """Pull gradients back through one layer."""
+
     def pulled(layer: Any) -> States:
+        """Pull the gradients back through this layer, at the states before it."""
         _, transposed = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
         return transposed(gradient)[0]
 
@@ -105,5 +115,6 @@ def _backward(
 
 @filter_jit
 def _energies(gradients: States, grid: Grid) -> Float[Array, "contexts length"]:
+    """Compute the energies of each token from the gradients in the input states."""
     energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
     return check_finite(energies, (), None, energies)

@@ -29,19 +29,22 @@ class LossKind(NamedTuple):
 
     @property
     def one_pass(self) -> bool:
-        """Whether it is of the last states of one pass, which pages and explanations start from."""
+        """Whether it is a loss of the last states of one pass, where explanations start."""
         return isinstance(self.loss, LossOfLogits)
 
 
 def _everywhere(answered: Answered) -> Float[np.ndarray, " length"]:
+    """Return equal query weights at every position."""
     return np.full(answered.size, 1 / answered.size)
 
 
 def _of_the_answer(answered: Answered) -> Float[np.ndarray, " length"]:
+    """Return equal query weights at the positions that predict the answer."""
     return answered / answered.sum()
 
 
 def _at_the_end(answered: Answered) -> Float[np.ndarray, " length"]:
+    """Return query weights of one at the last position."""
     return np.append(np.zeros(answered.size - 1), 1.0)
 
 
@@ -68,6 +71,6 @@ LOSSES: dict[str, LossKind] = {
 
 
 def loss_kind(asked: str) -> LossKind:
-    """Return the entry of a name; any other name is refused."""
+    """Return the kind of loss of this name; raise ValueError at another name."""
     require_name(asked, LOSSES, "asked", "Pass one of these names: they say what the loss is of.")
     return LOSSES[asked]

@@ -99,6 +99,8 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
 
 
 def _numbers_of_token(layer: PyTree) -> int:
+    """Estimate how many numbers a layer holds for each token at once."""
+
     def is_recurrent(node: Any) -> bool:
         return isinstance(node, RecurrentMixer)
 
@@ -109,4 +111,5 @@ def _numbers_of_token(layer: PyTree) -> int:
 
 
 def _bytes(tree: PyTree) -> int:
+    """Return the size in bytes of a pytree's arrays."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -73,7 +73,7 @@ def contexts(
 
 
 def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
-    """Return the ids of each positive number, which must stand together."""
+    """Return the ids of each context of a row; raise ValueError if one is not in one piece."""
     starts = np.flatnonzero(np.diff(numbers)) + 1
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
@@ -85,6 +85,7 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
 
 
 def _require_table(table: Any, name: str, ids: Any) -> None:
+    """Raise ValueError unless this is a table of integers with the shape of `ids`."""
     kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
     whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
     fits = whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape

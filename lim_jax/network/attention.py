@@ -73,7 +73,7 @@ def weights_of_rows(
     shaping: Shaping = PLAIN,
     row: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows length"]:
-    """Return one row of `attention_weights`, or all, by queries and rows of the prefix weights."""
+    """Return one row of `attention_weights`, or all, by queries and rows of prefix weights."""
     scores = _masked(_scores(query, key, shaping), grid, row)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
@@ -125,7 +125,7 @@ def continued_kernel(
     grid: Grid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length length"]:
-    """The attention kernel, continued smoothly past the diagonal as far as the grid looks."""
+    """Compute the attention kernel, continued smoothly past the diagonal within a panel."""
     # On Gauss--Legendre panels prefix weights reach ahead within a panel: there the formula goes on
     # without its indicator, so that quadratures of the kernel, such as cone masses, stay spectral.
     scores = _masked(_scores(query, key, shaping), grid)
@@ -142,27 +142,28 @@ def continued_kernel(
 def score_slopes(
     query: Float[Array, "length size"], key: Float[Array, "length size"], cap: float
 ) -> Float[Array, "length length"]:
-    r"""Return the slopes :math:`1 - (s_{ij}/c)^2` of capped scores in those that are not."""
+    """Return the derivatives :math:`1 - (s_{ij}/c)^2` of capped scores in the uncapped ones."""
     return 1 - (_scores(query, key, Shaping(cap)) / cap) ** 2
 
 
 def _scores(
     query: Float[Array, "rows size"], key: Float[Array, "length size"], shaping: Shaping
 ) -> Float[Array, "rows length"]:
-    """:math:`s_{ij}` (`eq:continuum-attention-score`), capped."""
+    """Compute the scores :math:`s_{ij}` (`eq:continuum-attention-score`), capped."""
     return capped(matmul(query, key.T) / math.sqrt(query.shape[1]), shaping.cap)
 
 
 def _masked(
     scores: Float[Array, "rows length"], grid: Grid, row: Int[Array, ""] | None = None
 ) -> Float[Array, "rows length"]:
+    """Add the grid's mask, all rows or one, to the scores."""
     return scores if grid.log_weights is None else scores + grid.mask(row).astype(scores.dtype)
 
 
 def _log_mass(
     scores: Float[Array, "rows length"], prefix: Float[Array, "rows length"]
 ) -> Float[Array, " rows"]:
-    r""":math:`\ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}`, of weights that may have signs."""
+    r"""Compute :math:`\ell_i = \log\sum_j W_{ij}\,e^{s_{ij}}`, for weights that may have signs."""
     masked = jnp.where(prefix != 0, scores, -jnp.inf)
     highest = jax.lax.stop_gradient(jnp.max(masked, axis=1))
     return highest + jnp.log(jnp.sum(prefix * jnp.exp(masked - highest[:, None]), axis=1))
@@ -182,7 +183,7 @@ def _prefix_softmax(
 
 @_prefix_softmax.defjvp
 def _prefix_softmax_jvp(primals, tangents):
-    """The derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
+    """Compute the derivative of the normalised kernel, `eq:normalized-kernel-variation`."""
     # dA_ij = A_ij (ds_ij - sum_r A_ir ds_ir), of any weights, which do not move: linear in ds and
     # made of A alone, so it can be transposed and differentiated again.
     weights = _prefix_softmax(*primals)

@@ -24,7 +24,7 @@ class Shaping(NamedTuple):
     sink: Float[Array, ""] | None = None
 
     def share_left(self, log_mass: Float[Array, "..."], grid: Grid) -> Float[Array, "..."]:
-        r"""The share of the attention that the sink leaves, by :math:`\ell_i`, a row's log mass."""
+        r"""Return the share of attention that a sink leaves, by a row's log mass :math:`\ell_i`."""
         assert self.sink is not None
         sink = self.sink.astype(log_mass.dtype) - np.log(grid.size).item()
         return jax.nn.sigmoid(log_mass - sink)
@@ -34,5 +34,5 @@ PLAIN = Shaping()
 
 
 def capped(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
-    """Bend scores below the cap, smoothly; None leaves them."""
+    r"""Cap scores smoothly, :math:`c\tanh(s/c)`; None leaves them unchanged."""
     return scores if cap is None else cap * jnp.tanh(scores / cap)

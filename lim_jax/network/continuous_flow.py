@@ -162,6 +162,7 @@ def control_distance(
     followed = eqx.filter_vmap(eqx.filter_vmap(control))(jnp.asarray(times, dtype))
 
     def squares(ours: Array, theirs: Array) -> Array:
+        """Compute squared distances of one array's controls, at all nodes of every layer."""
         gap = ours[:, None] - theirs
         return (gap**2).reshape(depth, len(nodes), -1).sum(axis=2)
 
@@ -242,6 +243,7 @@ class ContinuousFlow(eqx.Module):
     max_steps: int = eqx.field(static=True, default=4096)
 
     def __check_init__(self):
+        """Raise ValueError at unfit arguments, or an adjoint that assumes a steady state."""
         require_horizon(self.horizon)
         require_callable(self.control, "control", "from depth to a field")
         require_callable(self.profile, "profile", "of depth")
@@ -346,12 +348,13 @@ class ContinuousFlow(eqx.Module):
         )
 
     def _checked(self, solution: diffrax.Solution) -> Float[Array, "times length width"]:
+        """Return the states of a solution; their use raises where the solver stopped early."""
         states = self.reached(solution, solution.ys)
         assert states is not None
         return states
 
     def reached(self, solution: diffrax.Solution, values: Tree) -> Tree:
-        """Return values of a solution; their use raises where the solver stopped before its end."""
+        """Return a solution's values; their use raises where the solver stopped early."""
         stopped = solution.result == diffrax.RESULTS.max_steps_reached
         smooth = "or a control and a profile that are smoother in depth time."
         return error_if_first(
@@ -371,23 +374,24 @@ class ContinuousFlow(eqx.Module):
 
 
 def require_continuous(flow: Any) -> None:
-    """Raise ValueError unless it is a continuous flow."""
+    """Raise ValueError unless this is a `ContinuousFlow`."""
     cure = "Take adjoint_trajectory, channels or interaction_norms for layers."
     require_kind(flow, ContinuousFlow, "flow", cure)
 
 
 class _Rate(eqx.Module):
-    """The vector field as one type, not a closure a call: a second solve compiles nothing."""
+    """The vector field as one class, not a new closure per call, so that JAX compiles it once."""
 
     profile: Callable[[Scalar], Scalar] = eqx.field(static=True)
     grid: Grid
 
     def __call__(self, time: Scalar, x: State, control: Callable[[Scalar], Any]) -> State:
+        """Compute the rate of change of the state at a depth time."""
         return self.profile(time) * control(time)(x, x, self.grid)
 
 
 def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array, " times"]:
-    """Return depth times; their use raises where they do not increase within [0, T]."""
+    """Return depth times; their use raises unless they increase within [0, T]."""
     require_floats(times, "times", "times", cure="Pass the depth times along one axis.")
     inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
     message = (

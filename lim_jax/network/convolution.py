@@ -20,7 +20,7 @@ Taps = Float[Weight, "heads size taps"]
 
 
 def packed_starts(grid: Grid) -> Starts | None:
-    """Where each row's context begins, None if all begin at the first; raise off the token grid."""
+    """Return where each row's context begins, None if at the first; raise off the token grid."""
     tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
     got = type(grid).__name__
     expected = "token_grid: a recurrent layer goes from token to token"
@@ -42,7 +42,7 @@ def packed_starts(grid: Grid) -> Starts | None:
 
 
 def own_tap(rows: Rows, taps: Taps) -> Rows:
-    """Return what a token's own row adds."""
+    """Return the convolution's term of each token's own row."""
     return taps[:, None, :, -1] * rows
 
 
@@ -52,7 +52,10 @@ def earlier_taps(
     starts: Starts | None = None,
     before: Float[Array, "heads earlier size"] | None = None,
 ) -> Rows:
-    """What the rows before each token add; `before` has as many rows as there are such taps."""
+    """Return the convolution's terms of the rows before each token.
+
+    `before` has the rows before the first, as many as there are taps for them; zeros by default.
+    """
     heads, length, size = rows.shape
     earlier = taps.shape[2] - 1
     if before is None:

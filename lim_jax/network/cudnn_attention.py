@@ -22,9 +22,10 @@ OLDEST = 8.0  # compute capability
 
 
 def outputs_or(tiles: Program) -> PlatformProgram:
-    """Return outputs by the kernel where it may be taken, and log-sum-exps always by wide tiles."""
+    """Return a program of attention by cuDNN where it may run, and else by wide tiles."""
 
     def program(points: Points, vectors: Vectors, tiling: Tiling, _: object) -> Sequence[Array]:
+        """Compute outputs by the kernel or the tiles, and log-sum-exps by the tiles."""
         # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
         # where nobody reads theirs, as at first order.
         features, log_total = tiles(points, vectors, tiling._replace(wide=True))
@@ -36,11 +37,12 @@ def outputs_or(tiles: Program) -> PlatformProgram:
 
 
 def pulled_or(tiles: Program) -> PlatformProgram:
-    """Pull covectors of outputs by the kernel where it may be taken, else by wide tiles."""
+    """Return a program that pulls covectors back by the kernel where it may run, else by tiles."""
 
     def program(
         points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
     ) -> Sequence[Array]:
+        """Pull covectors back by the kernel if only outputs have some, and else by the tiles."""
         of_outputs_alone = zero == (False, True)
         if not (of_outputs_alone and _allowed(heads := _heads(points), tiling)):
             return tiles(points, vectors, tiling._replace(wide=True))
@@ -57,7 +59,7 @@ def _kernel(
     key: Float[Array, "points length size"],
     value: Float[Array, "points length size"],
 ) -> Float[Array, "points length size"]:
-    """Return causal attention of scaled queries on tokens, by JAX's own door to the kernel."""
+    """Compute causal attention on tokens by cuDNN's kernel; queries come scaled."""
     heads = (array[:, :, None] for array in (query, key, value))
     attended = jax.nn.dot_product_attention(
         *heads, is_causal=True, scale=1.0, implementation=IMPLEMENTATION
@@ -66,11 +68,13 @@ def _kernel(
 
 
 def _heads(points: Points) -> Points:
+    """Return queries, keys and values, rounded to bfloat16 if JAX's configuration says so."""
     heads = points[:3]
     return [x.astype(HALF[0]) for x in heads] if rounds(*heads) else heads
 
 
 def _allowed(heads: Points, tiling: Tiling) -> bool:
+    """Tell whether the kernel can compute this attention, on this machine."""
     query, key, value = heads
     on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
     size = query.shape[-1]
@@ -81,7 +85,7 @@ def _allowed(heads: Points, tiling: Tiling) -> bool:
 
 
 def _is_there(*heads: Array) -> bool:
-    """Tell whether the library and the card are: JAX says so where it traces the kernel."""
+    """Tell whether JAX can trace the kernel here, and the GPU is recent enough."""
     try:
         jax.eval_shape(lambda *heads: jax.vjp(_kernel, *heads)[0], *heads)
         return _capability() >= OLDEST
@@ -90,5 +94,5 @@ def _is_there(*heads: Array) -> bool:
 
 
 def _capability() -> float:
-    """That of this machine's NVIDIA GPU; a `RuntimeError` where there is none."""
+    """Return the compute capability of this machine's NVIDIA GPU, or raise RuntimeError."""
     return float(jax.local_devices(backend="cuda")[0].compute_capability)

@@ -44,7 +44,7 @@ class Routing(NamedTuple):
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Float[Array, " experts"] | None
     ) -> tuple[Float[Array, "tokens top"], Int[Array, "tokens top"]]:
-        """The weights of the chosen experts, and which: `preference` weighs in the choice alone."""
+        """Return each token's weights and choices of experts; `preference` affects the choice."""
         score = jax.nn.softmax if self.scores == "softmax" else jax.nn.sigmoid
         scores = score(logits)
         wanted = scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
@@ -57,7 +57,7 @@ class Routing(NamedTuple):
         return self.factor * weights, chosen
 
     def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:
-        """Tell which experts are in one of the groups that are open to each token."""
+        """Tell which experts are in the groups that are open to each token."""
         grouped = wanted.reshape(len(wanted), self.groups, -1)
         merit = jax.lax.top_k(grouped, self.best)[0].sum(axis=2)
         _, kept = jax.lax.top_k(merit, self.kept)
@@ -76,7 +76,7 @@ class SparseMixer(NamedTuple):
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Any
     ) -> tuple[Float[Array, "tokens 2"], Int[Array, "tokens 2"]]:
-        """Do as `Routing.weights`, without a preference."""
+        """Return the likeliest expert and the likeliest of the others, each with its weight."""
         turns = []
         open_logits = logits
         for _ in range(self.top):
@@ -96,7 +96,7 @@ class Gate(NamedTuple):
     activation: Callable[[Array], Array]
 
     def __call__(self, gate: Array, up: Array) -> Array:
-        """Multiply."""
+        """Multiply the activated gate with `up`."""
         return self.activation(gate) * up
 
 
@@ -107,7 +107,7 @@ class ClampedGate(NamedTuple):
     limit: float
 
     def __call__(self, gate: Array, up: Array) -> Array:
-        """Clamp, and multiply."""
+        """Clamp both inputs, and multiply them."""
         gate = jnp.minimum(gate, self.limit)
         up = jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.sharpness * gate) * (up + 1)
@@ -126,7 +126,7 @@ class Experts(eqx.Module):
     sharded_axes: ClassVar[Mapping[str, int]] = GATED_AXES
 
     def apply(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
-        """Map some tokens by one expert."""
+        """Apply one expert to some tokens."""
         mine = jax.tree.map(lambda leaf: leaf[expert], self)
         hidden = affine(mine.up, mine.up_bias, tokens)
         gate = () if mine.gate is None else (affine(mine.gate, mine.gate_bias, tokens),)
@@ -157,6 +157,7 @@ class MixtureOfExperts(eqx.Module):
     outward: Float[Weight, "*layers width inner"] | None = None
 
     def __check_init__(self):
+        """Raise ValueError unless the routing fits the number of experts."""
         count = self.router.shape[-2]
         routing = self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
@@ -172,7 +173,7 @@ class MixtureOfExperts(eqx.Module):
         require(judged, "routing.best", got=f"groups of {held}", expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Map every token of `x` by itself."""
+        """Apply the chosen and the shared experts to every token of `x`."""
         require_pair(x, context, grid, self.router.shape[-1])
         normed = jax.vmap(self.norm)(x)
         routed = normed if self.router_norm is None else jax.vmap(self.router_norm)(x)
@@ -185,7 +186,7 @@ class MixtureOfExperts(eqx.Module):
         return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
 
     def _experts_output(self, tokens: State, routed: State) -> State:
-        """Sum what the chosen experts of every token give; the router reads the second."""
+        """Add the outputs of every token's chosen experts; the router reads `routed`."""
         logits = affine(*promote((self.router, self.router_bias, routed)))
         weights, chosen = self.routing.weights(logits, self.preference)
         if self.expert_scale is not None:
@@ -204,6 +205,7 @@ class MixtureOfExperts(eqx.Module):
 
         @jax.checkpoint
         def tile(expert: Array, tokens: Array, weights: Array) -> Array:
+            """Apply one expert to the tokens of one tile, and multiply by their weights."""
             return weights[:, None] * self.experts.apply(expert, tokens)
 
         expert = jnp.append(chosen.ravel(), 0)[place[:, 0]]
@@ -217,7 +219,7 @@ class MixtureOfExperts(eqx.Module):
 def _sorted_into_tiles(
     chosen: Int[Array, "tokens top"], experts: int
 ) -> tuple[Int[Array, "tiles tile"], Int[Array, "tiles tile"]]:
-    """Sort pairs of token and expert by expert, and cut into tiles that begin with each expert."""
+    """Sort pairs of token and expert by expert, and cut them into tiles of one expert each."""
     # Each entry's token and its position among all pairs; the numbers of both where it only fills.
     count, top = chosen.shape
     pairs = count * top

@@ -113,7 +113,7 @@ class TransformerField(eqx.Module):
         return self.attention, self.feed_forward
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Add the sublayers, which check their arguments."""
+        """Add the outputs of the sublayers, which check their arguments."""
         return self.attention(x, context, grid) + self.feed_forward(x, context, grid)
 
 
@@ -123,7 +123,7 @@ class SumOfFields(eqx.Module):
     sublayers: tuple[Field, ...]
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Add the fields, which check their arguments."""
+        """Add the outputs of the fields; each gets the log weights of its own heads."""
         total = jnp.zeros_like(x)
         heads = 0
         for field in self.sublayers:
@@ -136,7 +136,7 @@ class SumOfFields(eqx.Module):
 
 
 def heads_of(field: Any) -> int:
-    """The number of heads by which a field reads its context; 0 if it is not known to have any."""
+    """Return the number of heads by which a field reads its context, or 0 if none is known."""
     if isinstance(field, TransformerField | SumOfFields):
         return sum(map(heads_of, field.sublayers))
     if not isinstance(field, OF_HEADS):

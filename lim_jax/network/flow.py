@@ -221,6 +221,7 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
     _require_step(field, x, grid, increment)
 
     def slope(state: State) -> State:
+        """Evaluate the field at a state."""
         return field(state, state, grid)
 
     first = slope(x)
@@ -290,6 +291,7 @@ class ResidualFlow(eqx.Module):
     compute: str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
+        """Raise ValueError unless the layers share an axis and the options are known."""
         cure = "Take save_matmuls where memory suffices and one derivative is taken, else full."
         require_name(self.remat, ("full", "save_matmuls"), "remat", cure)
         if self.compute is not None:
@@ -324,7 +326,7 @@ class ResidualFlow(eqx.Module):
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether weights come to the processor a layer at a time."""
+        """Whether any layers are fetched one at a time instead of being in memory."""
         return any(isinstance(kind, FetchedLayers) for kind in kinds_of(self.layers))
 
     def __call__(self, x: State, grid: Grid) -> State:
@@ -350,6 +352,7 @@ class ResidualFlow(eqx.Module):
         require_state(x, grid)
 
         def step(x, layer):
+            """Apply one layer, and keep the state after it."""
             x = self.transition(layer, x, grid)
             return x, x
 
@@ -407,6 +410,7 @@ class ResidualFlow(eqx.Module):
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
         def layer_body(carry, scanned):
+            """Call the body with the field and increment of one layer."""
             number, increment, *inputs = scanned
             return call(lambda field: body(carry, (field, increment), *inputs), number)
 
@@ -418,7 +422,7 @@ class ResidualFlow(eqx.Module):
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """Scan with a tuple of inputs and of results, stacked over the layers of each kind."""
+        """Scan over layers of several kinds, with inputs and results stacked for each kind."""
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
@@ -426,6 +430,7 @@ class ResidualFlow(eqx.Module):
         order = np.array(self.layers.order)
 
         def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
+            """Call the body with the layer at a position among those of one kind."""
             own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
             layer = layer_of(layers.kinds[kind], position), increment
             return body(carry, layer, *own)
@@ -437,13 +442,17 @@ class ResidualFlow(eqx.Module):
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         def branch(at: int) -> Callable[..., tuple[PyTree, list[PyTree]]]:
+            """Return a function that runs the body for one kind, with zeros for the others."""
+
             def of_kind(carry: PyTree, position: Number, increment: Scalar) -> Any:
+                """Run the body for this kind, and put its result among zeros."""
                 carry, result = run(at, carry, position, increment)
                 return carry, [*nothing[:at], result, *nothing[at + 1 :]]
 
             return of_kind
 
         def step(carry: PyTree, scanned: Any) -> tuple[PyTree, list[PyTree]]:
+            """Call the body with the next layer, whatever its kind."""
             (kind, position), increment = scanned
             return jax.lax.switch(kind, list(map(branch, kinds)), carry, position, increment)
 
@@ -456,6 +465,7 @@ class ResidualFlow(eqx.Module):
         )
 
     def _policy(self) -> Callable[..., Any]:
+        """Return the policy of what `jax.checkpoint` saves in a layer, by `remat`."""
         policies = jax.checkpoint_policies
         both = jax.checkpoint_policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
@@ -490,12 +500,13 @@ class ResidualFlow(eqx.Module):
             return call(lambda field: function((field, increment)), entry)
 
     def _increments(self, dtype: DTypeLike) -> Float[Array, " depth"]:
+        """Return each layer's increment: the step in depth times the profile at its start."""
         increments = self.horizon / self.depth * jax.vmap(self.profile)(self._times(dtype)[:-1])
         starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
         return require_depth_profile(increments, self.profile, starts, dtype)
 
     def _numbered(self) -> tuple[PyTree, Callable[[Callable[[Any], Any], PyTree], Any]]:
-        """What to scan over, and how a function is called with the layer's field of an entry."""
+        """Return what to scan over, and a function that calls another with an entry's field."""
         if isinstance(self.layers, LayersByKind):
             return self.layers.numbers, self.layers.call
         if isinstance(self.layers, FetchedLayers):
@@ -505,10 +516,12 @@ class ResidualFlow(eqx.Module):
         return arrays, lambda function, arrays: function(in_memory(eqx.combine(arrays, static)))
 
     def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
+        """Return the depth times of all states, from 0 to the horizon."""
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)
 
 
 def _require_sublayers(field: Any) -> None:
+    """Raise ValueError unless a field has sublayers."""
     got = f"{type(field).__name__} without sublayers"
     expected = "a field such as TransformerField"
     cure = "Give the field its sublayers, or take the step euler."
@@ -516,19 +529,20 @@ def _require_sublayers(field: Any) -> None:
 
 
 def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -> None:
+    """Raise ValueError unless the arguments of a step fit."""
     require_callable(field, "field", "field(x, context, grid)")
     require_on_grid(x, grid, "x", "length width")
     require_scalar(increment, "increment")
 
 
 def require_flow(flow: Any) -> None:
-    """Raise ValueError unless it is a recursion over layers."""
+    """Raise ValueError unless this is a `ResidualFlow`."""
     cure = "Make one of the layers; for a continuous flow take continuous_adjoint."
     require_kind(flow, ResidualFlow, "flow", cure)
 
 
 def require_horizon(horizon: float) -> None:
-    """Raise ValueError unless it is a positive finite number known before tracing."""
+    """Raise ValueError unless this is a positive finite number known before tracing."""
     cure = "Take the number of layers for eps = 1: the horizon is T in eps = T/M."
     require_positive(horizon, "horizon", expected="a positive depth", cure=cure)
 
@@ -556,7 +570,7 @@ def require_depth_profile(
 
 
 def require_state(x: State, grid: Grid) -> None:
-    """Raise ValueError where states do not fit the grid."""
+    """Raise ValueError unless states fit the grid and its precision."""
     cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
     require_on_grid(x, grid, "x", "length width", cure)
     expected = grid.weights.dtype

@@ -23,7 +23,7 @@ def _as_tuple(frequencies: Iterable[Number]) -> Frequencies:
 
 
 def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
-    r"""The usual frequencies :math:`b^{-2m/r}` of r rotated features, :math:`0 \le m < r/2`."""
+    r"""Return the usual frequencies :math:`b^{-2m/r}`, :math:`0 \le m < r/2`, of r features."""
     size = as_int(size, "size", least=2)
     require_positive(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
     cure = "Pass an even number: features are rotated in pairs, all but one of an odd head."
@@ -32,7 +32,7 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
 
 
 def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
-    """Frequencies divided by a factor: as many more tokens in the same angles."""
+    """Divide frequencies by a factor, so that as many times more tokens have the same angles."""
     require_positive(factor, "factor", expected=POSITIVE, cure="Try 4.0.")
     return _as_tuple(np.asarray(frequencies) / factor)
 
@@ -40,7 +40,7 @@ def linear_scaling(frequencies: Frequencies, factor: Number) -> Frequencies:
 def llama3_scaling(
     frequencies: Frequencies, *, factor: Number, low: Number, high: Number, trained: Number
 ) -> Frequencies:
-    """Llama 3's scaling: slow pairs are divided by a factor, quick ones kept, others between."""
+    """Scale frequencies as Llama 3: slow ones by a factor, quick ones not, others in between."""
     require(low <= high, "low", got=f"{low}", expected=f"at most high, {high}", cure=OWN)
     unscaled = np.asarray(frequencies)
     turns = trained * unscaled / (2 * math.pi)
@@ -50,7 +50,7 @@ def llama3_scaling(
 
 
 def proportional_frequencies(size: int, base: Number, part: Number) -> Frequencies:
-    r"""Those of the pairs :math:`m < \lfloor\text{part}\cdot r/2\rfloor`, zero for the others."""
+    r"""Return frequencies of pairs :math:`m < \lfloor\text{part}\cdot r/2\rfloor`, then zeros."""
     require(part <= 1, "part", got=f"{part}", expected="a share in (0, 1]", cure=OWN)
     all_pairs = np.asarray(rotary_frequencies(size, base))
     return _as_tuple(np.where(np.arange(size // 2) < int(part * size // 2), all_pairs, 0.0))
@@ -66,7 +66,7 @@ def yarn_scaling(
     slow: Number = 1,
     whole_pairs: bool = True,
 ) -> Frequencies:
-    """YaRN's scaling (Peng et al., 2023): a pair is slowed by a share that rises with its number.
+    """Scale frequencies by YaRN (Peng et al., 2023): each pair is slowed more than the one before.
 
     From none at the pair of `fast` turns in training (``beta_fast``) to the whole factor at that of
     `slow`; `whole_pairs` is ``truncate``.
@@ -88,13 +88,13 @@ def yarn_scaling(
 
 
 def yarn_amplitude(factor: Number, weight: Number = 1) -> float:
-    r""":math:`1 + w\log(f)/10`: by how much YaRN sharpens scores, in queries and in keys."""
+    r"""Return :math:`1 + w\log(f)/10`, by which YaRN multiplies queries and keys."""
     require_positive(factor, "factor", expected=POSITIVE, cure=OWN)
     return 1.0 if factor <= 1 else 1 + 0.1 * weight * math.log(factor)
 
 
 class LongFrequencies(eqx.Module):
-    """LongRoPE (Ding et al., 2024): of contexts of up to `trained` tokens `short`, else `long`."""
+    """LongRoPE (Ding et al., 2024): frequencies `short` up to `trained` tokens, and else `long`."""
 
     short: Frequencies = eqx.field(static=True)
     long: Frequencies = eqx.field(static=True)
@@ -114,6 +114,7 @@ class DynamicFrequencies(eqx.Module):
     trained: int = eqx.field(static=True)
 
     def __check_init__(self):
+        """Raise ValueError unless there are two pairs of features at least, and a positive base."""
         as_int(
             self.size,
             "size",

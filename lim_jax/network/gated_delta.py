@@ -35,24 +35,24 @@ class GatedDelta(RecurrentMixer):
     largest_write: float = eqx.field(static=True, default=1.0, kw_only=True)
 
     def of_key(self, key: Array) -> Array:
-        """Return a key of length one."""
+        """Return keys of length one."""
         return _unit(key)
 
     def of_query(self, query: Array) -> Array:
-        """Return a query of length one, over the root of its size."""
+        """Return queries of length one, divided by the root of their size."""
         return query.shape[-1] ** -0.5 * _unit(query)
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
-        """Return the logarithms of decays, and beta."""
+        """Return the logarithms of decays, and the strengths of writes."""
         write = self.largest_write * jax.nn.sigmoid(linear(self.write, normed).T)
         return self.decays(normed), write
 
     def decays(self, normed: State) -> Float[Array, "heads rows decays"]:
-        """Return the logarithms of decays."""
+        """Return the logarithms of each head's decays."""
         return -jnp.exp(self.log_decay)[:, None, None] * self.rates(normed)[..., None]
 
     def written(self, state: Array, chunk: Chunk) -> Array:
-        """Solve for what rows of a chunk write beside one another."""
+        """Solve for what the rows of a chunk write, each corrected for the rows before it."""
         _, key, value, write, within, since, _ = chunk
         among = jnp.tril(scores(key, key, within) * write[..., None], -1)
         return matmul(_inverse(among), write[..., None] * (value - matmul(since * key, state)))
@@ -80,12 +80,12 @@ class KimiDelta(GatedDelta):
     chunk: ClassVar[int] = 16  # whose decays are held for every pair of rows and feature
 
     def rows(self, name: str, normed: State) -> Array:
-        """Return the images of tokens under one of the matrices, or under two."""
+        """Map tokens by one of the matrices, or by two of low rank."""
         down = getattr(self, f"{name}_down", None)
         return super().rows(name, normed if down is None else linear(down, normed))
 
     def decays(self, normed: State) -> Float[Array, "heads rows size"]:
-        """Return the logarithms of decays of every feature."""
+        """Return the logarithms of each feature's decays."""
         numbers = self.rows("rate", normed)
         rate = jnp.exp(self.log_decay)[:, None, None]
         if self.least_decay is None:
@@ -94,12 +94,13 @@ class KimiDelta(GatedDelta):
 
 
 def _unit(vectors: Array) -> Array:
+    """Divide vectors by their length, regularised by a small constant."""
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + UNIT_ETA)
 
 
 @jax.custom_jvp
 def _inverse(lower: Array) -> Array:
-    """Return the inverse of the identity plus strictly lower triangular matrices, by blocks."""
+    """Invert the identity plus strictly lower triangular matrices, by blocks."""
     # In products of matrices: `solve_triangular` took ten times as long on a CPU.
     size = lower.shape[-1]
     if size <= SMALL:
@@ -120,5 +121,6 @@ def _inverse(lower: Array) -> Array:
 
 @_inverse.defjvp
 def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """Compute the derivative of the inverse."""
     inverse = _inverse(*primals)
     return inverse, -(inverse @ (tangents[0] @ inverse))

@@ -53,7 +53,7 @@ class RowAttention(eqx.Module):
     grid: CellGrid
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Attend from the one row of `x`."""
+        """Compute attention from the one row of `x` to the cached rows."""
         attention = self.attention
         query = attention.queries(x, _rope_at(attention, self.grid, self.place))
         key, value = (by_head(grouped, query.shape[0]) for grouped in self.cache)
@@ -61,6 +61,7 @@ class RowAttention(eqx.Module):
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
+        """Compute one head's attention from the one row, masked to its prefix."""
         grid = self.attention.prefixes(self.grid)
         places = jnp.arange(self.grid.size)
         assert isinstance(grid, CellGrid)
@@ -71,16 +72,17 @@ class RowAttention(eqx.Module):
 
 
 def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
+    """Return what positions give the queries and keys at one place."""
     return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
 
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
-    """Tell whether what layers keep of a context is known, and read so."""
+    """Tell whether a flow can be computed token by token with caches."""
     return flow.step in (euler, split) and all(map(_is_known, flow.kinds))
 
 
 def _is_known(field: Any) -> bool:
-    """Whether it is known what a layer keeps, and that its other fields map each token alone."""
+    """Tell whether a layer's cache is known, and its other fields map each token by itself."""
     if isinstance(field, TransformerField):
         return heads_of(field.attention) > 0 and _is_known(field.attention)
     if isinstance(field, SumOfFields):
@@ -94,10 +96,11 @@ def _is_known(field: Any) -> bool:
 def prefill(
     flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None
 ) -> tuple[State, Caches]:
-    """Map a context to last states, and what layers keep of its first `length` tokens, or all."""
+    """Map a context to its last states, and return the caches of its first `length` tokens."""
     count = jnp.asarray(grid.size if length is None else length)
 
     def of_field(field: Any, x: State, _: None) -> tuple[State, Any]:
+        """Apply one field to the context, and return its cache."""
         if isinstance(field, CausalAttention):
             return field(x, x, grid), KVCache(*field.sources(x, field.rope(grid)))
         if isinstance(field, RECURRENT):
@@ -106,6 +109,7 @@ def prefill(
         return field(x, x, grid), ()
 
     def body(x: State, layer: Any) -> tuple[State, Any]:
+        """Apply one layer to the context, and return its caches."""
         return _through(flow, layer, x, of_field, None)
 
     return flow.scan_by_kind(body, x)
@@ -114,10 +118,11 @@ def prefill(
 def decode_step(
     flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: Caches, grid: CellGrid
 ) -> tuple[Float[Array, "1 width"], Caches]:
-    """Map one token more to its last state, and put what layers keep of it to the others'."""
+    """Map one more token to its last state, and add its row to the caches."""
     alone = token_grid(1, grid.dtype)
 
     def of_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+        """Apply one field to the token, and return its own row or memory."""
         if isinstance(field, CausalAttention):
             own = KVCache(*field.sources(x, _rope_at(field, grid, place)))
             row = RowAttention(field, _put(cache, own, place), place, grid)
@@ -127,11 +132,13 @@ def decode_step(
         return field(x, x, alone), ()
 
     def body(x: State, layer: Any, cache: Any) -> tuple[State, Any]:
+        """Apply one layer to the token with its caches."""
         return _through(flow, layer, x, of_field, cache)
 
     x, own = flow.scan_by_kind(body, x, cache)
 
     def joined(cache: Any, own: Any) -> Any:
+        """Put the token's keys and values into a cache; other memories are replaced."""
         return _put(cache, own, place) if isinstance(cache, KVCache) else own
 
     return x, jax.tree.map(joined, cache, own, is_leaf=lambda node: isinstance(node, KVCache))
@@ -140,10 +147,11 @@ def decode_step(
 def _through(
     flow: ResidualFlow, layer: Any, x: State, of_field: Callable[..., Any], cache: Any
 ) -> tuple[State, Any]:
-    """Map states by one layer, each of its fields with its own cache, to states and caches."""
+    """Apply one layer, each of its fields with its own cache, and return states and caches."""
     field, increment = layer
 
     def value(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+        """Apply a field, or each of its sublayers, with their caches."""
         if not isinstance(field, TransformerField | SumOfFields):
             return of_field(field, x, cache)
         parts = zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True)
@@ -162,6 +170,7 @@ def _through(
 
 
 def _require_plain(grid: CellGrid) -> None:
+    """Raise ValueError unless the grid is one context of equal weights."""
     plain = grid.starts is None and grid.log_weights is None
     got = "one with starts or log weights"
     cure = "Take token_grid of one context."
@@ -169,6 +178,7 @@ def _require_plain(grid: CellGrid) -> None:
 
 
 def _put(cache: KVCache, own: KVCache, place: Place) -> KVCache:
+    """Write one token's keys and values into a cache at its place."""
 
     def put(rows: Array, row: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)

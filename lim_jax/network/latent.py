@@ -33,6 +33,7 @@ class LatentAttention(CausalAttention):
     query_down_norm: Norm | None = eqx.field(kw_only=True, default=None)
 
     def __check_init__(self):
+        """Raise ValueError unless the rotated features are those that all heads share."""
         shared = self.rope_key.shape[-2]
         got = f"{self.mask.rotary_dim} features that are rotated"
         expected = f"{shared}, those that all heads share"
@@ -46,7 +47,7 @@ class LatentAttention(CausalAttention):
     def queries(
         self, x: Float[Array, "rows width"], rope: Rope | None
     ) -> Float[Array, "heads rows size"]:
-        """Queries of any tokens, row by row."""
+        """Compute the queries of any tokens, row by row; without `rope` they know no positions."""
         latent = jax.vmap(self.norm)(x)
         if self.query_down is not None:
             latent = linear(self.query_down, latent)
@@ -57,7 +58,7 @@ class LatentAttention(CausalAttention):
     def sources(
         self, context: Float[Array, "rows width"], rope: Rope | None
     ) -> tuple[Float[Array, "heads rows size"], Float[Array, "heads rows features"]]:
-        """Return keys and values of any tokens, row by row."""
+        """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         latent = jax.vmap(self.down_norm)(linear(self.down, normed))
         still, value = (project(matrices, None, latent) for matrices in (self.key, self.value))

@@ -27,6 +27,7 @@ class LayersByKind(eqx.Module):
     order: tuple[int, ...] = eqx.field(static=True, converter=tuple)
 
     def __check_init__(self):
+        """Raise ValueError unless `order` counts the layers of each kind."""
         counts = [self.order.count(number) for number in range(len(self.kinds))]
         layers = [_depth(kind) for kind in self.kinds]
         agree = all(own is None or own == count for own, count in zip(layers, counts, strict=True))
@@ -43,17 +44,18 @@ class LayersByKind(eqx.Module):
         return jnp.asarray(order), jnp.asarray(np.array(position))
 
     def call(self, function: Callable[[Any], Result], number: tuple[Number, Number]) -> Result:
-        """Call a function, of results of one shape, with a layer by an entry of `numbers`."""
+        """Call a function with one layer, given by its kind and its number among them."""
         kind, position = number
 
         def branch(layers: PyTree) -> Callable[[Number], Result]:
+            """Return a function of the number of a layer of this kind."""
             return lambda position: function(layer_of(layers, position))
 
         return jax.lax.switch(kind, [branch(layers) for layers in self.kinds], position)
 
 
 def layer_of(layers: PyTree, position: Number) -> Any:
-    """Return one of several layers of one kind."""
+    """Return one of several layers of one kind, in memory."""
     if isinstance(layers, FetchedLayers):
         return layers.layer(position)
     arrays, static = eqx.partition(layers, eqx.is_array)
@@ -71,11 +73,12 @@ def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
 
 
 def kinds_of(layers: PyTree) -> tuple[PyTree, ...]:
-    """Return layers of each kind, by themselves."""
+    """Return the layers of each kind as a tuple, which has one entry unless kinds differ."""
     return layers.kinds if isinstance(layers, LayersByKind) else (layers,)
 
 
 def _depth(layers: PyTree) -> int | None:
+    """Return the number of layers of one kind, or None if their arrays disagree."""
     if isinstance(layers, FetchedLayers):
         return layers.depth
     depths = {leaf.shape[0] for leaf in jax.tree.leaves(eqx.filter(layers, eqx.is_array))}

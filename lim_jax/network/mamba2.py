@@ -29,16 +29,16 @@ class Mamba2(RecurrentMixer):
     )
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
-        """The logarithms of decays, and the rates, by which keys and values are multiplied."""
+        """Return the logarithms of decays, and the rates that multiply what is written."""
         rates = self.rates(normed)
         if self.rate_limits != (0.0, float("inf")):
             rates = jnp.clip(rates, *self.rate_limits)
         return -(jnp.exp(self.log_decay)[:, None] * rates)[..., None], rates
 
     def with_skip(self, read: Heads, value: Heads) -> Heads:
-        """Return what heads read of the states, and D times the token's own value."""
+        """Add D times each token's own value to what heads read from the states."""
         return read if self.skip is None else read + self.skip[:, None, None] * value
 
     def written(self, state: Array, chunk: Chunk) -> Array:
-        """Values, each by its own rate."""
+        """Return the values that a chunk's rows write, each times its rate."""
         return chunk.write[..., None] * chunk.value

@@ -47,6 +47,7 @@ class AttentionMask(eqx.Module):
     positions: Positions | None = None
 
     def __check_init__(self):
+        """Raise ValueError unless at most one of window and chunk is given, a positive integer."""
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
                 as_int(getattr(self, name), name, cure=WHOLE)
@@ -56,18 +57,18 @@ class AttentionMask(eqx.Module):
 
     @property
     def rotary_dim(self) -> int:
-        """How many features of a head are rotated."""
+        """The number of a head's features that are rotated."""
         return 0 if self.positions is None else self.positions.rotary_dim
 
     def same_rope(self, first: int, second: int) -> bool:
-        """Tell whether contexts of two lengths know their positions in the same way."""
+        """Tell whether positions enter scores alike in contexts of two lengths."""
         if self.positions is None or first == second:
             return True
         # Where [0, 1] stands for a number of tokens, those of a longer context are closer together.
         return self.positions.tokens is None and self.positions.same_rope(first, second)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """Return the grid with the prefixes that rows attend to."""
+        """Return the grid with prefixes cut to the window or chunk."""
         name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
         if size is None:
             return grid
@@ -78,39 +79,39 @@ class AttentionMask(eqx.Module):
         return grid.chunked(size) if self.window is None else grid.windowed(size)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """Return what queries and keys know of the positions, a row for each; None if nothing."""
+        """Return what `of_queries` and `of_keys` need of positions, a row for each, or None."""
         return None if self.positions is None else self.positions.rope(grid)
 
     def of_queries(self, vectors: Array, rope: Rope | None) -> Array:
-        """Put queries to their positions; without `rope` they stay."""
+        """Apply positions to queries; without `rope` they stay unchanged."""
         if self.positions is None or rope is None:
             return vectors
         return self.positions.of_queries(vectors, rope)
 
     def of_keys(self, vectors: Array, rope: Rope | None) -> Array:
-        """Put keys to their positions; without `rope` they stay."""
+        """Apply positions to keys; without `rope` they stay unchanged."""
         if self.positions is None or rope is None:
             return vectors
         return self.positions.of_keys(vectors, rope)
 
 
 class SwitchedMask(eqx.Module):
-    """One of several `kinds` of masks, by a number for each layer among the parameters, `kind`."""
+    """One of several `kinds` of masks; the parameter `kind` has each layer's number of its kind."""
 
     kinds: tuple[AttentionMask, ...] = eqx.field(static=True)
     kind: Int[Array, "*layers"]
 
     @property
     def rotary_dim(self) -> int:
-        """How many features of a head are rotated, where most are."""
+        """The largest number of a head's rotated features in any kind."""
         return max(kind.rotary_dim for kind in self.kinds)
 
     def same_rope(self, first: int, second: int) -> bool:
-        """Tell whether contexts of two lengths know their positions in the same way."""
+        """Tell whether positions enter scores alike in contexts of two lengths."""
         return all(kind.same_rope(first, second) for kind in self.kinds)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """Return the grid with the prefixes that rows of this layer attend to."""
+        """Return the grid with the prefixes of this layer's kind."""
         seen = [kind.prefixes(grid) for kind in self.kinds]
         cut = [own for own in seen if isinstance(own, CellGrid)]
         if all(own is grid for own in seen) or not isinstance(grid, CellGrid):
@@ -120,18 +121,19 @@ class SwitchedMask(eqx.Module):
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
     def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
-        """Return what queries and keys know of the positions in a layer of each kind."""
+        """Return what `of_queries` and `of_keys` need of positions, for each kind of layer."""
         return tuple(kind.rope(grid) for kind in self.kinds)
 
     def of_queries(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
-        """Put queries to their positions; without `rope` they stay."""
+        """Apply the positions of this layer's kind to queries; without `rope` they stay."""
         return self._by_kind(lambda mask, of_kind: mask.of_queries(vectors, of_kind), rope)
 
     def of_keys(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
-        """Put keys to their positions; without `rope` they stay."""
+        """Apply the positions of this layer's kind to keys; without `rope` they stay."""
         return self._by_kind(lambda mask, of_kind: mask.of_keys(vectors, of_kind), rope)
 
     def _by_kind(self, put: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
+        """Apply the mask of this layer's kind by a switch."""
         rope = rope or (None,) * len(self.kinds)
         kinds = enumerate(self.kinds)
         branches = [lambda rope, at=at, kind=kind: put(kind, rope[at]) for at, kind in kinds]
@@ -139,7 +141,7 @@ class SwitchedMask(eqx.Module):
 
 
 def layer_masks(of_layers: list[AttentionMask]) -> Any:
-    """The mask of each of several layers, as `reading.stacked` takes them: one if all are alike."""
+    """Return the mask of each layer, as one `SwitchedMask` with a number where masks differ."""
     kinds = tuple(dict.fromkeys(of_layers))
     if len(kinds) == 1:
         return of_layers

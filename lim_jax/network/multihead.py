@@ -100,6 +100,7 @@ class CausalAttention(eqx.Module):
     }  # fmt: skip
 
     def __check_init__(self):
+        """Raise ValueError unless heads, groups, rotated features and gate fit one another."""
         require_optional(self.scale, "scale", "Pass None for one over the root of a head's size.")
         require_optional(self.cap, "cap", "Pass None for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
@@ -197,7 +198,7 @@ class CausalAttention(eqx.Module):
         return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Attend from `x` to `context`."""
+        """Compute the heads' outputs: queries of `x`, keys and values of `context`."""
         require_pair(x, context, grid, self.output.shape[-2])
         rope = self.rope(grid)
         query = self.queries(x, rope)
@@ -213,11 +214,12 @@ class CausalAttention(eqx.Module):
         gates: Float[Array, "heads length features"] | None,
         grid: Grid,
     ) -> State:
-        """Attend by every head, multiply by the gates, and project."""
+        """Compute the attention of every head, multiply by the gates, and project."""
         grid = self.prefixes(grid)
         log_weights = log_weights_by_head(grid, len(query))
 
         def attend(*vectors: Array, **shaping: Any) -> Array:
+            """Compute one head's attention, with its own log weights if there are any."""
             own = replace(grid, log_weights=vectors[3]) if len(vectors) > 3 else grid
             return self.attend(*vectors[:3], grid=own, **shaping)
 
@@ -230,6 +232,7 @@ class CausalAttention(eqx.Module):
             return jax.vmap(function)(*vectors)
 
         def shaped(sink: Array | None, *vectors: Array) -> Array:
+            """Call the function with this head's cap and sink."""
             return function(*vectors, shaping=Shaping(self.cap, sink))
 
         return jax.vmap(shaped)(self.sinks, *vectors)
@@ -239,7 +242,7 @@ class CausalAttention(eqx.Module):
         heads: Float[Array, "heads rows features"],
         gates: Float[Array, "heads rows features"] | None,
     ) -> Float[Array, "rows width"]:
-        """Apply gates, :math:`W_O` with its bias and the output's norm to what heads read."""
+        """Apply gates, :math:`W_O` with its bias and the output's norm to the heads' outputs."""
         passed = heads if gates is None else gates * heads
         joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
         # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
@@ -254,7 +257,7 @@ class CausalAttention(eqx.Module):
         return self.mask.prefixes(grid)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """Return what queries and keys know of the positions, a row for each; None if nothing."""
+        """Return what positions give queries and keys, a row for each token; None if nothing."""
         return self.mask.rope(grid)
 
     def queries(
@@ -267,7 +270,7 @@ class CausalAttention(eqx.Module):
         return self.mask.of_queries(self.scaled(_normed(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
-        """Compute the factors of what heads read for each row; None without a gate."""
+        """Compute the gates of the heads' outputs for each row, or return None without a gate."""
         if self.gate is None:
             return None
         return jax.nn.sigmoid(project(self.gate, None, jax.vmap(self.norm)(x)))
@@ -288,7 +291,7 @@ class CausalAttention(eqx.Module):
         return self.mask.of_keys(_normed(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
-        r"""Compute what attention gives at position 0, from the state there.
+        r"""Compute attention's output at position 0 from the state there.
 
         :math:`W_O[W_{V,1}\mathrm{LN}(X(0)), \dots]` (`eq:continuum-attention-left-trace`), gated
         and normed as in every row: the limit from the right, and the rule of the first token.
@@ -320,11 +323,12 @@ class CausalAttention(eqx.Module):
 
 
 def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
+    """Apply a norm of heads, or return the vectors if there is none."""
     return vectors if norm is None else of_heads(norm, vectors)
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
-    """Repeat what a group has for each of its heads."""
+    """Repeat the keys or values of a group for each of its heads."""
     groups = grouped.shape[0]
     return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)
 

@@ -46,6 +46,7 @@ class LayerNorm(eqx.Module):
     norm_eps: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
+        """Raise ValueError unless the epsilon is positive."""
         require_positive(
             self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
         )
@@ -120,6 +121,7 @@ class RMSNorm(eqx.Module):
     norm_eps: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self):
+        """Raise ValueError unless the epsilon is positive."""
         require_positive(
             self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
         )
@@ -164,6 +166,7 @@ class GroupedNorm(eqx.Module):
     sharded_axes: ClassVar[Mapping[str, int]] = {"scale": -2}
 
     def __check_init__(self):
+        """Raise ValueError unless the epsilon is positive and the groups divide the heads."""
         require_positive(
             self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
         )
@@ -186,7 +189,7 @@ class GroupedNorm(eqx.Module):
 
 
 class Scaled(eqx.Module):
-    r"""The map :math:`b f(a x)` of one token, or of numbers: a checkpoint's multipliers."""
+    """The map :math:`b f(a x)` of a token or of numbers, with a checkpoint's multipliers."""
 
     function: Callable[[Array], Array] = eqx.field(static=True)
     inside: float = eqx.field(static=True, default=1.0)
@@ -225,7 +228,7 @@ HeadNorm = Norm | AcrossHeads | EachHead
 def of_heads(
     norm: HeadNorm, vectors: Float[Array, "heads length size"]
 ) -> Float[Array, "heads length size"]:
-    """Normalise every head's vectors: by one norm of a head, by one for each, or all together."""
+    """Normalise every head's vectors: by one shared norm, by one each, or all together."""
     if isinstance(norm, EachHead):
         return jax.vmap(lambda norm, rows: jax.vmap(norm)(rows))(norm.norms, vectors)
     if isinstance(norm, AcrossHeads):

@@ -29,7 +29,7 @@ Longer = Float[Array, "heads length more"]
 
 
 def _known(frequencies: Any) -> Frequencies | OfLength:
-    """Finite numbers as a tuple of Python's floats, which can be hashed; a function as it is."""
+    """Return finite frequencies as a tuple of floats, which can be hashed; functions unchanged."""
     if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
         return frequencies
     row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1  # pyright: ignore
@@ -85,13 +85,14 @@ class Rotary(eqx.Module):
     from_zero: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
+        """Raise ValueError unless tokens and amplitude are positive."""
         require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
         cure = "Pass 1.0 to leave lengths as they are."
         require_positive(self.amplitude, "amplitude", expected=POSITIVE, cure=cure)
 
     @property
     def rotary_dim(self) -> int:
-        """How many features of a head are rotated."""
+        """The number of a head's features that are rotated."""
         return 2 * len(self._frequencies(1))
 
     def same_rope(self, first: Number, second: Number) -> bool:
@@ -100,11 +101,12 @@ class Rotary(eqx.Module):
         return self.tokens is not None or same
 
     def _frequencies(self, tokens: Number) -> Frequencies:
+        """Return the frequencies in a context of that many tokens."""
         known = self.frequencies
         return known(tokens) if isinstance(known, Callable) else known
 
     def rope(self, grid: Grid) -> Rope:
-        """Return the cosines and sines of every angle, in the default precision."""
+        """Return the cosines and sines of every position's angles, in JAX's default precision."""
         starts = getattr(grid, "starts", None)
         holds = starts is None or self.same_rope(1, grid.size)
         got = f"several contexts, or padding on the left, in {grid.size} positions"
@@ -120,7 +122,7 @@ class Rotary(eqx.Module):
         return rope[jnp.arange(grid.size) - starts]
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
-        """Rotate each row by its angles."""
+        """Rotate each row's pairs of features by its angles."""
         wide = promote(vectors)
         pairs = rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
@@ -138,12 +140,12 @@ class Rotary(eqx.Module):
 
 
 class UnitRotary(Rotary):
-    r"""Rotated vectors, divided by the root of their mean square plus `norm_eps`: Llama 4's."""
+    """Rotary positions that divide rotated vectors by their root mean square: Llama 4's."""
 
     norm_eps: float = eqx.field(static=True, kw_only=True)
 
     def rotated(self, vectors: Vectors, rope: Rope) -> Vectors:
-        """Rotate each row by its angles, and divide it."""
+        """Rotate each row by its angles, and divide it by its root mean square."""
         wide = promote(super().rotated(vectors, rope))
         squares = jnp.mean(wide**2, axis=2, keepdims=True)
         return (wide * jax.lax.rsqrt(squares + self.norm_eps)).astype(vectors.dtype)
@@ -162,15 +164,16 @@ class Tempered(eqx.Module):
     rotary_dim = 0
 
     def __check_init__(self):
+        """Raise ValueError unless scale and floor are positive."""
         for name in ("scale", "floor"):  # a configuration's own numbers
             require_positive(getattr(self, name), name, expected=POSITIVE, cure=OWN)
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Tell whether factors are alike in contexts of two lengths: they are."""
+        """Return True: a position's factor is the same in contexts of every length."""
         return True
 
     def rope(self, grid: Grid) -> Float[Array, " length"]:
-        """Return the factors; of packed contexts each counts from its own beginning."""
+        """Return the factors of queries; packed contexts each count from their own first token."""
         tokens = grid.size if self.tokens is None else self.tokens
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
@@ -188,12 +191,12 @@ class Tempered(eqx.Module):
 
 
 class TemperedRotary(Rotary):
-    """Rotated vectors whose queries grow besides, as `tempered` says: Ministral 3's."""
+    """Rotary positions with queries multiplied by factors of `tempered`: those of Ministral 3."""
 
     tempered: Tempered = eqx.field(static=True, kw_only=True)
 
     def rope(self, grid: Grid) -> Growing:
-        """Return the cosines and sines of every angle, and the factors of queries."""
+        """Return the cosines and sines of every angle, with the factors of queries."""
         rope = super().rope(grid)
         factors = self.tempered.rope(grid).astype(rope.dtype)[:, None, None]
         return jnp.concatenate([rope, jnp.broadcast_to(factors, rope[:, :1].shape)], axis=1)
@@ -220,7 +223,7 @@ class Alibi(eqx.Module):
     rotary_dim = 0
 
     def same_rope(self, first: Number, second: Number) -> bool:
-        """Tell whether positions are alike in contexts of two lengths: they are."""
+        """Return True: distances are the same in contexts of every length."""
         return True
 
     def rope(self, grid: Grid) -> Float[Array, " length"]:
@@ -229,14 +232,14 @@ class Alibi(eqx.Module):
         return jnp.asarray(grid._nodes() * tokens - 1)
 
     def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
-        """Add the heads' slopes; scores are divided by the root of the size, which is one more."""
+        """Append each head's slope to its queries, scaled for a size that is one more."""
         heads, length, size = vectors.shape
         slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
         added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
         return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
     def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
-        """Add the positions."""
+        """Append the positions to the keys."""
         positions = rope.astype(vectors.dtype)[None, :, None]
         added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))
         return jnp.concatenate([vectors, added], axis=2)

@@ -113,6 +113,7 @@ class RecurrentMixer(eqx.Module):
     chunk: ClassVar[int] = 64  # rows that are read together, a power of two
 
     def __check_init__(self):
+        """Raise ValueError unless groups divide the heads."""
         heads = self.value.shape[-3]
         groups = self.key.shape[-3]
         got = f"{heads} heads in {groups} groups"
@@ -121,12 +122,12 @@ class RecurrentMixer(eqx.Module):
         require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Read by every head from `x` what `context` wrote."""
+        """Compute the heads' outputs, with queries from `x` and states written by `context`."""
         require_pair(x, context, grid, self.output.shape[-2])
         return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
 
     def sources(self, context: State, grid: Grid) -> Sources:
-        """Return all that heads read of the context, row by row."""
+        """Compute all that heads read from the context, row by row."""
         normed = jax.vmap(self.norm)(context)
         starts = packed_starts(grid)
         decay, write = self.decays_and_writes(normed)
@@ -136,7 +137,7 @@ class RecurrentMixer(eqx.Module):
             write = weights * write
 
         def parts(name: str) -> tuple[Array, Array]:
-            """Return what the rows before each token add, and its own."""
+            """Return the convolution's terms of the rows before each token, and of its own row."""
             rows, taps, bias = self._convolution(name, normed)
             if weights is not None:  # which may be those of each head
                 rows, taps, bias = (by_head(each, len(write)) for each in (rows, taps, bias))
@@ -148,7 +149,7 @@ class RecurrentMixer(eqx.Module):
         return Sources(earlier, self.of_key(key), value, decay, write)
 
     def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
-        """Return what every head reads of the states for every row of `x`."""
+        """Compute what every head reads from the states for each row of `x`."""
         rows, taps, _ = self._convolution("query", jax.vmap(self.norm)(x))
         earlier, key, value, decay, write = sources
         own = by_head(own_tap(rows, taps), len(earlier))
@@ -159,7 +160,7 @@ class RecurrentMixer(eqx.Module):
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Memory | None = None
     ) -> tuple[Float[Array, "rows width"], Memory]:
-        """Read the rows that follow what `memory` holds, and the memory after `count` of them."""
+        """Map rows that follow those of `memory`, and return the memory after `count` of them."""
         normed = jax.vmap(self.norm)(x)
         lasts = []
         convolved = []
@@ -184,11 +185,11 @@ class RecurrentMixer(eqx.Module):
         return output, Memory(state, tuple(lasts))
 
     def rows(self, name: str, normed: State) -> Array:
-        """Return the images of tokens under one of the matrices."""
+        """Map tokens by one of the matrices, with its bias."""
         return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
 
     def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
-        """Rows, taps, of which the own one is one where there are none, and their bias."""
+        """Return a projection's rows, its taps (a single one of 1 without any) and their bias."""
         rows = self.rows(name, normed)
         bias = getattr(self, f"{name}_tap_bias")
         taps = getattr(self, f"{name}_taps")
@@ -197,11 +198,11 @@ class RecurrentMixer(eqx.Module):
         return rows, taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 
     def gates(self, x: Float[Array, "rows width"]) -> Heads:
-        """Return the factors of what heads read for each row."""
+        """Return the gates of the heads' outputs for each row."""
         return self.gate_activation(self.rows("gate", jax.vmap(self.norm)(x)))
 
     def project_output(self, heads: Heads, gates: Heads) -> Float[Array, "rows width"]:
-        """Apply gates, norm and output matrix to what heads read."""
+        """Apply gates, norm and output matrix to the heads' outputs."""
         if self.head_norm is None:
             passed = heads * gates
         elif self.norm_before_gate:
@@ -214,25 +215,25 @@ class RecurrentMixer(eqx.Module):
         return projected if self.output_bias is None else projected + self.output_bias[None, :]
 
     def rates(self, normed: Float[Array, "rows width"]) -> Float[Array, "heads rows"]:
-        r""":math:`\Delta_j` of each head."""
+        r"""Compute the rates :math:`\Delta_j` of each head."""
         if self.rate is None or self.rate_bias is None:
             return jnp.ones((len(self.value), len(normed)), normed.dtype)
         return jax.nn.softplus(linear(self.rate, normed).T + self.rate_bias[:, None])
 
     def of_key(self, key: Array) -> Array:
-        """Return a key as it is written, of its convolved row."""
+        """Return keys as they are written, from convolved rows."""
         return key
 
     def of_query(self, query: Array) -> Array:
-        """Return a query as it reads, of its convolved row."""
+        """Return queries as they read, from convolved rows."""
         return query
 
     def with_skip(self, read: Heads, value: Heads) -> Heads:
-        """Return what heads read, and what they take of the token's own value beside the state."""
+        """Return what heads read, plus a term of the token's own value if the layer has one."""
         return read
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
-        """`Sources.decay` and `Sources.write`."""
+        """Return `Sources.decay` and `Sources.write`."""
         raise NotImplementedError
 
     def rule(
@@ -245,13 +246,14 @@ class RecurrentMixer(eqx.Module):
         starts: Starts | None,
         state: OfState | None,
     ) -> tuple[Heads, OfState]:
-        """What heads read, and the last row's state; `state` is the one before the first row."""
+        """Compute what heads read, and the state after the last row; `state` is the one before."""
         groups, length = key.shape[:2]
         heads = len(value)
         size = min(self.chunk, 1 << (length - 1).bit_length())  # a power of two, one for one row
         fill = -length % size
 
         def cut(rows: Array) -> Array:
+            """Cut rows into chunks, which come first, with an axis of groups."""
             filled = jnp.pad(rows, ((0, 0), (0, fill), *((0, 0) for _ in rows.shape[2:])))
             shape = groups, len(rows) // groups, -1, size, *rows.shape[2:]
             return jnp.moveaxis(filled.reshape(shape), 2, 0)
@@ -264,6 +266,7 @@ class RecurrentMixer(eqx.Module):
             state = jnp.zeros((heads, key.shape[2], value.shape[2]), rows[2].dtype)
 
         def step(state: Array, chunk: tuple[Array, tuple[Array, ...]]) -> tuple[Array, Array]:
+            """Read one chunk, and return the state after it."""
             first, rows = chunk
             return self.read_chunk(state, _weighed(rows, first, begins))
 
@@ -283,19 +286,19 @@ class RecurrentMixer(eqx.Module):
         return left + matmul(jnp.swapaxes(until * key, -1, -2), written), read
 
     def written(self, state: Array, chunk: Chunk) -> Array:
-        """What every row of a chunk writes along its key, the state before the chunk given."""
+        """Return what each row of a chunk writes along its key, by the state before the chunk."""
         raise NotImplementedError
 
 
 def scores(query: Array, key: Array, within: Array) -> Array:
-    """Products of queries and keys of a chunk, of as much as is left of the keys."""
+    """Compute products of a chunk's queries and keys, each times the key's remaining share."""
     if within.shape[-1] == 1:
         return matmul(query, jnp.swapaxes(key, -1, -2)) * within[..., 0]
     return jnp.sum(query[..., :, None, :] * key[..., None, :, :] * within, axis=-1)
 
 
 def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Chunk:
-    """A chunk of queries, keys, values, decays and writes, whose first row has this number."""
+    """Make a chunk of rows with what remains of writes; `first` is the number of its first row."""
     query, key, value, decay, write = rows
     place = jnp.arange(decay.shape[-2])
     # What is left of row j in row i, a sum over the rows m between: the difference of sums from the

@@ -233,13 +233,14 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
-    """Raise ValueError for subclasses too: they may compute something else."""
+    """Raise ValueError unless the type is exactly this: a subclass may compute something else."""
     got = described(value)
     expected = f"a {kind.__name__}"
     require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
 def _require_plain(attention: CausalAttention) -> None:
+    """Raise ValueError at attention for which the paper's proposition is not proved."""
     steps = (
         "Pass a CausalAttention, of one matrix each for queries, keys and values: the proposition "
         "is proved for it."
@@ -270,7 +271,7 @@ def _require_plain(attention: CausalAttention) -> None:
 
 @filter_jit
 def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
-    r"""Lipschitz constant and bound of the tokenwise network.
+    r"""Compute a Lipschitz constant and a bound of the tokenwise network.
 
     :math:`\|W_2\|\,\mathrm{Lip}(\sigma)\,\|W_1\|\,\ell` and
     :math:`\|W_2\|(\|\sigma(0)\mathbf 1\| + \mathrm{Lip}(\sigma)\,r) + \|b_2\|` with
@@ -321,6 +322,7 @@ def hardy_bound(grid: CellGrid) -> float:
     prefixes = np.cumsum(weights) - (1 - share) * weights
 
     def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
+        """Apply the average and then its adjoint to a function of the cells."""
         mass = weights * u
         pulled = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
         return np.cumsum(pulled[::-1])[::-1] - (1 - share) * pulled
@@ -436,7 +438,7 @@ def trajectory_radius(
 
 
 def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
-    r"""The bound of layer normalisation, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`."""
+    r"""Return layer normalisation's bound, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`."""
     # The slope is largest where the token's variance vanishes.
     cure = "Pass a LayerNorm: without one the field is neither bounded nor Lipschitz on all states."
     _require_exactly(norm, LayerNorm, "norm", cure)
@@ -447,22 +449,25 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
 
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
+    """Return each head's largest operator norm over all fields."""
     norms = jnp.linalg.norm(matrices, ord=2, axis=(-2, -1))
     return norms.reshape(-1, norms.shape[-1]).max(axis=0)
 
 
 def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
+    """Return each head's largest Euclidean norm of a bias over all fields; zeros without one."""
     if vectors is None:
         return jnp.zeros(heads)
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
 
 
 def _name(function: object) -> str:
+    """Return a function's name, or a description if it has none."""
     return getattr(function, "__name__", described(function))
 
 
 def _activation_slope(activation: Any) -> float:
-    """Return the Lipschitz constant of an activation that is known by its identity."""
+    """Return the Lipschitz constant of a known activation; raise ValueError at others."""
     if isinstance(activation, partial) and activation.func is jax.nn.gelu and not activation.args:
         options = activation.keywords
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
@@ -476,8 +481,10 @@ def _activation_slope(activation: Any) -> float:
 
 
 def _root(*terms: Array | float) -> Array:
+    """Return the root of the sum of squares."""
     return jnp.sqrt(sum(jnp.square(term) for term in terms))
 
 
 def _times(factor: Array, growth: Array) -> Array:
+    """Multiply by a factor, where zero times infinity is zero."""
     return jnp.where(factor == 0, 0, factor * growth)

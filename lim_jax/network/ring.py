@@ -58,6 +58,7 @@ class RingAttention(eqx.Module):
     axis: str = eqx.field(static=True)
 
     def __check_init__(self):
+        """Raise ValueError unless the axis is one of the mesh and of type Auto."""
         got = repr(self.axis)
         expected = f"one of {self.mesh.axis_names}"
         cure = "Name the mesh's axis over which the context is spread."
@@ -76,7 +77,7 @@ class RingAttention(eqx.Module):
         grid: Grid,
         shaping: Shaping = PLAIN,
     ) -> Float[Array, "length features"]:
-        """Attend; scores may be capped, and a sink is refused."""
+        """Compute one head's attention; scores may be capped, and a sink raises ValueError."""
         require_heads(query, key, grid, value)
         cure = "Take causal_attention."
         require(
@@ -96,6 +97,7 @@ class RingAttention(eqx.Module):
         arrays = jax.tree.leaves(per_position(cells))
 
         def attend(*here: Array) -> Array:
+            """Compute the rows of this device."""
             return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
 
         spread = jax.shard_map(

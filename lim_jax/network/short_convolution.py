@@ -21,7 +21,7 @@ from lim_jax.weights import Weight
 
 
 class ShortConvolution(eqx.Module):
-    """A convolution of rows of `context` between two gates, the second of `x`; of one head."""
+    """A convolution of gated rows of `context`, which a gate of `x` multiplies; it has one head."""
 
     norm: Norm
     write: Float[Weight, "channels width"]  # W_B
@@ -40,7 +40,7 @@ class ShortConvolution(eqx.Module):
     }  # fmt: skip
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Convolve what `context` wrote, and read it by `x`."""
+        """Convolve the gated rows of `context`, and multiply them by the gate of `x`."""
         require_pair(x, context, grid, self.write.shape[-1])
         return self.project_output(self.reads(x, self.sources(context, grid), grid), self.gates(x))
 
@@ -55,7 +55,7 @@ class ShortConvolution(eqx.Module):
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Array | None = None
     ) -> tuple[Float[Array, "rows width"], Float[Array, "1 taps channels"]]:
-        """Do as `recurrent.RecurrentMixer.advance`; the memory is the last rows."""
+        """Map the rows after `memory`, and return the last rows after `count` of them."""
         rows = self._rows(x)
         taps = self.taps[None]
         earlier = self.taps.shape[1] - 1
@@ -66,21 +66,23 @@ class ShortConvolution(eqx.Module):
         return self.project_output(read, self.gates(x)), last
 
     def _rows(self, tokens: State) -> Float[Array, "1 rows channels"]:
+        """Return the rows to convolve: values times the gate of writes."""
         normed = jax.vmap(self.norm)(tokens)
         write = affine(self.write, self.write_bias, normed)
         return (write * affine(self.value, self.value_bias, normed))[None]
 
     def _biased(self, rows: Array) -> Array:
+        """Add the taps' bias."""
         return rows if self.tap_bias is None else rows + self.tap_bias[None, None, :]
 
     def reads(
         self, x: State, sources: tuple[Float[Array, "1 rows channels"]], grid: Grid
     ) -> Float[Array, "1 rows channels"]:
-        """Return what the one head reads: the convolved rows."""
+        """Return the convolved rows, which are what the one head reads."""
         return sources[0]
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "1 rows channels"]:
-        """Return the factors of what is read for each row."""
+        """Return the gates of the convolved rows."""
         return affine(self.read, self.read_bias, jax.vmap(self.norm)(x))[None]
 
     def project_output(

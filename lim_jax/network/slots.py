@@ -18,13 +18,13 @@ EMBED = "Embed the input in the layers' width, or build the layers with the inpu
 
 
 def require_pair(x: State, context: State, grid: Grid, width: int) -> None:
-    """Raise ValueError where queries' or keys' states fit neither the grid nor the layer."""
+    """Raise ValueError where either slot's states do not fit the grid or the layer's width."""
     require_on_grid(x, grid, "x", "length width", EMBED, width=width)
     require_on_grid(context, grid, "context", "length width", EMBED, width=width)
 
 
 def log_weights_by_head(grid: Grid, heads: int) -> Float[Array, "heads length"] | None:
-    """The log weights of every head, the first ones where a grid has more heads than a layer."""
+    """Return each head's log weights: the grid's first ones if it has more heads than the layer."""
     if grid.log_weights is None or grid.log_weights.ndim == 2:
         return None if grid.log_weights is None else grid.log_weights[:heads]
     return jnp.broadcast_to(grid.log_weights, (heads, grid.size))

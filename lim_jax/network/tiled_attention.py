@@ -62,7 +62,7 @@ def blocked_attention(
     grid: CellGrid,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
-    """One head of causal attention, tile by tile; `attention.causal_attention` for long grids."""
+    """Compute one head of causal attention tile by tile: `attention.causal_attention` at length."""
     arrays = jax.tree.leaves(per_position(grid))
     return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
 
@@ -75,7 +75,7 @@ def tiled_attention(
     tiling: Tiling,
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "here features"]:
-    """`blocked_attention` of what is here: all positions, or a device's among those that share."""
+    """Compute `blocked_attention` of all positions, or of one device's in a ring."""
     scaled = query / math.sqrt(query.shape[1])
     tiling = tiling._replace(cap=shaping.cap)
     features, log_total = at(_attention, [scaled, key, value, *beside], [], tiling)
@@ -101,14 +101,14 @@ class Row(NamedTuple):
 
 
 class KeyWeights(NamedTuple):
-    r"""What keys weigh, :math:`\log\Delta p_j + u_j`, the second in rows of other parts."""
+    r"""The log weights :math:`\log\Delta p_j + u_j`; the second do not count within a part."""
 
     log_weight: Float[Array, "group *blocks tile"]
     mask: Float[Array, "group *blocks tile"] | None
     parts: Int[Array, "group *blocks tile"] | None
 
     def counted(self, tile: Float[Array, "group rows tile"], place: Place) -> Array:
-        """Return a tile, or a row for all, with zeros where rows read their own part."""
+        """Return a tile, or one row for all, with zeros where rows see keys of their own part."""
         if self.parts is None:
             return tile
         assert place.parts is not None
@@ -117,6 +117,7 @@ class KeyWeights(NamedTuple):
 
 
 def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
+    """Return the log weights of keys, by the grid's cells and the mask."""
     mask = beside.log_weights
     mask = None if mask is None else mask.astype(dtype)
     return KeyWeights(tiling.log_weights(dtype), mask, beside.parts)
@@ -124,12 +125,13 @@ def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWe
 
 @in_groups
 def _attend(points, _, tiling):
-    r"""Outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
+    r"""Compute outputs :math:`o` and log-sum-exps :math:`\ell`; queries come scaled."""
     query, key, value, *arrays = points
     beside = tiling.named(arrays)
     dtype = accumulator(query.dtype)
 
     def grow(row, _, query, column, place):
+        """Add one tile to the outputs and sums of its rows, by an online softmax."""
         key, value, key_weights = column
         scores = _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
         highest = jnp.maximum(row.highest, _highest(scores))
@@ -154,7 +156,7 @@ def _attend(points, _, tiling):
 
 
 def _slope(points, tangents, apply):
-    """The derivative of attention, by the push at what the forward pass kept."""
+    """Compute the derivative of attention by `_push`, from what the forward pass saved."""
     features, log_total = checkpoint_name(apply(_attention, points, []), ATTENTION_OUTPUTS)
     point = *points[:3], features, log_total, *points[3:]
     # Numbers of parts and starts are whole, and do not move.
@@ -164,7 +166,7 @@ def _slope(points, tangents, apply):
 
 @in_groups
 def _pushed_sums(points, vectors, tiling):
-    r"""The sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
+    r"""Compute the sums :math:`\sum_j A_{ij}(\dot s_{ij}v_j + \dot v_j)` and :math:`\dot\ell_i`.
 
     :math:`\dot s_{ij}` is the sum of a query's and a key's part (`eq:head-score-variation`).
     """
@@ -173,12 +175,14 @@ def _pushed_sums(points, vectors, tiling):
     dtype = log_total.dtype
 
     def add(of_row, _, row, column, place):
+        """Add one tile's terms to the sums of its rows."""
         query, log_total, query_slopes = row
         key, value, key_weights, *of_columns = column
         weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def push(tangent):
+            """Compute the terms of one tangent."""
             query_slope, key_slope, value_slope, *mask_slope = tangent
             moved = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
             for slope in mask_slope:  # not capped, as scores are
@@ -198,7 +202,7 @@ def _pushed_sums(points, vectors, tiling):
 
 
 def _pushed(points, vectors, tiling):
-    r"""Tangents :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
+    r"""Compute :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
     query, key, value, outputs, log_total, *arrays = points
     point = query, key, value, log_total, *arrays
     moved, log_slopes = _pushed_sums(point, vectors, tiling)
@@ -207,19 +211,21 @@ def _pushed(points, vectors, tiling):
 
 @in_groups
 def _pulled_sums(points, vectors, tiling):
-    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i` and :math:`h_i`."""
+    r"""Compute covectors :math:`\bar q_i, \bar k_j, \bar v_j`, given :math:`\bar o_i, h_i`."""
     query, key, value, log_total, *arrays = points
     beside = tiling.named(arrays)
     dtype = log_total.dtype
     masks = [] if beside.log_weights is None else [beside.log_weights]
 
     def add(of_row, of_column, row, column, place):
+        """Add one tile's terms to the covectors of its rows and columns."""
         query, query_transposed, log_total, *of_vectors = row
         key, value, key_weights = column
         weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
         kept = weights.astype(value.dtype)
 
         def pull(covector):
+            """Compute the terms of one covector."""
             g, g_transposed, h = covector
             slopes = matmul(g, value.mT) + h[..., None]
             e = (moving * slopes).astype(key.dtype)
@@ -250,7 +256,7 @@ def _pulled_sums(points, vectors, tiling):
 
 
 def _pulled(points, vectors, tiling):
-    r"""The covectors :math:`\bar q_i, \bar k_j, \bar v_j` of :math:`\bar o_i, \bar\ell_i`."""
+    r"""Compute covectors :math:`\bar q_i, \bar k_j, \bar v_j` from :math:`\bar o_i, \bar\ell_i`."""
     query, key, value, outputs, log_total, *arrays = points
     covectors, of_log_total = vectors
     slopes = of_log_total - jnp.sum(covectors * outputs[:, None], axis=-1)
@@ -270,6 +276,7 @@ on_platform("cuda", _pull, pulled_or(_pulled))
 
 
 def _weights(query, key, key_weights, log_total, place, tiling):
+    """Return a tile's attention weights, plain and times the derivative of capped scores."""
     products = capped(matmul(query, key.mT), tiling.cap)
     scores = _seen(products, key_weights, place, tiling)
     weights = jnp.exp(scores - log_total[..., None])
@@ -279,7 +286,7 @@ def _weights(query, key, key_weights, log_total, place, tiling):
 
 
 def _highest(scores):
-    """The highest score of each row; a NaN may be passed over, and is met by the exponential."""
+    """Return the highest score of each row; NaN may be ignored, as the exponential returns it."""
     if scores.dtype != jnp.float64:
         return scores.max(axis=-1)
     # On a CPU XLA takes three times as long for maxima in float64 as for what compares.
@@ -288,7 +295,7 @@ def _highest(scores):
 
 
 def _seen(scores, key_weights, place, tiling: Tiling):
-    """Add log-weights, and mask what the rows of a tile do not see."""
+    """Add log weights to the scores of a tile, and mask columns that its rows do not see."""
     scores = scores + key_weights.log_weight[:, None, :]
     if key_weights.mask is not None:
         scores += key_weights.counted(key_weights.mask[:, None, :], place)

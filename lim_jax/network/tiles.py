@@ -24,7 +24,7 @@ Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
 class PerPosition(NamedTuple):
-    """What positions have beside queries, keys and values, in the order in which it is passed."""
+    """Arrays of positions beside queries, keys and values, in the order of their passing."""
 
     log_weights: Any = None  # of keys, added to their scores
     parts: Any = None  # numbers of parts, within which the log weights do not count
@@ -44,25 +44,25 @@ class Tiling(NamedTuple):
     arrays: tuple[str, ...] = ()  # which of `PerPosition` there are
 
     def named(self, arrays: Sequence[Array]) -> PerPosition:
-        """Return what is passed beside queries, keys and values, by its names."""
+        """Return the arrays that are passed beside queries, keys and values, by name."""
         return PerPosition(**dict(zip(self.arrays, arrays, strict=True)))
 
     @property
     def devices(self) -> int:
-        """How many share the positions."""
+        """The number of devices that share the positions."""
         return 1 if self.axis is None else jax.lax.axis_size(self.axis)
 
     @property
     def size(self) -> int:
-        """How many positions are here."""
+        """The number of positions on this device."""
         return self.grid.size // self.devices
 
     def of_at_most(self, most: int) -> "Tiling":
-        """Cut into equal tiles of so many positions at most."""
+        """Return a tiling of equal tiles with `most` positions at most."""
         return self._replace(tile=-(-self.size // -(-self.size // most)))
 
     def log_weights(self, dtype: jnp.dtype) -> Float[Array, "1 blocks tile"]:
-        r""":math:`\log\Delta p_j` of the positions here; what fills up a tile weighs nothing."""
+        r"""Return :math:`\log\Delta p_j` of this device's positions; padding has minus infinity."""
         weights = jnp.log(self.grid.weights).astype(dtype)
         if self.axis is not None:
             first = jax.lax.axis_index(self.axis) * self.size
@@ -72,7 +72,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
-    """Cut into equal tiles: of `TILE` positions at most, or of twice as many in long contexts."""
+    """Return equal tiles of `TILE` positions at most, or of twice as many in long contexts."""
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
     names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
@@ -80,12 +80,12 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
 
 
 def per_position(grid: CellGrid) -> PerPosition:
-    """Return what a grid says of its positions."""
+    """Return a grid's arrays of positions."""
     return PerPosition(grid.log_weights, grid.parts, grid.starts)
 
 
 class Place(NamedTuple):
-    """Where a tile stands: its first row and column, and what its rows are of."""
+    """The position of a tile: its first row and column, and its rows' prefix starts and parts."""
 
     row: Int[Array, ""]
     column: Int[Array, ""]
@@ -113,7 +113,7 @@ class Place(NamedTuple):
 
 
 def in_groups(sweep: Sweep) -> Program:
-    """Make a program of arrays of positions from one of a group's blocks.
+    """Make a program of arrays of positions from a function of one group's blocks.
 
     ``sweep(points, vectors, tiling)`` is called for one group after another, of points
     ``(group, blocks, tile, *rest)`` and vectors ``(group, blocks, vectors, tile, *rest)``, and
@@ -121,6 +121,7 @@ def in_groups(sweep: Sweep) -> Program:
     """
 
     def program(points: Points, vectors: Vectors, tiling: Tiling) -> PyTree:
+        """Cut arrays into groups and blocks, map the function over groups, and join."""
         count = points[0].shape[0]
         between = 1 if vectors else 0
         if tiling.wide:
@@ -143,12 +144,12 @@ def in_groups(sweep: Sweep) -> Program:
 
 
 def _spread() -> bool:
-    """Tell whether devices may share the examples, of which every group has then some of each's."""
+    """Tell whether there are several devices, so that each group must have examples of each."""
     return jax.device_count() > 1
 
 
 def _cut(array: Array, between: int, group: int, tile: int) -> Array:
-    """Cut into groups, which come first, and blocks; `between` counts the axes of vectors."""
+    """Cut an array into groups, which come first, and blocks; `between` counts axes of vectors."""
     axis = 1 + between
     edges = [(0, 0)] * array.ndim
     edges[axis] = (0, -array.shape[axis] % tile)
@@ -165,7 +166,7 @@ def _cut(array: Array, between: int, group: int, tile: int) -> Array:
 
 
 def _joined(array: Array, between: int, length: int) -> Array:
-    """Return the inverse of `_cut`."""
+    """Join groups and blocks again: the inverse of `_cut`."""
     axis = 1 + between
     array = jnp.moveaxis(array, 2, axis + 1)
     if _spread():
@@ -178,7 +179,7 @@ def _joined(array: Array, between: int, length: int) -> Array:
 
 
 def each_vector(function: Callable[[PyTree], Any], vectors: PyTree) -> Any:
-    """Return one vector of a tile after another: arrays ``(group, vectors, tile, *rest)``."""
+    """Map a function over a tile's vectors, one by one: ``(group, vectors, tile, *rest)``."""
     in_front = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), vectors)
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), jax.lax.map(function, in_front))
 
@@ -192,7 +193,7 @@ def over_tiles(
     beside: PerPosition,
     tiling: Tiling,
 ) -> tuple[Any, Any]:
-    """Visit the tiles that are seen, row by row, and change what belongs to each row and column.
+    """Visit all tiles that are seen, row by row, and update the results of their rows and columns.
 
     ``visit(of_row, of_column, row, column, place)`` gives the first two anew. Where devices share
     positions, columns travel round their ring, past all rows.
@@ -210,6 +211,7 @@ def over_tiles(
     ring = [(index, (index + 1) % devices) for index in range(devices)]
 
     def meet(state: tuple[Any, Any, Any], passed: Array) -> tuple[tuple[Any, Any, Any], None]:
+        """Visit the tiles of the columns that are here, and pass these on to the next device."""
         of_rows, columns, of_columns = state
         firsts = device * tiling.size, (device - passed) % devices * tiling.size
         visited = _over_pairs(visit, rows, columns, beside, pairs, *firsts, tiling)
@@ -233,12 +235,16 @@ def _over_pairs(
     column: Int[Array, ""],
     tiling: Tiling,
 ) -> Callable[[PyTree, PyTree], tuple[Any, Any]]:
-    """Visit pairs of blocks in order; `row` and `column` are the first positions of all."""
+    """Return a function that visits pairs of blocks in order and updates the results.
+
+    `row` and `column` are the first positions of all blocks.
+    """
     # Without starts and on one device no pair is ahead of the diagonal.
     all_seen = tiling.axis is None and beside.starts is None
 
     @jax.checkpoint
     def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
+        """Visit one pair of blocks, if any of its rows sees any of its columns."""
         of_rows, of_columns = state
         i, j = pair
         tile = tiling.tile
@@ -246,6 +252,7 @@ def _over_pairs(
         place = Place(row + i * tile, column + j * tile, tile, *marks)
 
         def changed(there: tuple[Any, Any]) -> tuple[Any, Any]:
+            """Visit the tile."""
             return visit(*there, _block(rows, i), _block(columns, j), place)
 
         there = _block(of_rows, i), _block(of_columns, j)
@@ -260,6 +267,8 @@ def _over_pairs(
 
 
 def _block(tree: PyTree, index: Array) -> Any:
+    """Return one block of each array."""
+
     def block(array: Array) -> Array:
         return jax.lax.dynamic_index_in_dim(array, index, 1, False, allow_negative_indices=False)
 
@@ -267,7 +276,10 @@ def _block(tree: PyTree, index: Array) -> Any:
 
 
 def _replaced(tree: PyTree, index: Array, block: Any) -> Any:
+    """Replace one block of each array."""
+
     def replaced(array: Array, entry: Array) -> Array:
+        """Write the block into one array."""
         return jax.lax.dynamic_update_index_in_dim(
             array, entry, index, 1, allow_negative_indices=False
         )

@@ -108,7 +108,7 @@ class FeedForward(eqx.Module):
         )
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Map every token of `x` by itself."""
+        """Apply the network to every token of `x`."""
         require_pair(x, context, grid, self.inner.shape[-1])
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
         hidden = affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x))
@@ -199,7 +199,7 @@ class GatedFeedForward(eqx.Module):
         return cls(RMSNorm.init(width, norm_eps), gate, up, down, activation=activation)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Map every token of `x` by itself."""
+        """Apply the network to every token of `x`."""
         require_pair(x, context, grid, self.gate.shape[-1])
         normed = jax.vmap(self.norm)(x)
         gate = self.activation(affine(self.gate, self.gate_bias, normed))
@@ -208,7 +208,7 @@ class GatedFeedForward(eqx.Module):
 
 
 class SideBySide(eqx.Module):
-    r"""Tokenwise networks that read one state, and a scale s of what they leave of it: Gemma 4's.
+    r"""Tokenwise networks side by side, and a scale s of their sum with the state: Gemma 4's.
 
     .. math:: F(x) = s\,\mathrm{LN}(\sum_k f_k(x)) + (s - 1)\,x, \qquad
               x + F(x) = s\,(x + \mathrm{LN}(\sum_k f_k(x)))
@@ -219,7 +219,7 @@ class SideBySide(eqx.Module):
     scale: Float[Weight, " one"]
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Map every token of `x` by itself."""
+        """Apply the networks to every token of `x`, and scale the sum."""
         total = jnp.zeros_like(x)
         scale = self.scale[None, :]
         for network in self.networks:
@@ -228,7 +228,7 @@ class SideBySide(eqx.Module):
 
 
 class NormedResidual(eqx.Module):
-    r"""What puts a norm on the residual path: :math:`F(x) = s\,\mathrm{LN}(x) - x`, MiniMax's.
+    r"""A field that puts a norm on the residual path: :math:`s\,\mathrm{LN}(x) - x`, MiniMax's.
 
     Beside a sublayer f of the same norm in a `field.SumOfFields`,
     :math:`x + F(x) + f(x) = s\,\mathrm{LN}(x) + f(x)`.
@@ -238,11 +238,12 @@ class NormedResidual(eqx.Module):
     scale: float = eqx.field(static=True, default=1.0)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Map every token of `x` by itself."""
+        """Compute the field for every token of `x`."""
         return self.scale * jax.vmap(self.norm)(x) - x
 
 
 def _normed(norm: Norm | None, rows: State) -> State:
+    """Apply a norm to each row, or return the rows if there is none."""
     return rows if norm is None else jax.vmap(norm)(rows)
 
 

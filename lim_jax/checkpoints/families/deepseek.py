@@ -162,7 +162,7 @@ def sarvam_moe(config: Configuration) -> Recipe:
 
 
 def _by_names(config: Configuration, **others: str) -> Configuration:
-    """Return the same options, of which some have other names in this family."""
+    """Return a configuration with options that a family names otherwise under usual names."""
     stated = {name: config[other] for name, other in others.items() if other in config}
     return config.with_defaults(**stated)
 
@@ -189,6 +189,7 @@ def _glm4_moe(
     head_norm: Any = None,
     **mixture: Any,
 ) -> Recipe:
+    """Return the recipe of a GLM-4 MoE, of which heads are rotated in `part`."""
     return llama_like(
         config,
         sizes,
@@ -219,6 +220,7 @@ def dots1(config: Configuration) -> Recipe:
 
 
 def _deepseek(config: Configuration, norm_eps: float = 1e-6, **mixture: Any) -> Recipe:
+    """Return the recipe of a DeepSeek: latent attention, and experts beside shared ones."""
     recipe = latent_like(config, norm_eps)
     network = beside_shared(config, recipe.sizes.depth, **mixture)
     return recipe._replace(network=network, num_mtp_layers=count_mtp_layers(config))
@@ -231,7 +233,7 @@ def latent_like(
     rope_interleaved: bool = True,
     **more: Any,
 ) -> Recipe:
-    """Return the recipe of a decoder of latent attention, by default dense.
+    """Return the recipe of a decoder with latent attention, whose MLPs are dense by default.
 
     `theta` is the base of rotary positions where none is stated; None is for no positions.
     """
@@ -259,7 +261,7 @@ def beside_shared(
     routing: Routing | None = None,
     **sigmoids: Any,
 ) -> expert_sublayers.Mixture:
-    """Read experts beside shared ones in all layers but some, given the options' defaults."""
+    """Return a reader of experts beside shared ones; keyword arguments are options' defaults."""
     config.refuse(moe_layer_freq=1, ep_size=1, moe_router_dtype="float32")
     preference = "gate.e_score_correction_bias" if routing is None else None
     routing = routing or by_sigmoids(config, **sigmoids)
@@ -288,7 +290,7 @@ def by_sigmoids(
     groups: tuple[int, int] = (1, 1),
     normalised: bool = True,
 ) -> Routing:
-    """Return a routing by sigmoids, in groups of experts; `top` to `normalised` are defaults."""
+    """Return a routing by sigmoids; keyword arguments are defaults of the options."""
     config.refuse(topk_method="noaux_tc")
     config.get_choice("scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
     stated = config.get_int_or("n_group", groups[0]), config.get_int_or("topk_group", groups[1])
@@ -303,7 +305,7 @@ def by_sigmoids(
 
 
 def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
-    """Leave out the index of tokens, which chooses all of so many, and refuse longer contexts."""
+    """Return the recipe without its index of tokens, for contexts of which that chooses all."""
     config.ignore(*OF_INDEX)
     kinds = "indexed_attention", "deepseek_sparse_attention"
     kind = Configuration({"layer_types": config.get_alike("layer_types", kinds[0])})
@@ -318,12 +320,12 @@ def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
 
 
 def count_mtp_layers(config: Configuration) -> int:
-    """Return how many layers behind the last predict further tokens."""
+    """Return how many layers after the last one predict further tokens."""
     return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
 
 
 def _yarn_scale(size: int, rope: Configuration) -> float | None:
-    """Return the scale of scores times the square of YaRN's amplitude of all features."""
+    """Return the scale of scores times YaRN's squared amplitude, or None without such a factor."""
     _, weight = yarn_weights(rope)
     if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
         return None

@@ -136,7 +136,7 @@ WRITE = "Write the network's field, and give influence a loss of your own."
 
 
 def recipe_of(config: Configuration) -> Recipe:
-    """Return the recipe of a configuration's family, or raise ValueError if it is not supported."""
+    """Return the recipe of a configuration's family; raise ValueError if it is not supported."""
     refuse_unsupported(config)
     family = config.get("model_type")
     if family not in FAMILIES:
@@ -147,7 +147,7 @@ def recipe_of(config: Configuration) -> Recipe:
 
 
 def refuse_unsupported(config: Options) -> None:
-    """Raise ValueError, with the reason, if the parts here do not make a network or its text."""
+    """Raise ValueError, with the reason, at families that the layers here cannot express."""
     text = config.get("text_config")
     for options in (config, text if isinstance(text, Mapping) else {}):
         family = options.get("model_type")
@@ -160,12 +160,14 @@ def refuse_unsupported(config: Options) -> None:
 
 
 def _require_attention(family: Any, kind: str | None) -> None:
+    """Raise ValueError if `kind` names layers that are not supported."""
     got = f"model_type = {family!r} with {kind} layers"
     known = "attention, delta rules, Mamba-2, lightning attention or short convolutions"
     require_config(kind is None, got, f"a known family, with {known}", WRITE)
 
 
 def _other_kind(config: Options) -> str | None:
+    """Return the kind of unsupported layers that an unknown family's options hint at, or None."""
     names = [name for name, value in config.items() if value]
     names += [
         str(kind)

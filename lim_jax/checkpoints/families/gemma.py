@@ -136,7 +136,7 @@ def gemma4_text(config: Configuration) -> Recipe:
 def _sizes_of_full_layers(
     config: Configuration, sizes: Sizes, kinds: Sequence[str], same: bool
 ) -> Sizes:
-    """Return the sizes of full layers, by options of their own or, in newer files, of each."""
+    """Return the sizes of full layers, from global options or, in newer files, per layer."""
     by_layer = config.get("per_layer_config")
     groups = config.get("num_global_key_value_heads")
     own = {"head_dim": config.get("global_head_dim", 512)}
@@ -156,6 +156,7 @@ def _sizes_of_full_layers(
 
 
 def _refuse_layers_of_more_states(config: Configuration) -> None:
+    """Raise ValueError at layers that read other layers' states or inputs of their own."""
     config.ignore("use_double_wide_mlp", "vocab_size_per_layer_input")  # of what is refused here
     cure = (
         "Take another model: a layer must be a map of one state, and no flow passes these on "
@@ -174,11 +175,12 @@ def _refuse_layers_of_more_states(config: Configuration) -> None:
 
 
 def _attention(mask: AttentionMask) -> Callable[..., CausalAttention]:
+    """Return a reader of attention with this mask in place of the layer's own."""
     return lambda read, at, recipe, _: sublayers.read_attention(read, at, recipe, mask)
 
 
 def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
-    """Return a reader of a gated network, beside experts if there are, and the layer's scale."""
+    """Return a reader of a gated MLP, beside experts if there are any, and of the layer's scale."""
     mixture = None
     if config.get("enable_moe_block", False):
         count, top, hidden = (
@@ -190,6 +192,7 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
         )
 
     def network(read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm) -> SideBySide:
+        """Read the MLP, the experts if there are any, and the scale of one layer."""
         scale = read(f"{at}.layer_scalar", 1)
         if mixture is None:
             return SideBySide(
@@ -220,6 +223,7 @@ def _gemma(
     of_layers: tuple[AttentionMask, ...] | None = None,
     **more: Any,
 ) -> Recipe:
+    """Return the recipe of a Gemma: unit-offset norms, embeddings scaled by sqrt(width)."""
     config.refuse(use_bidirectional_attention=False)
     config.ignore("hidden_act")  # later members of the family state it, and do not read it
     return llama_like(
@@ -236,4 +240,5 @@ def _gemma(
 
 
 def _scale(config: Configuration) -> float:
+    """Return the scale of scores, by ``query_pre_attn_scalar``."""
     return config.get_positive("query_pre_attn_scalar", 256) ** -0.5

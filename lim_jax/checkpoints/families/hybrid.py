@@ -74,7 +74,7 @@ OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
 
 
 def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
-    """Return a recipe of layers of several kinds, by the recipe of each."""
+    """Return a recipe whose layers are of several kinds, each by the recipe of its kind."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
     got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
     holds = len(named) == depth and set(named) <= set(recipes)
@@ -85,6 +85,7 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
 
 
 def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
+    """Return a recipe in which the layers of these indices have a dense MLP."""
     layers = tuple(
         own._replace(network=sublayers.gated_mlp) if k in numbers else own
         for k, own in enumerate(recipe.layers)
@@ -115,6 +116,7 @@ def qwen3_5_moe_text(config: Configuration) -> Recipe:
 
 
 def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable) -> Recipe:
+    """Return the recipe of a Qwen with gated delta rules and, in some layers, gated attention."""
     config.refuse(
         attention_bias=False,
         attn_output_gate=True,
@@ -145,6 +147,7 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
 def _shared_mixture(
     config: Configuration, *, count: int, top: int, normalised: bool
 ) -> expert_sublayers.Mixture:
+    """Return Qwen's experts beside a shared one behind a gate, by options with these defaults."""
     config.ignore("num_local_experts")
     return expert_sublayers.Mixture(
         config.get_int("num_experts", count),
@@ -190,6 +193,7 @@ def olmo_hybrid(config: Configuration) -> Recipe:
 
 
 def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> Norm:
+    """Read an RMS norm by its newer name in OLMo Hybrid's files, or else by the usual one."""
     renamed = name.replace("input_layernorm", "attention_layer_norm")
     renamed = renamed.replace("post_attention_layernorm", "feedforward_layer_norm")
     there = read.has(f"{renamed}.weight")
@@ -255,6 +259,7 @@ def nemotron_h(config: Configuration) -> Recipe:
 
 
 def _nemotron_experts(config: Configuration, recipe: Recipe) -> expert_sublayers.Mixture:
+    """Return Nemotron's experts, in a latent space if ``moe_latent_size`` says so."""
     latent = config.get("moe_latent_size")
     if latent is not None:
         config.refuse(mlp_bias=False)
@@ -316,6 +321,7 @@ def bamba(config: Configuration) -> Recipe:
 
 
 def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
+    """Return the recipes of attention layers, and of layers with Mamba-2 in its place."""
     inner = config.get_int("mamba_expand", 2) * attention.sizes.width
     mamba = recurrent_sublayers.mamba2(
         recurrent_sublayers.mamba_sizes(config, inner),
@@ -333,6 +339,7 @@ def falcon_h1(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
 
     def factor(name: str) -> float:
+        """Read one multiplier, by default one."""
         return config.get_positive(f"{name}_multiplier", 1.0)
 
     gate, down = _factors(config, "mlp_multipliers", 2)
@@ -363,12 +370,14 @@ def falcon_h1(config: Configuration) -> Recipe:
     after = multiplied(factor("attention_out"))
 
     def both(read: Reader, at: str, recipe: Recipe, mask: Any) -> SumOfFields:
+        """Read attention and Mamba-2 of one layer, whose outputs are added."""
         attention = sublayers.read_attention(read, at, recipe, mask)
         norm = jax.tree.map(lambda scale: before * scale, attention.norm)
         attention = replace(attention, norm=norm, output_norm=after)
         return SumOfFields((mamba(read, at, recipe, mask), attention))
 
     def network(read: Reader, at: str, recipe: Recipe, norm: Norm, _: Norm | None) -> Field:
+        """Read a gated MLP whose output is multiplied."""
         return sublayers.gated_mlp(read, at, recipe, norm, multiplied(down))
 
     activation = recipe.activation if gate == 1 else Scaled(recipe.activation, gate)
@@ -376,11 +385,12 @@ def falcon_h1(config: Configuration) -> Recipe:
 
 
 def multiplied(factor: float) -> Norm | None:
-    """Return a map that multiplies a token by a number, None for one."""
+    """Return a map that multiplies a token's state by a factor, or None for the factor one."""
     return None if factor == 1 else Scaled(eqx.nn.Identity(), outside=factor)
 
 
 def _factors(config: Configuration, name: str, count: int) -> list[float]:
+    """Read a list of positive multipliers; return ones where the option is absent."""
     stated = config.get(name)
     if stated is None:
         return count * [1.0]
@@ -447,6 +457,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
 def _with_convolutions(
     config: Configuration, sizes: Sizes, network: Callable[..., Any]
 ) -> dict[str, Recipe]:
+    """Return the recipes of attention with norms of heads, and of a short convolution."""
     attention = llama_like(
         config,
         sizes,

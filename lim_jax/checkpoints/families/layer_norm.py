@@ -463,7 +463,7 @@ def cohere2(config: Configuration) -> Recipe:
 
 
 def refuse_other_commands(config: Configuration, period: int) -> None:
-    """Raise ValueError at options by which a Command model says that it is another network."""
+    """Raise ValueError at options of a Command model that name a network other than these."""
     config.ignore("_sliding_window_pattern")  # it repeats layer_types
     config.refuse(
         layer_switch=period,
@@ -479,7 +479,7 @@ def refuse_other_commands(config: Configuration, period: int) -> None:
 def cohere_like(
     config: Configuration, sizes: Sizes, of_layers: tuple[AttentionMask, ...], **more: Any
 ) -> Recipe:
-    """Return the recipe of a Command model, whose blocks are parallel and whose logits scaled."""
+    """Return the recipe of a Command model: parallel blocks and scaled logits."""
     usual: dict[str, Any] = {"norm": sublayers.layer_norm_without_shift}
     return llama_like(
         config,

@@ -30,14 +30,14 @@ OF_KIMI = {
 
 
 class OnNorm(NamedTuple):
-    """Reads a sublayer whose residual path goes through its norm: a LN(x) + b f(x) of x + f(x)."""
+    """A reader of a sublayer whose residual path has its norm: a LN(x) + b f(x), not x + f(x)."""
 
     sublayer: Any
     residual: float
     added: float
 
     def __call__(self, read: Reader, at: str, recipe: Recipe, *more: Any) -> SumOfFields:
-        """Read the sublayer and its norm."""
+        """Read the sublayer, and add its norm as a second field."""
         field = self.sublayer(read, at, recipe, *more)
         if self.added != 1:
             field = replace(field, output_norm=multiplied(self.added))
@@ -55,6 +55,7 @@ def minimax(config: Configuration) -> Recipe:
     slides = rope_config.slide_if_stated(config, sizes.depth)
 
     def factors(name: str, older: str) -> list[float]:
+        """Read the factors of a residual path and of its sublayer, by new or old names."""
         pairs = [(f"{name}_{of}_factor", f"layernorm_{older}_{of}") for of in ("alpha", "beta")]
         stated = [new if config.get(new) is not None else old for new, old in pairs]
         return [config.get_positive(option, 1.0) for option in stated]
@@ -158,6 +159,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
 
 
 def _with_newer_names(config: Configuration) -> Configuration:
+    """Return a configuration with Kimi's options under DeepSeek's names."""
     config.ignore(*OF_KIMI)
     stated = {new: config[old] for old, new in OF_KIMI.items() if old in config}
     return config.with_defaults(**stated)

@@ -63,7 +63,7 @@ def llama_like(
     tied: bool = False,
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of a decoder of RMS norms and gates, with the options in which it differs.
+    """Return the recipe of a decoder with RMS norms and gated MLPs; `options` change fields of it.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ def llama_like(
 
 
 def rotary_masks(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[AttentionMask, ...]:
-    """Return layers that all see everything by the same rotary positions, as `rotary_of` says."""
+    """Return masks of layers that all see everything with the rotary positions of `rotary_of`."""
     return sizes.depth * (AttentionMask(positions=rotary_of(config, sizes.head_dim, **rope)),)
 
 
 def biases_of(config: Configuration, default: bool = False) -> Biases:
-    """Read which matrices have biases; `default` is of ``attention_bias``."""
+    """Read which matrices have biases; `default` is the value of an absent ``attention_bias``."""
     attention = config.get_flag("attention_bias", default)
     return Biases(attention, attention, config.get_flag("mlp_bias"))
 
@@ -280,7 +280,7 @@ def granite(config: Configuration) -> Recipe:
 
 
 def multipliers(config: Configuration) -> dict[str, Any]:
-    """Read Granite's multipliers, by the recipe's names."""
+    """Read Granite's multipliers, as keyword arguments of a recipe."""
     return {
         "embedding_scale": config.get_positive("embedding_multiplier", 1.0),
         "increment": config.get_positive("residual_multiplier", 1.0),
@@ -306,13 +306,14 @@ def granite_swa(config: Configuration) -> Recipe:
 def _by_bases(
     config: Configuration, sizes: Sizes, kinds: tuple[str, ...], bases: Any
 ) -> tuple[AttentionMask, ...]:
-    """Return what layers see, each with its own base of rotary positions, or zero for none."""
+    """Return the masks of layers with a rotary base for each; zero stands for no positions."""
     holds = isinstance(bases, list) and len(bases) == sizes.depth
     config.require("layer_rope_theta", bases, holds, f"{sizes.depth} numbers, one for each layer")
     config.ignore("rope_theta")  # which says nothing beside those of layers
     rope = {name: value for name, value in rope_options(config).items() if name != "rope_theta"}
 
     def rotary(base: Any) -> Rotary | None:
+        """Return rotary positions with this base, or None for zero."""
         if base == 0:
             return None
         own = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
@@ -373,7 +374,7 @@ def exaone4(config: Configuration) -> Recipe:
 
 
 def exaone_like(config: Configuration, sizes: Sizes, *, names: Names, **more: Any) -> Recipe:
-    """Return the recipe of an EXAONE, whose full layers beside windows know no positions."""
+    """Return the recipe of an EXAONE; with windows, its full layers have no positions."""
     window = config.get("sliding_window", WINDOW)
     config.ignore("sliding_window_pattern")  # beside layer_types, which say it
     usual = sizes.depth * (FULL,)
@@ -507,13 +508,13 @@ def apertus(config: Configuration) -> Recipe:
 def masks_by_kind(
     config: Configuration, sizes: Sizes, usual: Iterable[str], window: int = WINDOW, **rope: Any
 ) -> tuple[AttentionMask, ...]:
-    """Return what layers of the stated or usual kinds see, by the same rotary positions."""
+    """Return the masks of layers, by stated or usual kinds, all with the same rotary positions."""
     kinds = layer_kinds(config, sizes.depth, *usual)
     return masks_of(config, kinds, rotary_of(config, sizes.head_dim, **rope), window)
 
 
 def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
-    """Return Qwen's layers, which by default slide from ``max_window_layers`` on, if any do."""
+    """Return the masks of Qwen's layers, which may slide from ``max_window_layers`` on."""
     slides = config.get("use_sliding_window", False)
     first = config.get_int("max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth

@@ -144,7 +144,7 @@ def qwen3_moe(config: Configuration) -> Recipe:
 def _of_qwen(
     config: Configuration, depth: int, default: tuple[int, int, int | None]
 ) -> expert_sublayers.Mixture:
-    """Read Qwen's experts; `default` is how many, how many of a token, and their hidden size."""
+    """Return a reader of Qwen's experts; `default` has number, number per token, hidden size."""
     only = config.get("mlp_only_layers") or ()
     step = config.get_int("decoder_sparse_step", 1, least=0)
     dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
@@ -256,6 +256,7 @@ def cohere2_moe(config: Configuration) -> Recipe:
 def _of_cohere(
     config: Configuration, sizes: Sizes, dense: frozenset[int]
 ) -> expert_sublayers.Mixture:
+    """Return a reader of Command A+'s experts, beside shared ones if there are any."""
     hidden = sizes.intermediate_size
     shared = config.get_int("num_shared_experts", 0, least=0)
     scores: Any = config.get_choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
@@ -307,6 +308,7 @@ def phimoe(config: Configuration) -> Recipe:
 def _rotary_of_phimoe(
     config: Configuration, head_dim: int
 ) -> tuple[Rotary, tuple[int, str] | None]:
+    """Return Phi-3.5-MoE's rotary positions, and the longest context with the reason for it."""
     rope = rope_options(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -393,13 +395,14 @@ def granitemoeshared(config: Configuration) -> Recipe:
 
 
 def _granite(config: Configuration, shared: int) -> Recipe:
+    """Return the recipe of a Granite with experts, beside a shared MLP unless its size is zero."""
     sizes = sizes_of(config)
     mixture = granite_experts(config, sizes, shared)
     return llama_like(config, sizes, names=OF_GRANITE, network=mixture, **multipliers(config))
 
 
 def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> expert_sublayers.Mixture:
-    """Return Granite's experts, beside an MLP of so many hidden features if there are any."""
+    """Return a reader of Granite's experts; `shared` is a shared MLP's hidden size, or zero."""
     at = "block_sparse_moe"
     config.ignore(*REPEATED)
     return expert_sublayers.Mixture(
@@ -526,9 +529,11 @@ def minimax_m2(config: Configuration) -> Recipe:
 
 
 def _attention_biases(config: Configuration) -> Biases:
+    """Read whether attention's matrices have biases."""
     biased = config.get_flag("attention_bias")
     return Biases(biased, biased)
 
 
 def _top(config: Configuration, default: int | None) -> int:
+    """Read how many experts each token takes."""
     return config.get_int("num_experts_per_tok", default)
