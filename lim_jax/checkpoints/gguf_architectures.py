@@ -22,7 +22,7 @@ Factors = Mapping[str, list[float]]
 FREQUENCIES = "rope_freqs"
 LONG = "rope_factors_long"
 SHORT = "rope_factors_short"
-# Configuration that change no number of the network, and the supported values of others.
+# Options that change no number of the network, and the supported values of others.
 HARMLESS = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 SUPPORTED = {
     "attention.causal": (True,), "attention.sliding_window": (0,), "expert_count": (0,),

@@ -70,7 +70,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     name = options.get("general.architecture")
     got = f"the architecture {name!r}"
     cure = "Take the publisher's folder with safetensors."
-    expected = f"one of the {len(ARCHITECTURES)} in models.gguf_architectures.ARCHITECTURES"
+    expected = f"one of the {len(ARCHITECTURES)} in checkpoints.gguf_architectures.ARCHITECTURES"
     require_in(file.name, name in ARCHITECTURES, got, expected, cure)
     own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
     factors = {}

@@ -98,7 +98,9 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
     known = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(words) > 0
     got = f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words"
-    expected = f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in models.gguf_tokenizer.CUTS"
+    expected = (
+        f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in checkpoints.gguf_tokenizer.CUTS"
+    )
     require(known and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
     try:
         make = _of_bytes if kind == "gpt2" else _of_pieces

@@ -77,7 +77,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
     got = f"model_type = {family!r} with {TEXT}"
-    expected = f"one of the {len(MULTIMODAL)} in models.multimodal.MULTIMODAL"
+    expected = f"one of the {len(MULTIMODAL)} in checkpoints.multimodal.MULTIMODAL"
     require_config(family in MULTIMODAL, got, expected, SAVE_TEXT)
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]

@@ -24,7 +24,7 @@ OF_SARVAM = Names(
     query_norm="attention.query_layernorm",
     key_norm="attention.key_layernorm",
 )
-# Configuration of an index of tokens.
+# Options of an index of tokens.
 OF_INDEX = (
     "index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset",
     "index_topk_freq", "index_topk_pattern", "indexer_rope_interleave", "indexer_types",
