@@ -159,7 +159,7 @@ def _gradients_of_rows(
     x: State,
     y: Targets,
 ) -> Float[Array, "_ length"]:
-    """Compute the derivatives of each row's loss in the log weights of `y`, by one forward pass."""
+    """Differentiate each row's loss in the log weights of `y`, after one forward pass."""
     flow = model.flow
     log_weights = y.log_weights
     assert log_weights is not None

@@ -167,7 +167,7 @@ def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
-    """Number each token's document: -1 for none, `SINK` for one at the context's first token."""
+    """Number the document of each token, -1 for none; a document's token at place 0 has `SINK`."""
     numbers = np.full(context.length, -1, np.int32)
     for number, places in enumerate(document_places(context).values()):
         numbers[places] = number
