@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
     @property
     def given(self) -> float | None:
-        """The log odds with all documents less those with next to nothing of them, where known."""
+        """How much all documents together add to the answer's log odds; None where unknown."""
         effects = self.scores.total_effect
         return None if effects is None else float(effects.sum())
 
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
         return " ".join(said)
 
     def record(self) -> dict[str, Any]:
-        """Return plain numbers and words, as answer.json has them."""
+        """Return the answer as plain numbers and words, as they stand in answer.json."""
         names = FILES["answer.json, parts"]
         return {
             "question": self.question,
@@ -127,6 +127,7 @@ class Answer(NamedTuple):
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
+        """The rows of the table: the names of its columns, then a row for each part."""
         signed = METHODS[self.method].signed
         score = "  score" if signed else "  share"
         head = ("part", score, " of documents", " tokens", "most in")
@@ -134,15 +135,16 @@ class Answer(NamedTuple):
 
     @property
     def table(self) -> str:
-        """The parts, a line each: whole names in quotation marks, which the rest has not."""
+        """The table of parts as text, with names in quotation marks but for the unnamed rest."""
         return text_table(self._rows, left=(0, 4))
 
     def __str__(self) -> str:
-        """Return what a terminal shows."""
+        """Return the finding, the question, the answer and the table in lines of text."""
         question = in_lines(self.question)
         return f"{self.finding}\n\nQuestion: {question}\nAnswer: {self.shown}\n{self.table}"
 
     def _repr_html_(self) -> str:
+        """Return the question, the answer, the finding and the table of parts in HTML."""
         lines = (self.question, self.shown, self.finding)
         question, shown, finding = map(html.escape, lines)
         rows = ("</bdi></td><td><bdi>".join(map(html.escape, row)) for row in self._rows)
@@ -154,7 +156,7 @@ class Answer(NamedTuple):
 def finding_of(
     parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
 ) -> str:
-    """Tell which document gave most, in a sentence."""
+    """Say in a sentence which document gave most to the answer."""
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)
@@ -178,6 +180,7 @@ def finding_of(
 
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
+    """Return a part's row of the table: name, score, share, number of tokens, and main tokens."""
     score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
     share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
     name = IN_NO_PART if part.kind == UNNAMED else f"“{part.name}”"

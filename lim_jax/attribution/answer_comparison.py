@@ -37,7 +37,7 @@ class ComparedAnswers(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Lines: both answers, the document that changed most, and those that one has alone."""
+        """Both answers, the document that changed most, and those in one answer alone, in lines."""
         said = [shown_answer(one["answer"], one["cut"]) for one in self.answers]
         lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
         documents = [part for part in self.parts if part.kind == "document"]
@@ -69,6 +69,7 @@ class ComparedAnswers(NamedTuple):
         return f"{self.finding}\n\n{text_table(self.rows)}"
 
     def _spelt(self, score: float) -> str:
+        """Write a score with its sign, a share in per cent, and nothing for NaN."""
         signed = METHODS[self.answers[0]["method"]].signed
         return "" if isnan(score) else f"{score:+.3f}" if signed else f"{score:.1%}"
 
@@ -76,7 +77,7 @@ class ComparedAnswers(NamedTuple):
 def compare_answers(
     first: AnswerRecord, second: AnswerRecord, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
-    """Put the scores of each part beside each other, of two answers by one method."""
+    """Put the scores that two answers by one method give each part beside each other."""
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
     require(
         kinds[0] == kinds[1],
@@ -111,24 +112,26 @@ def shown_answer(text: str, cut: bool) -> str:
 
 
 def dots_after(text: str) -> str:
-    """Return the dots behind an answer that was cut: three, with those that it ends with."""
+    """Return the dots that an answer that was cut lacks to end with three."""
     text = text.rstrip().replace("…", DOTS)
     return DOTS[len(text) - len(text.rstrip(".")) :]
 
 
 def _kind_of_scores(answer: AnswerRecord) -> str:
+    """Say by which method an answer was scored, and whether against a foil."""
     by = f"by {answer['method']}"
     return f"{by}, against a foil" if answer["foil"] else by
 
 
 def read_answers(first: Path, second: Path) -> list[AnswerRecord]:
-    """Return the answers that `ask` wrote to its folders; none unless both have one."""
+    """Read the answers that `ask` wrote to two folders; return none unless both have one."""
     files = {"first": first / ANSWER, "second": second / ANSWER}
     there = all(file.is_file() for file in files.values())
     return [_read(file, name) for name, file in files.items()] if there else []
 
 
 def _read(file: Path, name: str) -> AnswerRecord:
+    """Read an answer.json; raise ValueError unless it has all entries."""
     try:
         record = json.loads(file.read_text("utf-8"))
     except ValueError:

@@ -19,7 +19,7 @@ from lim_jax.prompts.contexts import Context
 def answer_rows(
     model: CausalLM, context: Context, answer: Sequence[Segment], loss: Loss
 ) -> Float[np.ndarray, "answer queries"] | None:
-    """Return the weights of the loss of each part of the answer, at the places that ask.
+    """Return the query weights of each part of the answer: a row for each, over the queries.
 
     None for a loss that is no sum over the answer's tokens, as of a foil: it is of the whole answer
     alone, and ValueError is raised for parts of it.
@@ -40,7 +40,7 @@ def losses_of_rows(
     x: State,
     y: Targets | Contrast,
 ) -> Float[Array, " rows"]:
-    """Return the loss of each part of an answer after an embedded context, of one pass forward."""
+    """Compute the loss of each part of an answer to an embedded context in one forward pass."""
     if rows is None:
         return loss.loss(model, x, y)[None]
     of_logits = loss.loss
@@ -55,12 +55,12 @@ def losses_of_rows(
 
 
 def padded_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
-    """Return query weights filled up with zeros, as the targets of a padded context are."""
+    """Pad query weights with zeros to as many queries as the targets have."""
     return jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
 
 
 def of_query_weights(y: Targets, row: Float[Array, " queries"]) -> tuple[Float[Array, ""], Targets]:
-    """Return the sum of other query weights, and targets that have these over their sum.
+    """Return the sum of a row of query weights, and targets with these weights over that sum.
 
     A loss is linear in the weights, but takes those of sum one.
     """

@@ -21,7 +21,7 @@ def whole_by_token(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the scores that a program gives every token, of the answer as a whole.
+    """Score every token for the whole answer by `of_tokens`, a program of one context.
 
     `name` is the method's, by which a checkpoint tells its scores from others.
     """

@@ -35,17 +35,17 @@ class ReadContexts(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens each context has."""
+        """The number of tokens of each context."""
         return [context.length for context in self.contexts]
 
     @property
     def named(self) -> list[bool]:
-        """Which contexts have named parts."""
+        """Whether each context has named parts."""
         return [bool(context.spans) for context in self.contexts]
 
 
 def read_contexts(contexts: list[Context]) -> ReadContexts:
-    """Put the windows of contexts beside them."""
+    """Return contexts with their windows, which are one array if all have one length."""
     return ReadContexts(stacked_rows([context.window for context in contexts]), contexts)
 
 
@@ -56,12 +56,12 @@ def recorded_contexts(unfinished: Path) -> int | None:
 
 
 def stacked_rows(rows: list[np.ndarray]) -> Any:
-    """Return one array of rows of one length; of several, the list."""
+    """Stack rows of one length into an array; return rows of several lengths as they are."""
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
 def network_and_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
-    """Put a network beside what is asked of it, in its own precision."""
+    """Return a network with its loss and, in its precision, the contexts' query weights."""
     rows = [context.weights.astype(network.embedding.dtype) for context in contexts]
     return NetworkAndLoss(network, stacked_rows(rows), loss_kind(loss).loss)
 
@@ -76,14 +76,15 @@ def explain_contexts(
     unfinished: Path,
     bar: Bar = no_bar,
 ) -> tuple[explanations.Explanation, Estimate | None]:
-    """Explain a network on contexts; with all certificates its cone mass too, else None.
+    """Explain a network on contexts, and measure its cone mass if all certificates are asked.
 
-    Each result is written to the folder `unfinished` when it is computed, and read from there in a
-    run that goes on.
+    Its place is None otherwise, and where a layer does not read by softmax. Each result is written
+    to the folder `unfinished` when it is computed, and read from there in a run that goes on.
     """
     network, weights, loss = asked
 
     def explained() -> explanations.Explanation:
+        """Explain the network on the contexts, with a bar for contexts and then for criteria."""
         units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
         return explanations.explain(
             network,
@@ -108,7 +109,7 @@ def explain_contexts(
 
 
 def _once(path: Path, contexts: int, compute: Callable[[], Any]) -> Any:
-    """A result read from its file, or computed and written there with its number of contexts."""
+    """Load a result from its file, which is computed and written first if it is missing."""
     if not path.exists():
         save({"contexts": contexts, "result": compute()}, path)
     return load(path)["result"]

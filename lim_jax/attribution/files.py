@@ -25,7 +25,7 @@ CONTEXTS = "contexts.npz"
 
 
 def write_measured(result: Measured, signed: SignedProfile | None, folder: Path) -> None:
-    """Write profile.json, profile.csv, tokens.csv, records.csv and what `write_contexts` does."""
+    """Write profile.json, profile.csv, tokens.csv, records.csv and those of `write_contexts`."""
     document: dict[str, Any] = {name: one.record() for name, one in result.influences.items()}
     whole = result.influence
     columns = FILES["profile.csv"]
@@ -48,7 +48,7 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
 def write_contexts(
     measured: MeasuredContexts, influence: Influence, shares: Shares, numbers: range, folder: Path
 ) -> None:
-    """Write contexts.npz, contexts.csv and records_by_context.csv; `numbers` as in tokens.csv."""
+    """Write contexts.npz, contexts.csv and records_by_context.csv, numbered like tokens.csv."""
     save(measured, folder / CONTEXTS)
     of_regions = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
     totals = of_regions.sum(axis=1)
@@ -83,6 +83,7 @@ def write_scores(scored: ScoresOfContexts, loss: str, folder: Path) -> None:
 
 
 def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of records_by_context.csv: the score of each part of each context."""
     ids = context_ids(scored.contexts)
     columns = ids, scored.contexts, scored.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
@@ -93,13 +94,14 @@ def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
 
 
 def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of scores.csv: the score of each token of each context."""
     for number, (context, scores) in enumerate(zip(scored.contexts, scored.scores, strict=True)):
         for row in _by_token(context.tokens, context.weights, scores.tokens):
             yield number, *row
 
 
 def read_contexts(folder: Path, name: str) -> MeasuredContexts:
-    """Read the contexts that `profile` wrote to its folder, by the name of an argument."""
+    """Read the contexts that `profile` wrote to a folder, which errors call by `name`."""
     path = folder / CONTEXTS
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
     cure = "Run that first, with `overwrite` where an earlier version wrote the folder."
@@ -117,7 +119,7 @@ def read_contexts(folder: Path, name: str) -> MeasuredContexts:
 
 
 def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each token of each context; its density is that within the context."""
+    """Yield a row for each token of each context, with its density within that context."""
     for number, (context, energy) in enumerate(zip(result.contexts, result.energies, strict=True)):
         positions = np.arange(1, context.length + 1) / context.length
         columns = positions, context.weights, energy, energy / (energy.mean() or 1)
@@ -126,12 +128,13 @@ def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
 
 
 def _by_token(tokens: Sequence[str], *columns: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each token: its number, its text, its piece, and its entry of each column."""
     rows = zip(_pieces(tokens), *(column.tolist() for column in columns), strict=True)
     return ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
 
 
 def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Each token's text; of a character of several tokens the whole one, and which piece it is."""
+    """Return the text that each token shows, and which piece of a character it is, such as 1/3."""
     return [
         (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
         for text, group in joined_tokens(tokens)
@@ -140,12 +143,12 @@ def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def plain_estimate(part: Any) -> dict[str, Any]:
-    """Return an estimate as plain numbers."""
+    """Return the value and the error of an estimate of shares as plain numbers."""
     return {"share": np.asarray(part.value).tolist(), "error": np.asarray(part.error).tolist()}
 
 
 def write_orders(result: ShuffledShares, ids: Sequence[str], folder: Path) -> None:
-    """Write the tables by place, by document and of both, and of every order."""
+    """Write by_place.csv, by_document.csv, two_way.csv and orders.csv."""
     effects = result.effects
     names = result.names
     places = range(1, len(names) + 1)

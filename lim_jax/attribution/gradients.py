@@ -20,16 +20,17 @@ Tokens = Float[Array, " length"]
 
 
 def gradient_times_input(loss: Loss, params: PyTree, x: State, y: Any) -> Tokens:
-    r"""By token :math:`x_i\cdot\partial_{x_i}\ell`: Shrikumar, Greenside and Kundaje (2017)."""
+    r"""Return :math:`x_i\cdot\partial_{x_i}\ell` by token (Shrikumar, Greenside, Kundaje 2017)."""
     return jnp.sum(x * jax.grad(loss, argnums=1)(params, x, y), axis=1)
 
 
 def integrated_gradients(
     loss: Loss, params: PyTree, x: State, y: Any, baseline: State, *, steps: int = 32
 ) -> Tokens:
-    r"""By token, :math:`(x - b)_i\cdot\int_0^1 \partial_{x_i}\ell(b + s(x - b))\,ds`, by midpoints.
+    r"""Compute :math:`(x - b)_i\cdot\int_0^1 \partial_{x_i}\ell(b + s(x - b))\,ds` by midpoints.
 
-    Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017).
+    A number for each token: Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks"
+    (2017).
     """
     step = x - baseline
     nodes = (jnp.arange(steps, dtype=x.dtype) + 0.5) / steps
@@ -41,7 +42,7 @@ def integrated_gradients(
 
 
 def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, "length length"]:
-    r"""What attention hands on, :math:`\prod_k \tfrac12\bigl(\tfrac1H\sum_h A_k^h + I\bigr)`.
+    r"""Compute the rollout :math:`\prod_k \tfrac12\bigl(\tfrac1H\sum_h A_k^h + I\bigr)`.
 
     Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one.
     """
@@ -65,6 +66,7 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
 def _mean_attention(
     attention: CausalAttention, x: State, grid: Grid
 ) -> Float[Array, "length length"]:
+    """Return a layer's attention weights, averaged over its heads."""
     rope = attention.rope(grid)
     prefixes = attention.prefixes(grid)
     query = attention.queries(x, rope)

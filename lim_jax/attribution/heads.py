@@ -42,7 +42,7 @@ class HeadOfPart(NamedTuple):
 def strongest_heads(
     asked: NetworkAndLoss, read: ReadContexts, bar: Bar = no_bar
 ) -> list[HeadOfPart]:
-    """Return the strongest heads of each named part, by one gradient of each of some contexts."""
+    """Return the strongest heads of each named part, by a gradient of each of some contexts."""
     chosen = np.flatnonzero(read.named)[:HEADS].tolist()
     if not chosen:
         return []
@@ -74,7 +74,7 @@ def strongest_heads(
 def _by_head(
     loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
 ) -> Float[Array, "length layers heads"]:
-    """Minus the mask gradient, by head, where documents weigh as by the method."""
+    """Return minus the mask gradient by token, layer and head, with documents at `WEIGHT`."""
     x = loss.embed(model, ids, y)
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
@@ -85,7 +85,7 @@ def _by_head(
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:
-    """Return a line for each head."""
+    """Lay out a table with a line for each head."""
     rows = [
         (
             f"“{head.name}”",

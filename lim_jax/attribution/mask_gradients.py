@@ -45,7 +45,7 @@ def mask_gradients(
     rule: Rule,
     run: Run,
 ) -> Float[np.ndarray, "answer length"]:
-    """Return minus the derivatives in every token's log weight, summed by the rule's shares.
+    """Return minus the loss's derivatives in each token's log weight, summed by the rule's shares.
 
     Every document reads itself as before. The context's first token has no score where it is a
     document's: many heads rest on it, whatever it says.
@@ -89,7 +89,7 @@ def with_documents_at(
     y: Targets | Contrast,
     parts: Int[Array, " length"],
 ) -> Targets | Contrast:
-    """Return what is asked where all documents have one log weight, each reading itself as before.
+    """Return targets with one log weight for all documents, each of which reads itself as before.
 
     `parts` has the number of each token's document, and below zero for none, which keeps its
     weight.
@@ -111,7 +111,7 @@ def _losses_at_ends(
     y: Targets | Contrast,
     parts: Int[Array, " length"],
 ) -> Float[Array, "2 rows"]:
-    """Return the losses where all documents weigh next to nothing, and the whole context's."""
+    """Compute each row's loss with all documents at the weight `LEAST`, and at one."""
     x = loss.embed(model, ids, y)
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, " rows"]:
@@ -129,7 +129,7 @@ def _summed_gradients(
     y: Targets | Contrast,
     parts: Int[Array, " length"],
 ) -> Float[Array, "length _"]:
-    """Return minus the derivatives of all rows' losses, or of the whole answer's without rows."""
+    """Return minus the mask gradients, summed over nodes, of each row or the whole answer."""
     x = loss.embed(model, ids, y)
 
     def at(node: Float[Array, "2"]) -> Float[Array, "_ length"]:
@@ -144,7 +144,7 @@ def _summed_gradients(
 
 
 def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "batches b queries"]:
-    """Return rows in batches of one size, filled up with zeros to a multiple of `AT_ONCE`."""
+    """Split rows into batches of one size, with rows of zeros up to a multiple of `AT_ONCE`."""
     batches = -(-len(rows) // ROWS)
     size = -(-len(rows) // batches)
     size += -size % AT_ONCE if size > 1 else 0
@@ -159,7 +159,7 @@ def _gradients_of_rows(
     x: State,
     y: Targets,
 ) -> Float[Array, "_ length"]:
-    """Return the derivatives in the log weights of `y`, of losses with other query weights."""
+    """Differentiate each row's loss in the log weights of `y`, after one forward pass."""
     flow = model.flow
     log_weights = y.log_weights
     assert log_weights is not None

@@ -45,7 +45,7 @@ class ScoresOfContexts(NamedTuple):
 
     @property
     def given(self) -> Float[np.ndarray, " contexts"] | None:
-        """What all documents give in each context, of methods that say it."""
+        """By how much all documents lower each context's loss; None where the method lacks it."""
         effects = [scores.total_effect for scores in self.scores]
         known = [float(effect.sum()) for effect in effects if effect is not None]
         return np.array(known) if known and len(known) == len(effects) else None
@@ -58,7 +58,7 @@ def score_contexts(
     method: str,
     run: Run,
 ) -> ScoresOfContexts:
-    """Score the named parts of contexts by a method; each context is kept when it is finished."""
+    """Score the named parts of contexts by a method; each finished context is kept on disk."""
     require(
         any(context.spans for context in contexts),
         "data",
@@ -77,13 +77,13 @@ def score_contexts(
 
 
 def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
-    """Return what a method takes for the context of the most parts."""
+    """Return what a method takes for the context with the most parts."""
     parts = max(len(context_segments(context)) for context in contexts)
     return method_named(method).cost(parts, 1)
 
 
 def mean_scores_of_parts(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[MeanScore]:
-    """Return the parts of each name, in the order in which they are met; the rest stands last."""
+    """Average the scores of the parts of each name over contexts; the unnamed rest stands last."""
     by_name = [scores.by_name() for scores in scored]
     parts = scores_by_context(contexts, by_name)
     speaking_for = [
@@ -122,4 +122,5 @@ def scores_finding(scored: ScoresOfContexts) -> str:
 
 
 def _with_error(part: MeanScore) -> str:
+    """Write a part's score, with its standard error where that is finite."""
     return f"{part.score:+.3f}" + (f" ± {part.error:.3f}" if np.isfinite(part.error) else "")

@@ -34,11 +34,11 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> int:
-        """In passes forward, of which a gradient counts for two more."""
+        """The cost in forward passes, of which each gradient counts for two more."""
         return self.passes + 2 * self.gradients
 
     def __str__(self) -> str:
-        """Say it as a command does before it runs."""
+        """Return the number of gradients in words, or that of passes where there are none."""
         if self.gradients:
             return f"{self.gradients} gradient" + ("s" if self.gradients > 1 else "")
         return f"{self.passes} pass" + ("es" if self.passes > 1 else "")
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     bar: Bar = no_bar
 
     def within(self, name: str) -> "Run":
-        """Return the same, with a folder of its own inside the folder."""
+        """Return the run with the subfolder `name` of its folder."""
         return self._replace(checkpoint=self.checkpoint and self.checkpoint / name)
 
 
@@ -95,7 +95,7 @@ class Scores(NamedTuple):
         return None if self.by_token is None else self.by_token.sum(axis=0)
 
     def by_name(self) -> dict[tuple[str, str], float]:
-        """Return the scores of named parts for the whole answer: the sums over what each has."""
+        """Return the score of each named part for the whole answer, summed over its segments."""
         found: dict[tuple[str, str], float] = {}
         for part, score in zip(self.parts, self.by_part.sum(axis=0).tolist(), strict=True):
             found[part.label] = found.get(part.label, 0.0) + score
@@ -143,7 +143,7 @@ def scores_by_token(
     total_effect: Float[np.ndarray, " answer"] | None = None,
     note: str = "",
 ) -> Scores:
-    """Return the scores of parts as the sums of their tokens'.
+    """Score each part of a context by the sum of its tokens' scores.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def scores_by_token(
 
 
 def require_whole(answer: Sequence[Segment], why: str) -> None:
-    """Raise ValueError where an answer is cut into several parts, which cannot be scored."""
+    """Raise ValueError if an answer is cut into several parts; `why` says what forbids it."""
     require(
         len(answer) == 1,
         "parts",
@@ -180,7 +180,7 @@ def require_whole(answer: Sequence[Segment], why: str) -> None:
 
 
 def of_context(name: str, run: Run) -> dict[str, Any]:
-    """Return the checkpoint and the bar of one context as `models.ids` takes them."""
+    """Return a run's checkpoint and bar as the options of `models.ids`, for one context."""
     return {
         "checkpoint": run.checkpoint,
         "progress": lambda numbers: run.bar(numbers, desc=name, unit="context"),

@@ -30,7 +30,7 @@ class ShuffledShares(NamedTuple):
 def averaged_orders(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> tuple[list[Context], list[np.ndarray], Shares]:
-    """One context a line, with energies and shares of records that are averaged over its orders."""
+    """Return the first context of each line, with energies and shares averaged over its orders."""
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
@@ -45,7 +45,7 @@ def averaged_orders(
 def averages_of_lines(
     lines: Sequence[ShuffledContexts], densities: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return the densities of each line, averaged over its orders on the tokens of the first."""
+    """Average the densities of each line over its orders, on the token grid of the first."""
     averages = []
     for line, of_orders in zip(lines, _by_line(lines, densities), strict=True):
         grid = token_grid(line.contexts[0].length)
@@ -57,7 +57,7 @@ def averages_of_lines(
 def shuffled_shares(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> ShuffledShares:
-    """Return what is due to the documents and what to their places, over all lines."""
+    """Separate what is due to documents from what is due to their places, over all lines."""
     pairs = zip(lines, _by_line(lines, energies), strict=True)
     shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
     names = lines[0].names
@@ -76,6 +76,7 @@ def shuffled_shares(
 
 
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
+    """Tell whether the documents of each name have one text in all lines."""
     texts = {
         (name, part_text(context, places))
         for context in (line.contexts[0] for line in lines)
@@ -88,5 +89,6 @@ def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
 def _by_line(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> list[Sequence[np.ndarray]]:
+    """Split what was measured of all contexts by line, with an entry for each of its orders."""
     orders = len(energies) // len(lines)
     return [energies[start : start + orders] for start in range(0, len(energies), orders)]

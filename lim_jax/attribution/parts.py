@@ -32,7 +32,7 @@ Shares = Sequence[PartByContext]
 
 
 def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -> Shares:
-    """Return what the parts of each name hold, in the order of contexts; the rest stands last."""
+    """Return the share of the influence that each named part holds of each context."""
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
         whole = energy.sum() or 1
@@ -44,7 +44,7 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
 def scores_by_context(
     contexts: Sequence[Context], scores: Sequence[Mapping[tuple[str, str], float]]
 ) -> Shares:
-    """Put the scores of each context's parts into a row for each part, in place of shares."""
+    """Collect each part's score, in place of a share, and its tokens, a row for each context."""
     parts: dict[tuple[str, str], PartByContext] = {}
     for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
         for part, places in parts_of(context):
@@ -61,7 +61,7 @@ def is_document(name: str, kind: str) -> bool:
 
 
 def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
-    """The name and the kind of each part of a context, and its tokens; last those in no part."""
+    """Yield the name and kind of each part of a context with its tokens, last those in no part."""
     named = places_by_name(context.spans)
     for name, places in named.items():
         yield (name, "part"), places
@@ -76,12 +76,12 @@ def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], li
 
 
 def part_text(context: Context, places: np.ndarray) -> str:
-    """Return a part's letters and digits: what stands at its edges differs from order to order."""
+    """Return a part's letters and digits, as what stands at its edges differs between orders."""
     return "".join(filter(str.isalnum, "".join(context.tokens[place] for place in places.tolist())))
 
 
 def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
-    """Return what contexts are called, each in so many orders: by question, id, or number."""
+    """Name contexts by question and id, else by number; of several orders, by the order too."""
     names = []
     for number, context in enumerate(contexts):
         question = "".join(context.part_texts.get(QUESTION, {}).values()).strip()
@@ -100,7 +100,7 @@ def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
 
 
 def context_ids(contexts: Sequence[Context]) -> list[str]:
-    """Return the contexts' ids, or what tells their texts, whichever tokenizer cut these."""
+    """Return each context's id, or a digest of its text where it has none."""
     texts = ["".join(context.tokens).encode() for context in contexts]
     return [
         context.id or hashlib.sha256(text).hexdigest()[:16]
@@ -111,7 +111,7 @@ def context_ids(contexts: Sequence[Context]) -> list[str]:
 def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
-    """Return contexts under their ids, with what was measured of them."""
+    """Return what was measured of contexts, under their ids."""
     asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
     by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)
@@ -137,7 +137,7 @@ class MeanShare(NamedTuple):
 def mean_shares(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
 ) -> list[MeanShare]:
-    """Average what each part holds; the tokens that hold most are looked for in `contexts`."""
+    """Average what each part holds over `contexts`, and name the tokens that hold most of it."""
     of_tokens = defaultdict[tuple[str, str], Counter](Counter)
     texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
@@ -149,6 +149,7 @@ def mean_shares(
 
 
 def _averaged(part: PartByContext, of_tokens: Counter, texts: int) -> MeanShare:
+    """Average a part's share and its tokens over the contexts that have it."""
     share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts

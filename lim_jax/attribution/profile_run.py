@@ -38,7 +38,7 @@ Bar = Callable[..., Iterable]  # of a list, with `desc`, `unit` and `leave` as t
 
 
 def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
-    """Show no progress."""
+    """Return the items, and show no progress."""
     return items
 
 
@@ -133,7 +133,7 @@ def accounts_of_contexts(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> list[TokenBreakdown]:
-    """Account for every token of contexts; each is kept in a file of the folder `checkpoint`."""
+    """Account for every token of contexts; keep each account in a file of `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
     def account(number: int) -> TokenBreakdown:

@@ -72,7 +72,7 @@ class ReadQuestion(NamedTuple):
     document_parts: DocumentParts
 
     def cost(self, model: LanguageModel) -> Cost:
-        """Return what scoring takes: of an answer that is not known yet, about so much."""
+        """Return the cost of scoring, estimated where the answer is not known yet."""
         if isinstance(self.read, Context):
             answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
             parts = len(context_segments(self.read, self.document_parts))
@@ -224,7 +224,7 @@ def answer_question(model: LanguageModel, asked: ReadQuestion, run: Run) -> Answ
 
 
 def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts:
-    """Return how the answer is cut, where the method can score such parts."""
+    """Return how to cut the answer; raise ValueError if the method cannot score such parts."""
     known = method_named(method).answer_parts
     require(
         parts is None or parts in known,
@@ -245,7 +245,7 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
 
 
 def segments_of_answer(context: Context, tokenizer: Any, parts: AnswerParts) -> list[Segment]:
-    """Return the parts of an answer, of one that is compared with a foil the whole."""
+    """Cut an answer into parts; return it whole where it is compared with a foil."""
     if context.contrast is None:
         return answer_segments(context, tokenizer, parts)
     return [whole_answer(context, answer_text(context, tokenizer))]
@@ -260,7 +260,7 @@ def question_line(
     foil: str = "",
     chat: bool = True,
 ) -> Line:
-    """Return the question as a line of a file would ask it."""
+    """Return the line of a file that would ask the question about these documents."""
     require_question(question)
     for text, name in (("" if answer is None else answer, "answer"), (foil, "foil")):
         require_text(text, name)
@@ -283,7 +283,7 @@ def question_line(
 
 
 def require_documents(documents: object) -> None:
-    """Raise unless this is a list of texts or of documents, at least one."""
+    """Raise ValueError unless this is a list of texts or of documents, at least one."""
     listed = documents if isinstance(documents, Sequence) else ()
     others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
     got = "none" if isinstance(documents, Sequence) else described(documents)
@@ -314,6 +314,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
     def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
+        """Return the row of one part: its score, its share of documents' scores, its tokens."""
         score = by_name.get((name, kind), 0.0)
         most = ""
         kind = kind if kind == UNNAMED else kinds.get(name, "message")

@@ -41,7 +41,7 @@ class Segment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the part says."""
+        """The text of the part."""
         return "".join(self.texts)
 
     @property
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
 def cut_tokens(
     texts: Texts, spans: Sequence[tuple[int, int]]
 ) -> list[tuple[list[int], tuple[str, ...]]]:
-    """Cut tokens where their text is cut: the numbers of each part's, and what they show of it.
+    """Return the numbers of each span's tokens, and what each of these shows of the span.
 
     A token belongs where its last visible character is. What has no token of its own goes with the
     part after it.
@@ -81,7 +81,7 @@ def cut_tokens(
 def answer_segments(
     context: Context, tokenizer: Any = None, parts: str = "sentence"
 ) -> list[Segment]:
-    """Return the parts of a context's answer; one that is compared with a foil is refused."""
+    """Cut a context's answer into parts; raise ValueError if it is compared with a foil."""
     require_name(
         parts,
         get_args(AnswerParts),
@@ -116,13 +116,14 @@ def context_segments(context: Context, parts: str = "documents") -> list[Segment
 
 
 def _whole(context: Context, within: str, places: Int[np.ndarray, " tokens"]) -> Segment:
+    """Return some tokens of a context as one segment."""
     shown = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
     texts = tuple(shown[place] for place in places.tolist())
     return Segment(within, texts, places)
 
 
 def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
-    """Return the parts of a context's documents: of every span but the question and messages.
+    """Cut a context's documents into parts: every span but the question and messages.
 
     A title that stands above its document is a part of the sentences, whatever it says.
     """
@@ -145,7 +146,7 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
 def _of_document(
     name: str, places: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
 ) -> list[Segment]:
-    """Return the parts of a document's stretches, of which the first may be its title alone."""
+    """Cut each run of a document's adjacent tokens into parts; the first may be its title alone."""
     stretches = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
     segments = []
     for number, stretch in enumerate(stretches):
@@ -160,13 +161,13 @@ def _of_document(
 
 
 def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
-    """Return the tokens of each document."""
+    """Return the positions of each document's tokens."""
     named = places_by_name(context.spans).items()
     return {name: at for name, at in named if is_document(name, "part") and at.size}
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
-    """The number of each token's document, -1 of those in none; of the context's first `SINK`."""
+    """Number the document of each token, -1 for none; a document's token at place 0 has `SINK`."""
     numbers = np.full(context.length, -1, np.int32)
     for number, places in enumerate(document_places(context).values()):
         numbers[places] = number
@@ -177,7 +178,7 @@ def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
 def _segments(
     within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str, title: int = 0
 ) -> list[Segment]:
-    """Return the parts of some tokens; so many characters before the sentences are a title."""
+    """Cut tokens into parts; for sentences their first `title` characters are a part."""
     text = "".join(texts)
     match parts:
         case "answer":

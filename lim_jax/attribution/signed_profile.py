@@ -40,7 +40,7 @@ class SignedProfile(NamedTuple):
     contexts: int
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the density and the regional integrals, with errors, as plain numbers."""
         pairs = {"density": self.density, "regional": self.regional}
         return {
             name: {part: np.asarray(of).tolist() for part, of in pair._asdict().items()}
@@ -48,7 +48,7 @@ class SignedProfile(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """Return the regions in lines."""
+        """Return the integrals over the regions, with their errors, in lines of text."""
         rows = {"signed, sum over region": self.regional.value}
         if self.contexts > 1:
             rows["  error"] = self.regional.error
@@ -65,7 +65,7 @@ def signed_profile(
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> SignedProfile:
-    """Measure it of contexts, as `measuring.measure` does influence: one gradient of each."""
+    """Measure the signed profile of contexts, with one gradient for each, and average it."""
     windows, queries = windows_and_asked(contexts)
     rows = scores_of_ids(
         _gains,
@@ -88,5 +88,6 @@ def signed_profile(
 
 
 def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
+    """Return minus the mask gradient of each token, with documents at their full weight."""
     x = loss.embed(model, ids, y)
     return -whole_mask_gradient(loss.loss, model, x, with_documents_at(0.0, x, y, parts))

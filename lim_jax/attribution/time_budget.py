@@ -106,7 +106,7 @@ def choose_contexts(
 def _influence(
     asked: NetworkAndLoss, windows: Windows, chosen: slice, regions: Regions
 ) -> Influence:
-    """Of some contexts, without the queries, unless they are all of a region."""
+    """Measure the influence of some contexts, without the queries unless these fill a region."""
     rows = list(map(np.asarray, windows[chosen]))
     weights = list(map(np.asarray, asked.weights[chosen]))
     energies = models.energies_of_ids(asked.network, rows, ask=weights, loss=asked.loss)
@@ -115,6 +115,7 @@ def _influence(
 
 
 def _too_wide(influence: Influence) -> bool:
+    """Tell whether LIM would take more contexts than were measured to be known well."""
     needed = contexts_needed(influence)
     return needed is None or needed > int(influence.count)
 
@@ -128,7 +129,7 @@ def measuring_seconds(
     *,
     compute: str | None = None,
 ) -> float:
-    """Say how long contexts are likely to take, by their operations and the rate of a product.
+    """Estimate the seconds that contexts take, from their operations and the rate of a product.
 
     The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
     Products are made in `compute`, without it as the network makes them, and all else in float32.
@@ -147,7 +148,7 @@ def measuring_seconds(
 
 
 def _pass_operations(network: CausalLM, tokens: int) -> int:
-    """Of one pass forward: two for each weight and token, and what tokens read of one another."""
+    """Count a forward pass's operations: two for each weight and token, and those of reading."""
     layers = network.flow.layers
     width = network.embedding.shape[1]
     order = layers.order if isinstance(layers, LayersByKind) else network.flow.depth * (0,)
@@ -159,7 +160,10 @@ def _pass_operations(network: CausalLM, tokens: int) -> int:
 
 
 def _reading_operations(reader: Any, width: int, tokens: int) -> int:
-    """Of all pairs for attention, of chunks for a state; taps are counted among the weights."""
+    """Count the operations by which tokens read others: all pairs in attention, chunks of a state.
+
+    The taps of a convolution are counted among the weights.
+    """
     if isinstance(reader, SumOfFields):
         return sum(_reading_operations(part, width, tokens) for part in reader.sublayers)
     if not isinstance(reader, RecurrentMixer):
@@ -176,6 +180,7 @@ def _reading_operations(reader: Any, width: int, tokens: int) -> int:
 
 
 def _layer_weights(network: CausalLM) -> int:
+    """Count the weights that a token meets in all layers, at least one."""
     flow = network.flow
     counts = []
     for layers, kind in zip(kinds_of(flow.layers), flow.kinds, strict=True):
@@ -186,7 +191,7 @@ def _layer_weights(network: CausalLM) -> int:
 
 
 def _weights_met(layer: Any) -> int:
-    """Return how many weights a token meets: of experts, those that are chosen for it."""
+    """Count the weights that a token meets: of experts, those that are chosen for it."""
 
     def is_mixture(node: Any) -> bool:
         return isinstance(node, MixtureOfExperts)
@@ -204,7 +209,7 @@ def _weights_met(layer: Any) -> int:
 
 
 def _product_rate(width: int, compute: str | None) -> float:
-    """Operations in a second of products of tokens with a matrix, as this machine makes them."""
+    """Measure how many operations a second this machine makes in products with a matrix."""
     tokens = jnp.ones((2048, width), "float32")
     matrix = jnp.ones((4 * width, width), "float32")
     with computing(compute):
@@ -216,7 +221,7 @@ def _product_rate(width: int, compute: str | None) -> float:
 
 
 def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient: float) -> float:
-    """Seconds of norms; and of all pairs and cone masses by operations, at a gradient's rate."""
+    """Estimate the seconds of all certificates: of norms, of pairs of positions, of cone masses."""
     flow = network.flow
     weights = _layer_weights(network)
     width = network.embedding.shape[1]
@@ -228,7 +233,7 @@ def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient
 
 
 def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
-    """How many contexts there are, and of how many tokens; and in how many orders of a line."""
+    """Say how many contexts there are, of how many tokens, and in how many orders of each line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     contexts = "1 context" if len(lengths) == 1 else f"{len(lengths)} contexts"
     described = f"{contexts} of {spread} tokens"
@@ -236,7 +241,7 @@ def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words."""
+    """Write seconds in words, as seconds, minutes or hours."""
     if seconds < 90:
         shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
         return "1 second" if shown == 1 else f"{shown:.0f} seconds"

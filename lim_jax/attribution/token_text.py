@@ -16,7 +16,7 @@ MOST = 3  # tokens of a part that are named
 
 
 def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return tokens as they are shown, with their numbers: those of one character are one."""
+    """Group the tokens of one character, and return each group's text with its tokens' numbers."""
     groups = []
     begun = 0
     for at, text in enumerate(texts):
@@ -30,7 +30,7 @@ def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
 def held_by_text(
     texts: Sequence[str], energies: Sequence[float] | Float[Any, " tokens"], places: Sequence[int]
 ) -> dict[str, float]:
-    """What tokens of one text hold together, of some places, as `joined_tokens` shows them."""
+    """Sum the energies of the tokens at some positions by the text that they show."""
     chosen = set(places)
     by_text = {}
     for text, group in joined_tokens(texts):
@@ -41,7 +41,7 @@ def held_by_text(
 
 
 def most_in_words(held: Mapping[str, float]) -> str:
-    """Return the tokens that hold most, each with its part of what all hold."""
+    """Name the tokens that hold most, each with its share of what all hold."""
     whole = sum(held.values()) or 1
     most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
     shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
@@ -49,15 +49,17 @@ def most_in_words(held: Mapping[str, float]) -> str:
 
 
 def in_text(token: str) -> str:
-    """A token as it stands in the text: what cannot be seen gets a mark, and lines still break.
+    """Return a token as a page shows it in the text, with a mark for what cannot be seen.
 
-    Spaces of any width and joiners of letters stay what they are beside what can be seen.
+    Lines still break. Spaces of any width and joiners of letters stay what they are beside what can
+    be seen.
     """
     blank = not any(map(str.isprintable, token.replace(" ", "")))
     return "".join(_in_text(letter, blank) for letter in token) or UNKNOWN
 
 
 def _in_text(letter: str, blank: bool) -> str:
+    """Return a letter or its mark; `blank` says that nothing of the token can be seen."""
     if letter == "\n":
         return MARKS[letter] + letter
     if category(letter) == "Zs":
@@ -71,7 +73,7 @@ def visible(letter: str) -> str:
 
 
 def readable(text: str) -> str:
-    """A text as it is, but for a mark in place of what no page can show, such as an escape."""
+    """Put a mark in place of each character of a text that no page can show, such as an escape."""
     return "".join(
         visible(letter) if category(letter) == "Cc" and letter not in "\n\t" else letter
         for letter in text

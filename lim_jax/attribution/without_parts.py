@@ -24,7 +24,7 @@ Kept = Bool[np.ndarray, "texts parts"]
 def without_parts(
     context: Context, parts: Sequence[Segment], kept: Bool[np.ndarray, " parts"]
 ) -> Context:
-    """Return a context without the parts that are not kept; what asks stays.
+    """Return a context without the parts that are not kept; all from its first query on stays.
 
     What is left closes up, and named parts are those of what is left.
     """
@@ -60,7 +60,7 @@ def losses_without(
     loss: Loss,
     run: Run,
 ) -> Float[np.ndarray, "texts answer"]:
-    """Return the loss of each part of the answer, on the text of each row of `kept`."""
+    """Compute the loss of each part of the answer, on the text of each row of `kept`."""
     require(
         int(np.flatnonzero(context.weights)[0]) > 0,
         "loss",
@@ -89,4 +89,5 @@ def _losses_of_text(
     y: Targets | Contrast,
     _: Int[Array, " length"],
 ) -> Float[Array, " answer"]:
+    """Compute the loss of each part of the answer on one text."""
     return losses_of_rows(rows, loss, model, loss.embed(model, ids, y), y)

@@ -18,7 +18,7 @@ SHOWN = 5  # answers of the model's own that are printed
 def own_answers(
     read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: LanguageModel
 ) -> list[str]:
-    """A line for each of the first answers that the model gave itself, and notes on answers."""
+    """Return a line for each of the model's first own answers, and the notes on all answers."""
     own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
     lines = []
     for number in own[:SHOWN]:
@@ -31,7 +31,7 @@ def own_answers(
 
 
 def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]:
-    """A line on answers that were cut, and one on a chat template that is there and not used."""
+    """Return a line on answers that were cut, and one on a chat template that was not used."""
     cut = sum(context.cut for context in contexts)
     plain = sum(not context.chat and not (context.weights > 0).all() for context in contexts)
     lines = []

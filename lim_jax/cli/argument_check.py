@@ -25,7 +25,7 @@ class Argument(NamedTuple):
 
 
 def require_arguments(name: str, command: Callable[..., int], given: Sequence[str]) -> None:
-    """Raise a `Refusal` of one line where a command does not take these arguments."""
+    """Raise a `Refusal` of one line unless the command takes these arguments."""
     if {"-h", "--help"} & set(given):
         return
     arguments = _arguments(command)
@@ -64,6 +64,7 @@ def require_arguments(name: str, command: Callable[..., int], given: Sequence[st
 
 
 def _arguments(command: Callable[..., int]) -> list[Argument]:
+    """Return the arguments of a command, from its signature and its annotations."""
     annotated = get_type_hints(command, include_extras=True)
     plain = get_type_hints(command)
     arguments = []
@@ -79,12 +80,13 @@ def _arguments(command: Callable[..., int]) -> list[Argument]:
 
 
 def _flags(argument: Argument) -> list[str]:
+    """Return the flags of an option: that of a bool has a negative too."""
     flag = argument.shown.partition(" ")[0]
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
 def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
-    """The tokens that are the option's values; the first is one whatever it says if `literal`."""
+    """Return the tokens that are an option's values; if `literal`, the first may be a flag."""
     if argument.kind is bool:
         return []
     most = len(rest) if get_origin(argument.kind) is tuple else 1
@@ -97,6 +99,7 @@ def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[st
 
 
 def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None:
+    """Raise a `Refusal` if an option lacks its value, or if a value is of another type."""
     flag = argument.shown.partition(" ")[0]
     kinds = _kinds(argument.kind)
     choices = [choice for kind in kinds for choice in _choices(kind)]
@@ -119,10 +122,12 @@ def _kinds(kind: Any) -> list[Any]:
 
 
 def _choices(kind: Any) -> list[str]:
+    """Return the values of a literal type, and none of others."""
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 def _fits(kind: Any, value: str) -> bool:
+    """Tell whether a word of the command line is a value of this type."""
     if kind is type(None):
         return value == "None"
     if get_origin(kind) is Literal:
@@ -137,12 +142,14 @@ def _fits(kind: Any, value: str) -> bool:
 
 
 def _listed(flags: Sequence[str] | dict[str, Argument]) -> str:
+    """Return the flags in one line, without the negative ones."""
     return ", ".join(flag for flag in flags if not flag.startswith("--no-"))
 
 
 def _refusal(
     name: str, got: str, wrong: str, accepted: str, near: Sequence[str] | dict[str, Argument] = ()
 ) -> Refusal:
+    """Return the error of a command's arguments, which names the closest of `near` as a cure."""
     close = get_close_matches(got.split()[-1], list(near), n=1)
     cure = f"Did you mean {close[0]}?" if close else f"lim-jax {name} --help says more."
     return Refusal(f"{name}: {got} {wrong}; {accepted}. {cure}")

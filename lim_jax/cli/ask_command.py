@@ -117,11 +117,13 @@ def ask(
 
 
 def _print(answered: Answer, notes: Sequence[str]) -> None:
+    """Print the finding, the question, the answer, notes and the table of parts."""
     print(f"{answered.finding}\n\nQuestion: {answered.question}")
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
 
 def _announce(model: models.LanguageModel, asked: ReadQuestion) -> None:
+    """Say what will be measured and by which method, and how long it is likely to take."""
     own = isinstance(asked.read, PromptOnly)
     work = "Answering and measuring" if own else "Measuring"
     cost = asked.cost(model)

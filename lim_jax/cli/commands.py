@@ -53,7 +53,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on `arguments`, by default the process's own; returns its status.
+    """Run the command line on `arguments`, by default the process's own; return its status.
 
     Interrupted from the keyboard it says so in a line, and the status is 130, as shells have it.
     """
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_flags(words: str) -> str:
-    """Say arguments in an error as the command has them: of `max_length` that is --max-length.
+    """Write arguments in an error as the command takes them: `max_length` as --max-length.
 
     >>> as_flags("Raise `max_length`, take `loss='answer'` or `html=False`.")
     'Raise --max-length, take --loss answer or --no-html.'
@@ -74,6 +74,7 @@ def as_flags(words: str) -> str:
 
 
 def _flag(argument: re.Match[str]) -> str:
+    """Return the option for one argument in backquotes."""
     name = argument[1].replace("_", "-")
     value = argument[2]
     if value == "False":
@@ -82,6 +83,7 @@ def _flag(argument: re.Match[str]) -> str:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    """Run a command, or print the version or the help, and return the exit status."""
     match list(arguments):
         case [name, *given] if name in COMMANDS:
             command = _command(name)
@@ -99,7 +101,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _overview() -> ArgumentParser:
-    """Return the help of lim-jax by itself: its commands, and the options that stand before one."""
+    """Return the parser of lim-jax by itself, whose help lists commands and common options."""
     parser = ArgumentParser(
         prog="lim-jax",
         usage="lim-jax [--cache PATH | --no-cache] COMMAND ...",
@@ -119,5 +121,5 @@ def _overview() -> ArgumentParser:
 
 
 def _command(name: str) -> Callable[..., int]:
-    """Return the function of a command, whose file is loaded for it."""
+    """Load the file of a command, and return its function."""
     return getattr(import_module(f"lim_jax.cli.{COMMANDS[name][0]}"), name)

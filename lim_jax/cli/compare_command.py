@@ -80,6 +80,7 @@ def compare(
 def _profiles(
     measured: tuple[MeasuredContexts, MeasuredContexts], names: Names, folder: Path
 ) -> Told:
+    """Compare two profiles and write the files; return sentences, table rows and figures."""
     compared = compare_contexts(*measured)
     parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
     parts = {name: part for name, part in parts.items() if part is not None}
@@ -110,6 +111,7 @@ def _profiles(
 
 
 def _answers(answers: Sequence[AnswerRecord], names: Names, folder: Path) -> Told:
+    """Compare two answers and write the files; return sentences, table rows and no figures."""
     compared = compare_answers(answers[0], answers[1], names)
     write_compared_answers(compared, folder)
     questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)
@@ -117,6 +119,7 @@ def _answers(answers: Sequence[AnswerRecord], names: Names, folder: Path) -> Tol
 
 
 def _pages(first: Path, second: Path) -> list[str]:
+    """Return the two pages of the first kind that both folders have; none where there is none."""
     for name in PAGES:
         files = first / name, second / name
         if all(file.is_file() for file in files):
@@ -125,7 +128,7 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 
 def _names(first: Path, second: Path) -> Names:
-    """Return the folders' own names, or all of their paths where these are one."""
+    """Return the names of two folders, or their whole paths if both have one name."""
     one = first.resolve().name
     two = second.resolve().name
     names = (one, two) if one != two else (str(first), str(second))

@@ -147,6 +147,7 @@ def explain(
 
 
 def _require_options(loss: LossName, max_length: int, delta: float, html: bool) -> None:
+    """Raise early unless the regions fit, the loss takes one pass, and a page's packages exist."""
     boundary_regions(token_grid(max_length), delta)
     if html:
         require_page_packages()
@@ -164,6 +165,7 @@ def _require_options(loss: LossName, max_length: int, delta: float, html: bool) 
 def _require_within(
     network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
 ) -> None:
+    """Raise ValueError for more contexts than the data have, or a depth that is no layer's."""
     require(
         contexts is None or contexts <= len(read.windows),
         "contexts",
@@ -175,7 +177,7 @@ def _require_within(
 
 
 def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
-    """Return what will be done on contexts of these lengths, and how long it is likely to take."""
+    """Say what will be done on contexts of these lengths, and how long it is likely to take."""
     what = "certificates that can decide"
     seconds = budget.seconds
     if certificates == "all":

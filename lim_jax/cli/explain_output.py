@@ -54,7 +54,7 @@ def report_explanation(
 
 
 def words(result: Explanation, records: Sequence[MeanShare]) -> list[str]:
-    """Return an explanation in lines: the finding, documents, positions, ways, certificates."""
+    """Return an explanation in lines: findings, named parts, positions, channels, certificates."""
     influence = result.influence
     rest = result.without_queries
     regions = result.influence.regions
@@ -75,15 +75,18 @@ def words(result: Explanation, records: Sequence[MeanShare]) -> list[str]:
 
 
 def _records(contexts: Sequence[Context], result: Explanation) -> list[MeanShare]:
+    """Average what each named part holds, from the token energies of an explanation."""
     energies = list(map(np.asarray, result.token_energies))
     return mean_shares(shares_by_context(contexts, energies), contexts, energies)
 
 
 def _as_lists(mass: Estimate) -> dict[str, Any]:
+    """Return the value and the error of an estimate as lists."""
     return {name: values.tolist() for name, values in mass._asdict().items()}
 
 
 def _write_profiles(result: Explanation, file: Path) -> None:
+    """Write a table by position: the density, its error, and the energies of channels and hops."""
     influence = result.influence
     columns = (
         influence.grid.nodes,
@@ -98,7 +101,7 @@ def _write_profiles(result: Explanation, file: Path) -> None:
 
 
 def _figures(result: Explanation, mass: Estimate | None, title: str) -> dict[str, Any]:
-    """Return the figures, by the names of their files."""
+    """Draw the figures, and return them by the names of their files."""
     influence = result.influence
     figures = {
         "influence": plots.influence_profile(influence, title),
@@ -122,7 +125,7 @@ def write_explained_page(
     title: str,
     out: Path,
 ) -> None:
-    """Write explanation.html, of the first contexts with every token shaded."""
+    """Write explanation.html, which shades every token of the first contexts."""
     shown = read.contexts[:SHOWN]
     weights = list(asked.weights[:SHOWN])
     rows = list(map(np.asarray, read.windows[:SHOWN]))

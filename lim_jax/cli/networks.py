@@ -76,7 +76,7 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
 
 
 def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
-    """Return a bar, which records after each context how the weights are placed."""
+    """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
         of_contexts = options.get("unit") == "context"
@@ -89,7 +89,7 @@ def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
 def estimated_time(
     network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> str:
-    """Say how long measuring is likely to take; of minutes also what half precision would take."""
+    """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
     seconds = measuring_seconds(network, lengths, shown, answered, cost)
     said = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
@@ -101,7 +101,7 @@ def estimated_time(
 
 
 def free_memory() -> int:
-    """Return what the device, or on a CPU the machine, has left, in bytes."""
+    """Return the free memory of the device, or on a CPU of the machine, in bytes."""
     (device, *_) = jax.local_devices()
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:

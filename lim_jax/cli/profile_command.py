@@ -205,6 +205,7 @@ def _announce(
     words: str,
     more: int,
 ) -> None:
+    """Say what will be measured, and how long it is likely to take."""
     cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
     signed = ", and signed" if more else ""
     page = f", with a page of the first {shown}" if shown else ""
@@ -219,6 +220,7 @@ def _announce(
 def _require_options(
     loss: LossName, method: str | None, foil: str, *, html: bool, shuffle: bool, signed: bool
 ) -> None:
+    """Raise unless the options go together, and the packages of a page are installed."""
     kind = loss_kind(loss)
     if html:
         require_page_packages()
@@ -249,12 +251,14 @@ def _require_options(
 
 
 def _findings(result: Measured) -> list[str]:
+    """Return the sentences on shuffled documents, on named parts and on positions."""
     shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
     positions = finding(result.influence, result.without_queries)
     return [line for line in (*shuffled, records_finding(result.records), positions) if line]
 
 
 def _words(result: Measured) -> str:
+    """Return the findings and the tables as text."""
     lines = [
         *_findings(result),
         "" if result.shuffled is None else shuffled_table(result.shuffled),
@@ -288,7 +292,7 @@ def write_profile_page(
     answer: str = "",
     findings: Sequence[str] = (),
 ) -> None:
-    """Write profile.html, of the first contexts; without `findings` those of `profile`."""
+    """Write profile.html of the first contexts, under `findings` or else those of `profile`."""
     accounts = result.accounts
     shuffled = result.shuffled
     shown = result.contexts[: len(accounts)]

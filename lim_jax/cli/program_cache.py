@@ -37,6 +37,7 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
 
 
 def _keep_in(folder: Path) -> None:
+    """Have JAX keep compiled programs in a folder; warn and keep none if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -62,7 +63,7 @@ def _keep_in(folder: Path) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove programs until what is left takes `MOST` bytes."""
+    """Remove the programs that were used longest ago until the others take at most `MOST` bytes."""
     kept = 0
     with suppress(FileNotFoundError):  # another command makes room too
         files = [(path.stat(), path) for path in folder.glob("*-cache")]

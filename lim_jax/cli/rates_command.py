@@ -62,6 +62,7 @@ def rates(
 
 
 def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:
+    """Write, draw and print the studies; return 1 if one is not as expected, else 0."""
     costs = {name: [curve._asdict() for curve in of_cost] for name, of_cost in curves.items()}
     write_json(out / "rates.json", {"rates": [row.record() for row in rows], "costs": costs})
     errors = (

@@ -33,6 +33,7 @@ def reproduce(out: Out = Path("section4"), overwrite: Overwrite = False) -> int:
 
 
 def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> int:
+    """Write, draw and print section 4; return 1 if a printed figure is not met, else 0."""
     write_json(out / "section4.json", numbers)
     for draw in (
         plots.simulation_influence_profiles,

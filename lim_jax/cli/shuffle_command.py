@@ -20,7 +20,7 @@ SHOWN = 8  # documents of a table that is printed
 def shuffled_lines(
     data: Path, model: LanguageModel, asked: LossName, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
-    """Read the lines of a file, each laid out in orders of its own, the same at every run."""
+    """Read the lines of a file, and lay each out in its own orders, the same at every run."""
     tokenizer = model.tokenizer
     lines = read_lines(data, model.chat_template, foil)
     first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
@@ -31,7 +31,7 @@ def shuffled_lines(
 
 
 def shuffled_findings(result: ShuffledShares) -> list[str]:
-    """Return what is due to documents and to places, in sentences, and over what the errors are."""
+    """Say what is due to documents and to places, and over what the errors are."""
     contexts = result.effects.contexts
     orders = result.effects.orders
     of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
@@ -52,7 +52,7 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
 
 
 def shuffled_table(result: ShuffledShares) -> str:
-    """Return the table by document and place, where a screen is wide enough."""
+    """Return the table by document and place; an empty text for over `SHOWN` documents."""
     return two_way_table(result.effects, result.names) if len(result.names) <= SHOWN else ""
 
 

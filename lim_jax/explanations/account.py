@@ -146,7 +146,7 @@ def asked_of_windows(
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
     padded: int | None = None,
 ) -> Targets:
-    """Return what is asked of windows, at the places alone whose weights are not zero."""
+    """Return the targets of windows, only at positions whose query weights are not zero."""
     targets = [np.asarray(window)[1:] for window in windows]
     shared = getattr(query_weights, "ndim", 2) == 1
     weights = [
@@ -157,7 +157,7 @@ def asked_of_windows(
     size = min(most, padded_length(max(1, *map(len, places))))
 
     def asked(rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the rows at the places alone, all of one size."""
+        """Return the rows' entries at these positions, padded with zeros to one size."""
         return np.stack(
             [np.pad(row[at], (0, size - len(at))) for row, at in zip(rows, places, strict=True)]
         )
@@ -168,7 +168,7 @@ def asked_of_windows(
 
 
 def as_depth(depth: Any, flow: ResidualFlow) -> int:
-    """Return the depth as an int; raise unless it is that before one of the flow's layers."""
+    """Return the depth as an int; raise ValueError unless it is that before one of the layers."""
     last = flow.depth - 1
     expected = f"a whole number from 0 to {last}, the last layer's depth"
     return as_int(depth, "depth", least=0, most=last, expected=expected)
@@ -208,7 +208,7 @@ def parts_of_context(
     progress: Callable[[list], Iterable] = iter,
     places: Int[Array, " places"] | None = None,
 ) -> ContextParts:
-    """Take one context's adjoint apart, in one sweep back, a program for each layer.
+    """Split one context's adjoint into its parts, in one sweep back with a program per layer.
 
     At the few `places` that ask alone the covector of no hops is not zero, which saves a fourth.
     """
@@ -237,7 +237,10 @@ def parts_of_context(
 def _collected(
     terminal: State, sweep: _Sweep, back: list, depth: int
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """What a context's parts have between its states and `met`: of the layers, last first."""
+    """Return the fields of `ContextParts` from `vectors` to `growths`.
+
+    `back` has what each layer gave, the last layer first.
+    """
     energies, heads, growths = (jnp.stack(layers[::-1]) for layers in zip(*back, strict=True))
     hops = sweep.hops
     few = sweep.few
@@ -249,6 +252,7 @@ def _collected(
 
 @filter_jit
 def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: State, grid: Grid) -> State:
+    """Return the state after the layer of this number."""
     return flow.at_layer(lambda layer: flow.transition(layer, x, grid), number, x.dtype)
 
 
@@ -260,6 +264,7 @@ def _ended(
     grid: Grid,
     places: Int[Array, " places"] | None,
 ) -> tuple[Scalar, _Sweep]:
+    """Compute the terminal loss, and the sweep that begins with its covector."""
     loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
     terminal = gradient / grid.weights[:, None]
     still = jnp.zeros_like(gradient)
@@ -276,7 +281,7 @@ def _ended(
 def _back(
     flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
 ) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
-    """One layer back, and of it: the energies, what its heads add, and how the covector grows."""
+    """Pull a sweep back through a layer; return its energies, its heads' and its growth too."""
     before = sweep.covector
     moved = _taken_apart if apart else _passed
 
@@ -292,6 +297,7 @@ def _back(
 def _taken_apart(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
+    """Pull a covector and its parts back through a layer, with the energy that each head adds."""
     hops, few, stages = pull_back_hops(flow, layer, state, sweep.hops, grid, sweep.few)
     cone = sum(stage.parts.kernel for stage in stages)
     local = sum(stage.parts.local for stage in stages)
@@ -307,6 +313,7 @@ def _taken_apart(
 def _passed(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
+    """Pull the covector alone back through a layer, with zeros in place of heads' energies."""
     stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
     added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
     moved = sweep._replace(covector=sweep.covector + added)
@@ -324,7 +331,7 @@ def parts_of_ids(
     loss: LossOfLogits,
     progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
-    """`parts_of_context` of ids, and what `asked_of_windows` makes for them."""
+    """Split the adjoint of ids by `parts_of_context`, with targets of `asked_of_windows`."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
     example = (_embedded(model, ids), asked)
     terminal = jax.tree_util.Partial(loss.terminal, model)
@@ -335,6 +342,7 @@ def parts_of_ids(
 
 @filter_jit
 def _of_length(parts: ContextParts, length: int) -> tuple[Array, Array, Array, Array]:
+    """Return the energies of a context without its padding, as densities on its own grid."""
     # The padded grid's are densities of cells narrower than the context's own.
     share = length / parts.state.shape[0]
     channels, hops, by_depth = (

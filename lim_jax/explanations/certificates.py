@@ -44,7 +44,7 @@ def survival_of_recency(
     key: Key[Array, ""],
     judged: Judged,
 ) -> Certificate:
-    """Judge `criteria.recency_survival` by c from below, and by the norms where that may hold."""
+    """Judge `criteria.recency_survival` by a lower bound of c, and by the norms if it may hold."""
     terminal = adjoints.vectors[:, 0]
     initial = adjoints.vectors.sum(axis=1)
     from_below = _products_from_below(adjoints.growths, depth)
@@ -88,7 +88,7 @@ def primacy_of_the_cone(
 def _products_from_below(
     growths: Float[Array, "examples depth"], depth: int
 ) -> Float[Array, "examples layers"]:
-    """Return a bound from below on the layers' amplification, of each context."""
+    """Bound from below the products of the layers' amplification, for each context."""
     return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
 
 
@@ -96,6 +96,8 @@ def _products_from_below(
 def _amplifications(
     model: CausalLM, ids: Int[Array, "examples length"], grid: Grid, depth: int, key: Key[Array, ""]
 ) -> Float[Array, "examples layers"]:
+    """Compute the products of the layers' amplification from their norms, for each context."""
+
     def one(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
         norms = interaction_norms(model.flow, model.embed(ids), grid, key=key)
         return amplification(jax.tree.map(lambda leaf: leaf[depth:], norms)).products
@@ -111,6 +113,8 @@ def _joint_cone(
     grid: Grid,
     depth: int,
 ) -> JointCone:
+    """Compute the joint cone of contexts from the attention of the layers from `depth` on."""
+
     def one(example: tuple[Array, Targets]) -> AttentionSites:
         ids, asked = example
         loss = partial(terminal_loss, model)

@@ -105,7 +105,7 @@ class Explanation(NamedTuple):
     token_energies: tuple[Profile, ...] = ()
 
     def __str__(self) -> str:
-        """Return what `explanation_table` says of it."""
+        """Return the text of `explanation_table`."""
         return explanation_table(self)
 
     @property
@@ -267,7 +267,7 @@ def _of_queries(
     regions: Regions,
     loss: LossOfLogits,
 ) -> tuple[Certificate, ...]:
-    """Right-biased queries, where one law of them is asked of all contexts by cross-entropy."""
+    """Judge right-biased queries, if one law of them asks all contexts by cross-entropy."""
     rows = np.atleast_2d(np.asarray(query_weights))
     if loss is not CausalLM.loss or (rows != rows[0]).any():
         return ()
@@ -289,6 +289,7 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
 
 @filter_jit
 def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profile:
+    """Compute a context's cone mass at each position, averaged over layers."""
     flow = model.flow
 
     def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
@@ -301,6 +302,8 @@ def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profi
 def _of_context(
     parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
 ) -> tuple[dict[str, Array], Profile]:
+    """Reduce a context's parts to what is averaged over contexts, and its tokens' energies."""
+
     def carried(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
         return profiles if shares is None else profiles @ shares.T
 
@@ -320,11 +323,13 @@ def _of_context(
 
 @filter_jit
 def _stack(trees: Sequence[Any]) -> Any:
+    """Stack the leaves of trees of one structure."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 @cached_jit
 def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
+    """Average over contexts what `_of_context` measured, as the fields of an `Explanation`."""
     energies = found["energy"]
     products = found["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
@@ -338,6 +343,7 @@ def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -
 
 
 def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
+    """Return values under their names."""
     return dict(zip(names, values, strict=True))
 
 

@@ -8,13 +8,13 @@ from lim_jax.density.statistics import Influence
 
 
 def influence_table(influence: Influence, rest: Influence | None = None) -> str:
-    """Lay out a density's regional averages and indices, and without the queried tokens if any."""
+    """Lay out a density's regional averages and indices, and those without the queries if any."""
     rows = density_rows(influence, rest)
     return "\n".join([*regional_lines("", rows), *index_lines(influence, rest)])
 
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
-    """Return how many contexts make LIM known to `width` to either side; None of one alone."""
+    """Estimate how many contexts make LIM known to `width` to either side; None from one alone."""
     error = float(influence.index_errors().lim)
     lim = float(influence.indices().lim)
     if not math.isfinite(error):
@@ -25,19 +25,20 @@ def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
 
 
 def density_rows(influence: Influence, rest: Influence | None) -> dict[str, Any]:
-    """The regional averages of a density and their errors, and those without the queried tokens."""
+    """Return a density's regional averages with errors, and those without the queried tokens."""
     without = {} if rest is None else _averages("  queries left out", rest)
     return {**_averages("influence density", influence), **without}
 
 
 def _averages(name: str, influence: Influence) -> dict[str, Any]:
+    """Return the regional averages of a density, and their errors if these are finite."""
     averages = influence.indices()[:3]
     errors = influence.index_errors()[:3]
     return {name: averages} | ({f"{name}, error": errors} if math.isfinite(errors[0]) else {})
 
 
 def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
-    """Return a number for each region under its name."""
+    """Lay out rows of numbers, one for each region, below the regions' names."""
     lines = [f"{title:26s} " + " ".join(f"{region:>10s}" for region in REGIONS)]
     for name, values in rows.items():
         lines.append(f"{name:26s} " + " ".join(f"{float(value):10.4g}" for value in values))
@@ -57,6 +58,7 @@ def index_lines(influence: Influence, rest: Influence | None) -> list[str]:
 
 
 def _index_line(influence: Influence) -> str:
+    """Return LIM and the symmetric contrast in a line, and how many contexts LIM still needs."""
     indices = influence.indices()
     errors = influence.index_errors()
     count = int(influence.count)

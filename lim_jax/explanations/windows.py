@@ -19,7 +19,7 @@ QueryWeights = Float[Array, "*examples length"] | Sequence[Float[Array | np.ndar
 
 
 def require_windows(model: Any, windows: Any, regions: Any) -> None:
-    """Raise unless these are a model, ids with the one after each context, and regions."""
+    """Raise ValueError unless these are a model, windows of ids, and regions that fit them."""
     require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_regions(regions)
     length = regions.grid.size
@@ -40,7 +40,7 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
 
 
 def require_query_weights(query_weights: Any, windows: Windows) -> None:
-    """Raise unless there is a weight for each place of each context."""
+    """Raise ValueError unless there is a weight for each position of each context."""
     lengths = [len(window) - 1 for window in windows]
     if isinstance(query_weights, Sequence):
         require(
@@ -69,7 +69,10 @@ def require_query_weights(query_weights: Any, windows: Windows) -> None:
 def carried_to(
     regions: Regions, length: int
 ) -> tuple[Regions, Float[np.ndarray, "cells length"] | None]:
-    """A context's own regions, and how profiles are carried to these; None where they stay."""
+    """Return a context's own regions and the matrix that carries its profiles to `regions`.
+
+    None stands for the matrix where the lengths are the same.
+    """
     if length == regions.grid.size:
         return regions, None
     dtype = regions.grid.nodes.dtype
@@ -78,7 +81,7 @@ def carried_to(
 
 
 def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Regions | None:
-    """The regions without the positions that any context asks; None where one would be empty."""
+    """Return the regions without positions that any context asks; None if one would be empty."""
     if isinstance(query_weights, Sequence):
         asked = np.zeros(regions.grid.size, bool)
         for row in query_weights:

@@ -86,7 +86,7 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
 
 
 def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Rows by topic, and by the last part of their names where a topic has more than five."""
+    """Yield panels of rows by topic, and large topics by the last part of their rows' names."""
     topics = grouped(rows, lambda row: row.topic)
     if all(len(members) == 1 for members in topics.values()):
         topics = {"": list(rows)}
@@ -101,6 +101,7 @@ def _panels(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
+    """Draw the errors, bounds, orders and slopes of a panel's studies."""
     ends = []
     for index, row in enumerate(rows):
         study = row.study
@@ -127,18 +128,19 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
 
 
 def _short(name: str, panel: str) -> str:
+    """Return a row's name without what the panel's name says."""
     topic, _, last = panel.partition(", ")
     kept = name.removeprefix(f"{topic}, ")
     return re.sub(f"(, |: ){re.escape(last)}$", "", kept) if last else kept
 
 
 def _slope_of(row: Row) -> float:
-    """The order that is claimed, or else expected; of order 0, or of none, no slope is drawn."""
+    """Return the order that is claimed, or else expected, or else 0, which has no slope."""
     return float((row.expected if row.study.claimed is None else row.study.claimed) or 0)
 
 
 def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
-    """A triangle of the slope below the lowest of its rows, with what was measured."""
+    """Draw a triangle of the slope below the lowest of its rows, with what was measured."""
     lowest = min((row.study for row in rows), key=lambda study: study.errors[-2])
     start, stop = lowest.refinements[-2:]
     high, _ = lowest.errors[-2:]

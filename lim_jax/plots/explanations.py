@@ -225,7 +225,7 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
 
 
 def _over_the_larger(sides: np.ndarray) -> np.ndarray:
-    """Sides over the larger one's size; beside an infinite one, which is one, others are zero."""
+    """Divide both sides by the larger one's size; beside an infinite side, others are zero."""
     infinite = np.isinf(sides)
     if infinite.any():
         return np.where(infinite, np.sign(sides), 0.0)
@@ -233,6 +233,7 @@ def _over_the_larger(sides: np.ndarray) -> np.ndarray:
 
 
 def _verdict(certificate: Certificate, inequality: Inequality) -> str:
+    """Name the verdict on an inequality, a key of `VERDICTS`."""
     if certificate.vacuous:
         return "vacuous"
     if certificate.holds:
@@ -241,7 +242,7 @@ def _verdict(certificate: Certificate, inequality: Inequality) -> str:
 
 
 def _named(certificate: Certificate, inequality: Inequality) -> str:
-    """The criterion, the side of which it speaks where it speaks of both, verdict and statement."""
+    """Return an inequality's label: its criterion, the side if it is of one, verdict, statement."""
     sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
     name = ", ".join((certificate.name, *sides))
     verdict = _verdict(certificate, inequality)

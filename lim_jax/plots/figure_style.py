@@ -25,9 +25,11 @@ class ShownFigure(Figure):
     """A figure of so many inches, that a notebook shows whether or not it has pyplot."""
 
     def __init__(self, width: float | int, height: float | int):
+        """Make an empty figure of this size in inches."""
         super().__init__(figsize=(width, height), dpi=150, layout="constrained")
 
     def _repr_png_(self) -> bytes:
+        """Return the figure as PNG, for a notebook."""
         file = io.BytesIO()
         self.savefig(file, format="png")
         return file.getvalue()
@@ -116,7 +118,7 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
 
 
 def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
-    """A title, with the number of the grid's positions, of examples and of positions left out."""
+    """Return a title with the numbers of positions, of examples, and of positions left out."""
     require_text(title, "title")
     size = f"{length} positions" + (f", n = {count}" if count is not None else "")
     size += f", {left_out} left out" if left_out else ""
@@ -155,14 +157,14 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
 
 
 def spans_decades(*profiles: np.ndarray) -> bool:
-    """Tell whether positive values span more than two decades, and want a logarithmic scale."""
+    """Tell whether positive values span more than two decades, which need a logarithmic scale."""
     values = np.concatenate([np.ravel(profile) for profile in profiles])
     positive = values[values > 0]
     return positive.size > 0 and bool(positive.max() > DECADES * positive.min())
 
 
 def fit_scale(axes: Axes, *, log: bool) -> None:
-    """Fit the ordinates to all that is drawn by now: on a logarithmic scale, or from zero on."""
+    """Fit the ordinates to all that is drawn so far: on a logarithmic scale, or from zero on."""
     axes.autoscale(axis="y")
     if log:
         axes.set_yscale("log")
@@ -171,7 +173,7 @@ def fit_scale(axes: Axes, *, log: bool) -> None:
 
 
 def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    r"""Two standard errors to either side; on a logarithmic axis :math:`v\,e^{\pm 2\sigma/v}`."""
+    r"""Return the band of two standard errors; on logarithmic axes :math:`v\,e^{\pm 2\sigma/v}`."""
     if not log:
         return value - 2 * error, value + 2 * error
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -182,7 +184,7 @@ def error_band(value: np.ndarray, error: np.ndarray, *, log: bool) -> tuple[np.n
 def draw_with_errors(
     axes: Axes, x: np.ndarray, value: Any, error: Any, name: str, style: dict[str, Any], log: bool
 ) -> None:
-    """Draw a line, and two standard errors to either side where there are such."""
+    """Draw a line, with two standard errors to either side if all are finite."""
     value = np.asarray(value)
     error = np.asarray(error)
     if np.isfinite(error).all():
@@ -193,7 +195,7 @@ def draw_with_errors(
 
 
 def positive_part(values: np.ndarray) -> np.ndarray:
-    """Values that a logarithmic axis can show; NaN, which is not drawn, in place of the others."""
+    """Put NaN, which is not drawn, in place of values that a logarithmic axis cannot show."""
     return np.where(values > 0, values, np.nan)
 
 
@@ -237,7 +239,7 @@ def shade_boundaries(axes: Axes, delta: float) -> None:
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> None:
-    """Draw a figure to pixels and to lines: ``name.png`` and ``name.svg``."""
+    """Write a figure as ``name.png`` and ``name.svg``."""
     for kind in ("png", "svg"):
         file = folder / f"{name}.{kind}"
         with saying_what_is_lacking(file):

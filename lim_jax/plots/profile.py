@@ -102,7 +102,7 @@ def signed_density(density: Estimate, regions: Regions, contexts: int, title: st
 
 
 def _draw_signed(axes: Axes, positions: Column, values: Column, errors: Column) -> None:
-    """A line with its band about zero, which is dotted."""
+    """Draw a line with its band, and a dotted line at zero."""
     if np.isfinite(errors).all():
         band = figure_style.error_band(values, errors, log=False)
         axes.fill_between(positions, *band, color="black", alpha=0.2, linewidth=0)
@@ -167,6 +167,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 
 
 def _indices(result: Influence) -> str:
+    """Return the gap, LIM and the symmetric contrast in a line, with errors that are finite."""
     indices = result.indices()
     errors = result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
@@ -179,7 +180,7 @@ def _indices(result: Influence) -> str:
 
 
 def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "") -> Figure:
-    """Draw each document's share of the influence by its place, and that of any, with its band."""
+    """Draw each document's share of the influence by its place, and any document's with a band."""
     figure, axes = figure_style.new_figure("share of the influence", "place of the document", title)
     places = np.arange(1, len(names) + 1)
     for number, (name, row) in enumerate(zip(names, np.asarray(result.table.value), strict=True)):

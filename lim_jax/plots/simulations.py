@@ -130,11 +130,13 @@ def simulation_probe_errors(results: Section4) -> Figure:
 
 
 def _draw_profile(axes: Axes, density: object, name: str, label: str) -> None:
+    """Draw a density over position in the style of `name`, one of `STYLES`."""
     style = STYLES[name]
     axes.plot(np.asarray(GRID.nodes), np.asarray(density), **style, markevery=4, label=label)
 
 
 def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
+    """Give a figure its logarithmic scale, title, regions and legend, and return it."""
     axes.set_yscale("log")
     axes.set_title(title, fontsize=9)
     if axes.get_xlabel() == POSITION:

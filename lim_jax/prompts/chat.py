@@ -44,14 +44,14 @@ class _Layout(NamedTuple):
     said: set[int]  # pieces that the template must lay out: the others are parts of calls
 
     def put(self, texts: Pieces, said: bool = True) -> _Text:
-        """Add pieces, and say where they are to stand."""
+        """Add pieces, and return the `_Text` that stands for them in the chat."""
         numbers = range(len(self.pieces), len(self.pieces) + len(texts))
         self.pieces.extend(texts)
         self.said.update(numbers if said else ())
         return _Text(numbers)
 
     def marked(self, value: Any) -> Any:
-        """The same of lists and objects, with a `_Text` for each text that is more than a word."""
+        """Put a `_Text` in place of each text of lists and objects that is more than a word."""
         if isinstance(value, Mapping):
             return {name: self.marked(entry) for name, entry in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -61,7 +61,7 @@ class _Layout(NamedTuple):
 
 
 def _filled(value: Any, texts: Sequence[str]) -> Any:
-    """Return the template's variables, with these texts for the pieces."""
+    """Return the template's variables with the texts of pieces in place of each `_Text`."""
     if isinstance(value, _Text):
         return "".join(texts[number] for number in value.numbers)
     if isinstance(value, Mapping):
@@ -143,7 +143,7 @@ def chat_prompt(
 
 
 def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
-    """Return the id of the token that a template puts behind what an assistant says, if it does.
+    """Return the id of the token with which a template ends what an assistant says, if it does.
 
     Publishers' files do not always name it among those that end an answer.
     """
@@ -159,6 +159,7 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
+    """Render the layouts; return the one that the template reads, its text, and that with marks."""
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
         OPENS not in "".join(texts[-1]),
@@ -194,7 +195,7 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
 
 
 def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same chat without tools, or the calls of a message, by the name of what is left out."""
+    """Yield the chat without tools or one message's calls, by the name of what is left out."""
     if "tools" in chat:
         yield "tools", {name: value for name, value in chat.items() if name != "tools"}
     for number, message in enumerate(chat["messages"]):
@@ -213,7 +214,10 @@ def _layout(
     before: Pieces | None = None,
     documents: Sequence[Document] = (),
 ) -> _Layout:
-    """With pieces before what the user said last, which is then the question; None without."""
+    """Lay out a chat with the pieces `before` in front of the user's last message, the question.
+
+    Where `before` is None no message is the question.
+    """
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     require(
         bool(users) or before is None,
@@ -249,7 +253,7 @@ def _layout(
 
 
 def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Document]) -> _Layout:
-    """With documents that the template itself is to place."""
+    """Lay out a chat with documents beside its messages, which the template itself is to place."""
     layout = _layout(messages, tools, (), documents)
     layout.chat["documents"] = [
         {
@@ -265,7 +269,10 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
 def _places(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Say where each piece stands in a text, by that with marks in their places; and where none."""
+    """Find where each piece stands in a text, by the frame with marks in their places.
+
+    The second list has what stands between them, in order.
+    """
     said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
     numbers = [int(one) for one in said[1::2]]
     names = {layout.pieces[number][1] for number in layout.said - set(numbers)}
@@ -285,6 +292,7 @@ def _places(
 
 
 def _require_all_laid_out(left_out: Sequence[str]) -> None:
+    """Raise ValueError if the template leaves out any of these."""
     require(
         not left_out,
         "messages",
@@ -295,14 +303,14 @@ def _require_all_laid_out(left_out: Sequence[str]) -> None:
 
 
 def _as_put(text: str) -> list[str]:
-    """The forms in which templates put a text, as patterns: whole, or stripped, or as JSON."""
+    """Return patterns of the forms in which templates put a text: whole, stripped, or as JSON."""
     forms = text, text.strip(), text.lstrip(), text.rstrip()
     in_json = [json.dumps(form, ensure_ascii=False)[1:-1] for form in forms]
     return [re.escape(form) for form in dict.fromkeys((*forms, *in_json))]
 
 
 def require_messages(messages: Any) -> None:
-    """Raise unless these are messages as `chat_prompt` takes them."""
+    """Raise ValueError unless these are messages as `chat_prompt` takes them."""
     require_several(
         messages, Mapping, "messages", 'Pass for example [{"role": "user", "content": "..."}].'
     )
@@ -339,7 +347,7 @@ def require_messages(messages: Any) -> None:
 
 
 def content_text(content: Any) -> str | None:
-    """Return the text of a message's content; None of one that is no text."""
+    """Return the text of a message's content; None if it is no text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -353,6 +361,7 @@ def content_text(content: Any) -> str | None:
 
 
 def _require_functions(functions: Any, where: str) -> None:
+    """Raise ValueError unless these are functions in JSON, each with a name."""
     require_several(functions, Mapping, where, f"Pass each as {CALL}.")
     for number, one in enumerate(functions, 1):
         function = one.get("function")
@@ -369,7 +378,7 @@ def _require_functions(functions: Any, where: str) -> None:
 
 
 def _require_json(value: Any, where: str) -> None:
-    """Refuse what JSON does not have, and names that a token of control may stand in."""
+    """Raise ValueError for values that JSON lacks, and names that may hold a token of control."""
     if isinstance(value, Mapping):
         odd = [name for name in value if not (isinstance(name, str) and WORD.fullmatch(name))]
         require(

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
-    """The tokens of each name, in order and once each; names in the order in which they come."""
+    """Return the positions of each name's tokens in order, each once; names as they first come."""
     by_name: dict[str, list[Any]] = {}
     for span in spans:
         by_name.setdefault(span.name, []).append(span.places)
@@ -241,7 +241,10 @@ def require_foil_read(foil: str, kind: LossKind, where: str) -> None:
 def _contrast(
     found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
 ) -> Context:
-    """Return the prompt alone, of which answer and foil are asked; both must leave it as it is."""
+    """Return the prompt as a context that asks for the odds of the answer over the foil.
+
+    Raise ValueError unless both leave the prompt's tokens as they are.
+    """
     require(
         bool(foil),
         where,
@@ -280,7 +283,7 @@ def _contrast(
 def _context(
     found: EncodedText, laid: RenderedPrompt, kind: LossKind, end: int, where: str
 ) -> Context:
-    """Of the tokens of a text that ends at a character, its answer after what was laid out."""
+    """Return the context of a text's tokens, whose answer follows the prompt up to `end`."""
     length = len(found.ids) - 1
     require(
         length > 0,
@@ -307,7 +310,7 @@ def _context(
 def _spans(
     spans: Sequence[tuple[int, int, str]], found: EncodedText, most: int, where: str, length: int
 ) -> tuple[Span, ...]:
-    """Return the first tokens of a text, so many, that belong to the characters of each span."""
+    """Return each span with those of the first `length` tokens that belong to its characters."""
     shown = [
         token if last >= 0 else ""
         for token, last in zip(found.tokens, found.last.tolist(), strict=True)
@@ -338,7 +341,7 @@ def _spans(
 def cut_text(
     text: str, part: tuple[int, int], tokens: Sequence[tuple[str, int]]
 ) -> tuple[str, ...]:
-    r"""Cut a part of a text where its tokens end: what these show joined is the part's own text.
+    r"""Cut a part of a text where its tokens end; the pieces joined are the part's own text.
 
     What a token reaches over the part's edges is left out; what belongs to none of its tokens goes
     with the one after it, or at the end with the last.
@@ -377,7 +380,7 @@ class _Control(NamedTuple):
 
 
 def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
-    """Return the tokens of a text and of what follows it: none of control of what users wrote."""
+    """Encode a text and what follows it, with no token of control made of what users wrote."""
     text = laid.text + after
     marks = not laid.marked
     found = encode_text(text, tokenizer, marks=marks)
@@ -406,7 +409,7 @@ def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> En
 
 
 def _spelt(text: str, found: EncodedText, added: Mapping[int, Any]) -> Iterator[_Control]:
-    """The added tokens that stand in a text; an unknown word is one that it does not spell."""
+    """Yield the added tokens that a text spells, and where; not those for unknown words."""
     reached = 0
     for number, last in zip(found.ids.tolist(), found.last.tolist(), strict=True):
         if number in added and last >= 0:
@@ -418,7 +421,7 @@ def _spelt(text: str, found: EncodedText, added: Mapping[int, Any]) -> Iterator[
 
 
 def _read_as_text(tokenizer: Any, text: str, ours: Sequence[_Control]) -> Any:
-    """What encodes a text with only some of its tokens of control, each called by another name."""
+    """Return an encoder that reads `ours` as tokens of control, and all others as text."""
     mark = next(letter for letter in map(chr, range(0xE000, 0xF8FF)) if letter not in text)
     names = {mark + one.token.content: one for one in ours}
     plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
@@ -433,6 +436,7 @@ def _read_as_text(tokenizer: Any, text: str, ours: Sequence[_Control]) -> Any:
     parts = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
 
     def encode(_: str, **options: Any) -> Any:
+        """Encode the text with names for `ours`; return its own ids and offsets."""
         found = plain.encode(mark.join(parts), **options)
         offsets = np.asarray(found.offsets).reshape(-1, 2)
         offsets = offsets - np.searchsorted(marked, offsets)

@@ -33,7 +33,7 @@ class ShuffledContexts(NamedTuple):
     contexts: tuple[Context, ...]
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
-        """The share of the influence Z that the document at each place holds, in each order."""
+        """Return the share of Z that the document at each place holds, in each order."""
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
         fits = shapes == [(context.length,) for context in self.contexts]
@@ -157,6 +157,7 @@ def shuffled(
 
 
 def _require_orders(orders: Any) -> None:
+    """Raise ValueError unless each row of an array holds the numbers 0 to k - 1 once."""
     rows = orders.tolist() if isinstance(orders, np.ndarray) and orders.ndim == 2 else []
     whole = bool(rows) and orders.dtype.kind in "iu"
     wrong = [row for row in rows if sorted(row) != list(range(len(row)))]
@@ -170,7 +171,7 @@ def _require_orders(orders: Any) -> None:
 
 
 def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
-    """Return a context, in which all documents are."""
+    """Return the context; raise ValueError unless it has an answer and all documents."""
     if isinstance(found, PromptOnly):
         raise Refusal(
             f"{where}: got no answer, expected one, which all orders are asked. Give the line an "

@@ -120,7 +120,7 @@ def title_size(name: str, text: str) -> int:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a part of this name is no document, but the question, a message or the answer."""
+    """Tell whether a name is that of the question, the answer, a message or what is in no part."""
     return name in RESERVED_NAMES or MESSAGES.fullmatch(name) is not None
 
 
@@ -172,13 +172,13 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
 
 
 def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
-    """Return each document's title and text with its name, and blank lines, which have none."""
+    """Return each document's title and text under its name, and blank lines, which have none."""
     shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
     return [piece for one in shown for piece in (one, ("\n\n", ""))]
 
 
 def require_question(question: object) -> None:
-    """Raise unless this is a text that is not empty."""
+    """Raise ValueError unless the question is a text that is not empty."""
     asks = isinstance(question, str) and bool(question.strip())
     require(
         asks,

@@ -61,6 +61,7 @@ def self_answered(
     """
 
     def answered(prompt: PromptOnly) -> Context:
+        """Let the model answer a prompt, and return the context of both."""
         given = jax.device_put(prompt.encoded.ids)
         end_ids = (*model.end_ids, *of_turns) if prompt.laid.marked else model.end_ids
         ids = np.asarray(answer(model.network, given, tokens, end_ids))

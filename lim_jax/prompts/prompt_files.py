@@ -93,7 +93,7 @@ class Line(NamedTuple):
 
     @property
     def laid(self) -> RenderedPrompt:
-        """The text that stands before the answer; of messages a process makes it."""
+        """The text that stands before the answer; a chat's is made by its template."""
         if self.template is not None:
             return chat_prompt(self.messages, self.template, self.documents, self.tools)
         if self.documents:
@@ -104,7 +104,10 @@ class Line(NamedTuple):
 def read_prompts(
     data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
-    """Read contexts of a text or of lines of JSON (`read_lines`); prompts without an answer."""
+    """Read the contexts of a text, or of lines of JSON (`read_lines`).
+
+    A line without the answer that the loss asks for gives a prompt alone.
+    """
     data = Path(data)
     tokenizer = model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
@@ -114,7 +117,7 @@ def read_prompts(
 
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
-    """Read lines as docs/commands.md has them; or a list of such objects in a ``.json`` file."""
+    """Read lines in the form of docs/commands.md, or a list of such objects in a ``.json`` file."""
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
     _require_own_ids(lines)
@@ -131,7 +134,7 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
 
 
 def _warn_of_ends(lines: Sequence[Line]) -> None:
-    """Say that white space at the end of what follows a prompt, left as it is, is asked too."""
+    """Warn that white space at the end of an answer or foil is asked too."""
     texts = [(line.where, text) for line in lines for text in (line.answer, line.foil) if text]
     wheres = list(dict.fromkeys(where for where, text in texts if text != text.rstrip()))
     if wheres:
@@ -144,7 +147,7 @@ def _warn_of_ends(lines: Sequence[Line]) -> None:
 
 
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
-    """Read documents, each under a name of its own: of a folder and those in it, or of a file."""
+    """Read the documents of a folder and of those in it, or of a file, each under its own name."""
     path = as_path(path, "documents")
     if path.is_dir():
         return _of_folder(path)
@@ -163,6 +166,7 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
 
 
 def _of_folder(folder: Path) -> tuple[Document, ...]:
+    """Read each file of a folder as a document, and warn of empty ones."""
     files = files_within(folder)
     texts = {file: text_of_file(folder / file, "documents", MOST_LETTERS) for file in files}
     empty = [file for file, text in texts.items() if not text.strip()]
@@ -183,6 +187,7 @@ def _of_folder(folder: Path) -> tuple[Document, ...]:
 
 
 def _title(file: Path) -> str:
+    """Return the title of a file's document: its path without the ending."""
     return file.with_suffix("").as_posix().encode(errors="replace").decode()
 
 
@@ -213,7 +218,7 @@ def context_of_line(
 
 
 def _require_letters(line: Line) -> None:
-    """Refuse at once what would be laid out and cut into tokens for a minute first."""
+    """Raise ValueError for too many letters, before they are encoded for a minute."""
     texts = {document.name: document.text for document in line.documents}
     for number, message in enumerate(line.messages, 1):
         texts[f"{message['role']} {number}"] = content_text(message.get("content")) or ""
@@ -229,7 +234,7 @@ def _require_letters(line: Line) -> None:
 
 
 def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
-    """Return how many of a context's tokens documents have, and the longest of them."""
+    """Say how many of a context's tokens documents have, and which of them is the longest."""
     names = {document.name for document in line.documents}
     if isinstance(context, Context):
         places = places_by_name(context.spans)
@@ -246,7 +251,7 @@ def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
 
 
 def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
-    """Return what stands on each line, or in each entry of a list, with where that is."""
+    """Return the parsed objects of a file's lines, or of its list, each with where it stands."""
     content = _content(data, name)
     if data.suffix == ".json":
         listed = parsed_json(content, f"{data}", CURE)
@@ -274,6 +279,7 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
 
 
 def _content(data: Path, name: str = "data") -> str:
+    """Return the text of a file; raise ValueError if there is no such file."""
     require(
         data.is_file(),
         name,
@@ -285,7 +291,7 @@ def _content(data: Path, name: str = "data") -> str:
 
 
 def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
-    """Return contexts of one length, one after another; a short text is one by itself."""
+    """Cut a text's tokens into contexts of one length; a shorter text is one context."""
     kind = loss_kind(asked)
     require(
         not kind.needs_answer,
@@ -311,6 +317,7 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
 
 
 def _line(entry: Any, where: str, foil: str) -> Line:
+    """Return the line that an entry of a file describes; raise ValueError if it describes none."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
     shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
@@ -386,6 +393,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
 
 
 def _id(entry: dict[str, Any], where: str) -> str:
+    """Return an entry's id as a text, empty without one; raise ValueError for other values."""
     if "id" not in entry:
         return ""
     name = entry["id"]
@@ -401,7 +409,7 @@ def _id(entry: dict[str, Any], where: str) -> str:
 
 
 def _require_own_ids(lines: Sequence[Line]) -> None:
-    """Refuse ids that stand twice: which line is paired with which could not be known."""
+    """Raise ValueError for an id that stands twice, as lines are paired by their ids."""
     first: dict[str, str] = {}
     for line in lines:
         other = first.setdefault(line.id, line.where)
@@ -416,7 +424,7 @@ def _require_own_ids(lines: Sequence[Line]) -> None:
 
 @contextmanager
 def _told_of(where: str) -> Iterator[None]:
-    """Say in errors where the line stands."""
+    """Put where the line stands in front of what errors say."""
     try:
         yield
     except Refusal as error:
@@ -424,11 +432,12 @@ def _told_of(where: str) -> Iterator[None]:
 
 
 def spaced(answer: str) -> str:
-    """An answer as it follows a question: after one space, and without white space at its end."""
+    """Return an answer as it follows a question: after one space, with none at its end."""
     return f" {answer.strip()}"
 
 
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:
+    """Return the documents of a file's entries; raise ValueError unless each has a text."""
     expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
     cure = "Write both as texts, and no other entries."
     listed = entries if isinstance(entries, list) else []
@@ -443,6 +452,10 @@ def _documents(entries: Any, where: str) -> tuple[Document, ...]:
 
 
 def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the spans of an entry, none of them called as the answer or the rest.
+
+    Raise ValueError unless each is a start, an end and a name.
+    """
     require(
         isinstance(spans, list),
         where,
@@ -464,6 +477,7 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _own_name(name: str, names: set[str]) -> str:
+    """Return a span's name, or another if the answer or the rest is called by it."""
     if name not in (ANSWER, REST):
         return name
     while name in names:
@@ -472,4 +486,5 @@ def _own_name(name: str, names: set[str]) -> str:
 
 
 def _shown(entry: Any) -> str:
+    """Return the first 60 letters of an entry in JSON, for errors."""
     return json.dumps(entry, ensure_ascii=False)[:60]

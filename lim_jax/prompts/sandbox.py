@@ -32,13 +32,13 @@ class Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> Any:
-        """Return what stands inside."""
+        """Parse the block, and return the statements that stand inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> jinja2.Environment:
-    """Return what templates of chats are written for."""
+    """Return the sandboxed environment of Jinja for which templates of chats are written."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -49,7 +49,7 @@ def environment() -> jinja2.Environment:
 
 
 def main() -> int:
-    """Read a template and the variables of chats, and write their texts, or what is wrong."""
+    """Read a template and the variables of chats as JSON, and write each one's text or error."""
     given = json.load(sys.stdin)
     _limit_memory()
     json.dump([_laid_out(given["template"], one) for one in given["chats"]], sys.stdout)
@@ -57,6 +57,7 @@ def main() -> int:
 
 
 def _laid_out(template: str, variables: dict[str, Any]) -> dict[str, str]:
+    """Render a template with one chat's variables, and return the text or the error."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # the process ends where it rings
     try:
@@ -68,17 +69,19 @@ def _laid_out(template: str, variables: dict[str, Any]) -> dict[str, str]:
 
 
 def _limit_memory() -> None:
+    """Limit this process's memory to `BYTES`, where the system can."""
     if resource is not None:
         with suppress(ValueError, OSError):  # some systems know no such limit
             resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
 
 
 def _refuse(message: str) -> None:
+    """Raise the error by which a template refuses a chat."""
     raise jinja2.TemplateError(message)
 
 
 def _as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without the escapes that Jinja's own filter has for HTML."""
+    """Write a value as JSON, without the escapes that Jinja's own filter has for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 

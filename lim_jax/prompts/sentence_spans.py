@@ -73,7 +73,7 @@ def paragraphs(text: str) -> list[Span]:
 
 
 def _between(text: str, ends: Iterable[int]) -> list[Span]:
-    """The spans that end at some characters and the white space after them, and at the text's."""
+    """Cut a text at these ends, behind the white space after each, and return the spans."""
     cuts = [0]
     last = len(text.rstrip())
     for end in ends:
@@ -84,7 +84,7 @@ def _between(text: str, ends: Iterable[int]) -> list[Span]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Lines, those of a wrapped paragraph together: start, end, and whether it is one of code."""
+    """Yield each block, a line or a wrapped paragraph: start, end, and whether it is code."""
     fenced = False
     for start, end in paragraphs(text):
         lines = text[start:end].splitlines(keepends=True)
@@ -103,7 +103,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _wrapped(line: str, after: str, width: int) -> bool:
-    """Tell whether a line goes on in the one after it, which would have fitted on it otherwise."""
+    """Tell whether a line was wrapped, as the next one's first word would not have fitted on it."""
     if width < WRAPPED or not after.strip() or ALONE.match(after):
         return False
     if line[:1].isspace() or line[:1] in "#|>" or HARD.search(line):
@@ -112,6 +112,7 @@ def _wrapped(line: str, after: str, width: int) -> bool:
 
 
 def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
+    """Yield where the sentences of a block end; a block of code is one sentence."""
     for match in () if code else END.finditer(text, start, end):
         before = text[max(start, match.start() - AROUND) : match.start()]
         after = text[match.end() : min(end, match.end() + AROUND)].lstrip()
@@ -121,6 +122,7 @@ def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
 
 
 def _goes_on(before: str, stop: str, after: str) -> bool:
+    """Tell whether a sentence goes on after a stop, by the text before it and after it."""
     first = next(filter(str.isalnum, after), "")
     words = before.split()
     if first.islower() or stop != "." or not words:

@@ -16,7 +16,7 @@ SECONDS = 30.0  # until a process is ended whose own clock did not end it
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Run a template, in a process of its own, on the variables of each chat: its text or error."""
+    """Render a template in a process of its own for each chat, and return its text or error."""
     require_extra("jinja2", "models")
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **template.marks}
     asked = {"template": template.source, "chats": [{**given, **chat} for chat in chats]}

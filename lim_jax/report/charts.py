@@ -23,7 +23,7 @@ DECADES_IF_MORE = 2
 
 
 def profile_chart(influence: Influence) -> Specification:
-    """Return the density with two standard errors, its regional averages, the uniform one."""
+    """Draw the density with two standard errors, its regional averages, and the uniform one."""
     weights = np.asarray(influence.regions.kept_weights)
     kept = weights > 0
     least, kind = _floor(np.asarray(influence.density)[kept])
@@ -46,7 +46,7 @@ def profile_chart(influence: Influence) -> Specification:
 
 
 def _floor(density: np.ndarray) -> tuple[float, str]:
-    """Say where the axis begins, and its scale: whatever is less is drawn there."""
+    """Return where the density's axis begins, where smaller values are drawn, and its scale."""
     positive = density[density > 0]
     if positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE:
         return float(positive.min()) / 2, "log"
@@ -54,6 +54,7 @@ def _floor(density: np.ndarray) -> tuple[float, str]:
 
 
 def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
+    """Return the data of the density's chart: a row for each position that regions keep."""
     edges = np.asarray(influence.grid.edges)
     columns = (influence.grid.nodes, influence.density, influence.density_error)
     table = np.stack([np.asarray(column) for column in (*columns, edges[:-1], edges[1:])], axis=1)
@@ -69,7 +70,7 @@ def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
 
 
 def _pointed_at(profile: Any) -> Any:
-    """Each position's cell over the whole height: it is seen, and tells, under the pointer."""
+    """Return a cell of full height for each position, which shows its numbers if pointed at."""
     pointed = alt.selection_point(name="pointed", on="pointerover", clear="pointerout", empty=False)
     columns = {"p": "position", "m": "density"}
     if "error" in profile.data.values[0]:
@@ -84,7 +85,7 @@ def _pointed_at(profile: Any) -> Any:
 
 
 def _averages(influence: Influence, uniform: float, least: float) -> Any:
-    """Lines over the regions, and a dotted one at the density of a uniform influence."""
+    """Return lines at the regional averages, and a dotted one at the uniform density."""
     delta = float(influence.regions.delta)
     ends = ((0, delta), (delta, 1 - delta), (1 - delta, 1))
     names = ("left", "middle", "right")
@@ -109,7 +110,7 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
 
 
 def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specification:
-    """A cell for each head of each layer, by what it adds to its layer's influence in per cent."""
+    """Draw a cell for each head of each layer, by what it adds to its layer's influence."""
     shades = shade(energies)
     rows = [
         {
@@ -127,7 +128,7 @@ def head_chart(energies: np.ndarray, first_layer: int, shade: Shading) -> Specif
 
 
 def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
-    """The density over position at every depth, from the input below to the last state above."""
+    """Draw the density over position at every depth, from the input below to the last state."""
     depths, bins = densities.shape
     shades = shade(densities)
     rows = [
@@ -149,7 +150,7 @@ def depth_chart(densities: np.ndarray, shade: Shading) -> Specification:
 def share_chart(
     names: Sequence[str], shares: np.ndarray, colours: Sequence[str], title: str
 ) -> Specification:
-    """Return one bar for each region, divided by the parts' shares of their energy."""
+    """Draw one bar for each region, divided by the parts' shares of their energy."""
     rows = [
         {"region": region, "part": name, "order": order, "share": short(share)}
         for region, row in zip(("left", "middle", "right"), shares, strict=True)
@@ -171,21 +172,23 @@ def share_chart(
 
 
 def short(number: float) -> float:
-    """Return a number to five digits: what a page holds of it."""
+    """Round a number to five digits, which a page holds of it."""
     return float(f"{float(number):.5g}")
 
 
 def _position(field: str) -> Any:
+    """Return a horizontal axis of positions from 0 to 1, which shows this field."""
     axis = alt.Axis(values=[n / 10 for n in range(0, 11, 2)], format=".1f")
     return alt.X(field, title="position p", scale=alt.Scale(domain=[0, 1]), axis=axis)
 
 
 def _tooltip(columns: dict[str, str]) -> list[Any]:
+    """Return a tooltip that shows these fields under their titles."""
     return [alt.Tooltip(f"{field}:N", title=name) for field, name in columns.items()]
 
 
 def _shaded_cells(rows: Rows, vertical: str, columns: dict[str, str], **mark: Any) -> Any:
-    """Cells in the page's shades, by their number; the legend stands beside the chart."""
+    """Return cells in the page's shades, without a legend, which stands beside the chart."""
     colours = [f"var(--shade-{n})" for n in range(COUNT)]
     scale = alt.Scale(domain=list(range(COUNT)), range=colours)
     return (
@@ -200,10 +203,12 @@ def _shaded_cells(rows: Rows, vertical: str, columns: dict[str, str], **mark: An
 
 
 def _data(rows: Rows) -> Any:
+    """Return rows as data that stand in the chart itself."""
     return alt.InlineData(values=rows)
 
 
 def _drawn(chart: Any) -> Specification:
+    """Return a chart's specification, in the page's colours and font."""
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
     lines = {"domainColor": INK, "tickColor": INK, "gridColor": "var(--line)"}
     quiet = {"titleFontWeight": "normal", "grid": False}

@@ -28,10 +28,11 @@ class Page(NamedTuple):
     html: str
 
     def __repr__(self) -> str:
-        """Say how large it is."""
+        """Say how large the page is, and how to see it."""
         return f"a page of {len(self.html) / 1e6:.1f} MB: show it in a notebook, or save it"
 
     def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, for a notebook."""
         page = html.escape(self.html, quote=True)
         return (
             f'<iframe title="Influence" srcdoc="{page}" sandbox="allow-scripts" '
@@ -39,7 +40,7 @@ class Page(NamedTuple):
         )
 
     def save(self, path: AnyPath) -> Path:
-        """Write it to a file, and say where."""
+        """Write the page to a file, and return the file's path."""
         path = as_path(path)
         write_file(path, self.html.encode())
         return path

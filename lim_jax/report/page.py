@@ -99,7 +99,7 @@ def page_of(
     records: Sequence[Any] = (),
     by_place: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Return the page that `write_page` writes."""
+    """Return the HTML of the page that `write_page` writes."""
     require_page_packages()
     _require_fitting(influence, accounts, texts)
     shade = shading(np.concatenate([own_density(account) for account in accounts]))
@@ -145,7 +145,7 @@ def page_of(
 
 
 def require_page_packages() -> None:
-    """Raise ModuleNotFoundError without the packages of the extra ``report``."""
+    """Raise ModuleNotFoundError unless the packages of the extra ``report`` are installed."""
     for package in PACKAGES:
         require_extra(package, "report")
 
@@ -153,6 +153,7 @@ def require_page_packages() -> None:
 def _require_fitting(
     influence: Influence, accounts: Sequence[TokenBreakdown], texts: Sequence[Sequence[str]]
 ) -> None:
+    """Raise ValueError unless accounts are of one network and depth, with a text for each id."""
     require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
     cure = "Make them by explanations.account_of_context."
     require_several(accounts, TokenBreakdown, "accounts", cure)
@@ -178,6 +179,7 @@ def _facts(
     measured: int | None,
     about: Mapping[str, str],
 ) -> dict[str, str]:
+    """Return facts by name: those given, the contexts, their tokens, the regions, the depth."""
     lengths = sorted({len(account.energy) for account in accounts})
     count = int(influence.count) if measured is None else measured
     depth = accounts[0].depth
@@ -194,7 +196,7 @@ def _facts(
 
 
 def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
-    """What is told of each part over all contexts: the largest share first, and the rest last."""
+    """Return the row of each part over all contexts: the largest share first, the rest last."""
     rows = []
     for record in sorted(records, key=lambda record: (record.kind == UNNAMED, -record.share)):
         rest = record.kind == UNNAMED
@@ -215,17 +217,20 @@ def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _ways(accounts: Sequence[TokenBreakdown]) -> str:
+    """Say how the influence came, by hops and by channels, over the contexts shown."""
     channels = sum(np.asarray(account.channels, float).mean(axis=1) for account in accounts)
     hops = sum(np.asarray(account.hops, float).mean(axis=1) for account in accounts)
     return parts_finding(channels, hops, accounts[0].depth)
 
 
 def _legend(shade: Shading) -> dict[str, Any]:
+    """Return a legend: the shades' numbers, their edges, and whether these are logarithmic."""
     edges = [f"{edge:.2g}" for edge in shade.edges]
     return {"shades": range(COUNT), "edges": edges, "logarithmic": shade.logarithmic}
 
 
 def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw the charts by head and by depth, and return them with their legends."""
     heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
     of_heads = shading(heads)
@@ -238,13 +243,13 @@ def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str,
 
 
 def _of_layers(account: TokenBreakdown) -> np.ndarray:
-    """Return what each head adds, over the influence at its own layer, whose scale it has."""
+    """Return the energy that each head adds, over that of the influence at its own layer."""
     standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
     return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)
 
 
 def _density_by_depth(accounts: Sequence[TokenBreakdown]) -> np.ndarray:
-    """The density at every depth, of all contexts together, on cells that a screen can show."""
+    """Return the density at every depth, of all contexts together, on `BINS` cells at most."""
     target = token_grid(min(BINS, *(len(account.energy) for account in accounts)))
     energies = [
         carrying_shares(token_grid(len(account.energy)), target)
@@ -257,6 +262,7 @@ def _density_by_depth(accounts: Sequence[TokenBreakdown]) -> np.ndarray:
 
 
 def _bars(influence: Influence, accounts: Sequence[TokenBreakdown]) -> dict[str, Any]:
+    """Draw each region's shares by channel and by attention hops."""
     channels = np.zeros((len(CHANNELS), 3))
     hops = np.zeros((len(HOPS), 3))
     for account in accounts:
@@ -299,7 +305,7 @@ def write_comparison(
 
 
 def template(name: str) -> Any:
-    """Return a page without its contents; what is put in is escaped."""
+    """Return the template of a page, which escapes what is put in."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -313,7 +319,7 @@ def template(name: str) -> Any:
 
 
 def _isolated(sentence: str) -> Any:
-    """Return a sentence in which what stands in quotation marks runs in its own direction."""
+    """Return a sentence whose quotations run each in its own direction of writing."""
     parts = re.split("(?<=“)([^“”]*)(?=”)", sentence)
     quoted = markupsafe.Markup("<bdi>{}</bdi>")
     shown = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]

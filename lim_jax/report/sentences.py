@@ -65,7 +65,7 @@ def records_finding(records: Sequence[Any]) -> str:
 
 
 def part_words(record: Any) -> str:
-    """A part by its name, with of how many texts it is where contexts have others under it."""
+    """Name a part, with the number of its texts where contexts have different ones."""
     if record.kind == UNNAMED:
         return IN_NO_PART
     if record.texts > 1:
@@ -74,7 +74,7 @@ def part_words(record: Any) -> str:
 
 
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:
-    """How the influence came: the largest shares of hops and of channels, and what each says."""
+    """Say by which hops and channels the influence came: the largest shares of each."""
 
     def largest(names: Sequence[str], energies: Any) -> str:
         energies = np.asarray(energies, float)
@@ -89,7 +89,7 @@ def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: i
 
 
 def certificate_lines(certificates: Sequence[Certificate]) -> list[str]:
-    """Certificates as questions with their answers; those that cannot decide in one line."""
+    """Return certificates as questions and answers, and a line for those that cannot decide."""
     lines = [
         f"{QUESTIONS.get(claim.name, claim.name + '?')} {ANSWERS[claim.holds]} "
         f"Measured apart from it: {PLAIN.get(claim.name, claim.conclusion)}: "
@@ -109,21 +109,23 @@ SCORED = ("part", "   score", "   error", " of documents", *SHARED[3:])
 
 
 def record_lines(records: Sequence[MeanShare]) -> list[str]:
-    """A line for each part under a line of names: the largest share first, and the rest last."""
+    """Return the lines of a table of parts, the largest share first, and the rest last."""
     return _lines(SHARED, sorted(records, key=lambda part: (part.kind == UNNAMED, -part.share)))
 
 
 def score_lines(records: Sequence[MeanScore]) -> list[str]:
-    """Return the lines of scores by a method."""
+    """Return the lines of a table of scores by a method, the largest first, and the rest last."""
     return _lines(SCORED, sorted(records, key=lambda part: (part.kind == UNNAMED, -part.score)))
 
 
 def _lines(head: Sequence[str], parts: Sequence[MeanShare] | Sequence[MeanScore]) -> list[str]:
+    """Return the lines of a table of parts; none where there are no parts."""
     rows = [head, *([part_words(part), *_numbers(part), part.most] for part in parts)]
     return text_table(rows, left=(0, len(head) - 1)).splitlines() if parts else []
 
 
 def _numbers(part: MeanShare | MeanScore) -> list[str]:
+    """Return the numbers of a part's row: its share or scores, error, tokens and contexts."""
     tokens = f"{part.tokens:.0f}" if part.tokens.is_integer() else f"{part.tokens:.1f}"
     if isinstance(part, MeanScore):
         error = f"{part.error:.3f}"

@@ -29,7 +29,10 @@ class Shading(NamedTuple):
 
 
 def shading(values: np.ndarray) -> Shading:
-    """Shade from zero to the greatest value; in at most four decades where there are over two."""
+    """Choose shades from zero to the greatest value; logarithmic ones for over two decades.
+
+    These begin at the least positive value, or four decades below the greatest.
+    """
     values = np.asarray(values, float)
     positive = values[values > 0]
     top = float(positive.max()) if positive.size else 1.0
@@ -46,12 +49,12 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink(shade: str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
+    """Return black or white, whichever is easier to read on a colour."""
     return max((BLACK, WHITE), key=lambda colour: contrast(colour, shade))
 
 
 def style() -> str:
-    """The style sheet of the shades: light on paper and by default, dark where users prefer it."""
+    """Return the shades' style sheet: light on paper and by default, dark where users prefer it."""
     dark = f"@media screen and (prefers-color-scheme: dark) {{\n{_variables(DARK)}}}\n"
     used = "".join(
         f".shade-{n} {{ background: var(--shade-{n}); color: var(--ink-{n}); }}\n"
@@ -61,11 +64,13 @@ def style() -> str:
 
 
 def _variables(scale: tuple[str, ...]) -> str:
+    """Return the style sheet's variables of these shades, and of the ink on each."""
     pairs = (f"--shade-{n}: {c}; --ink-{n}: {ink(c)};\n" for n, c in enumerate(scale))
     return f":root {{\n{''.join(pairs)}}}\n"
 
 
 def _luminance(colour: str) -> float:
+    """Compute the relative luminance of a colour by WCAG 2, from 0 to 1."""
     encoded = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -43,7 +43,7 @@ class _ShownDocument(NamedTuple):
 
     @property
     def number(self) -> str:
-        """What its name has after its title, such as the number of one that is called as others."""
+        """What the name has after the title, such as the number where others have that title."""
         title = "".join(text for part in self.title for text, _ in part.tokens).strip()
         return self.name.removeprefix(title).strip() if title else ""
 
@@ -95,7 +95,7 @@ def sources_page(
     findings: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the text of the page of scores: by token and sentence, where tokens have scores."""
+    """Return the HTML of a page of scores: by token and sentence, where tokens have scores."""
     require_extra("jinja2", "report")
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
@@ -123,7 +123,7 @@ def sources_page(
 
 
 def _shown_scores(scores: Scores, context: Context) -> Scores:
-    """Return scores of sentences by token; else of the parts that have some, spread evenly."""
+    """Return scores by sentence and token; those of parts alone spread evenly over their tokens."""
     if scores.by_token is not None:
         return scores_by_token(scores.answer, document_segments(context), scores.by_token)
     parts = [scores.parts[column] for column in scores.documents.tolist()]
@@ -135,13 +135,14 @@ def _shown_scores(scores: Scores, context: Context) -> Scores:
 
 
 def _places(segments: Sequence[Segment]) -> np.ndarray:
+    """Return the positions of all segments, one after another."""
     return np.concatenate([np.zeros(0, int), *(segment.places for segment in segments)])
 
 
 def _documents(
     sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
 ) -> list[_ShownDocument]:
-    """Return each document with its sentences; of many first those that gave most of the answer."""
+    """Return each document with its sentences; of over `MANY` those first that gave most."""
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
@@ -170,7 +171,7 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
 
 
 def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Scores of the shown tokens as bytes, a row for each part of the answer, with its scale."""
+    """Return the scores of shown tokens as bytes, a row and a scale for each part of the answer."""
     assert scores.by_token is not None
     columns = [scores.by_token[:, places].sum(axis=1) for places in tokens]
     by_token = np.stack(columns, axis=1) if columns else scores.by_token[:, :0]
@@ -181,5 +182,6 @@ def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
+    """Return an array as lists of numbers of `DIGITS` digits."""
     written = [float(f"{value:.{DIGITS}g}") for value in values.ravel().tolist()]
     return np.array(written).reshape(values.shape).tolist()

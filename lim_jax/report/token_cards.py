@@ -43,7 +43,7 @@ def own_density(account: TokenBreakdown) -> np.ndarray:
 def shown_context(
     account: TokenBreakdown, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
-    """Return a context's tokens, shaded by its own density, each beside the mean over contexts."""
+    """Return a context's tokens, shaded by its own density, and the card of each."""
     density = own_density(account)
     asked = np.asarray(account.query_weights)
     groups = joined_tokens(texts[:-1])
@@ -105,6 +105,7 @@ def blocks_of(
 def _block(
     name: str, places: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
+    """Return what the page shows of a named part: its shares, its shade and its main tokens."""
     held = density[places]
     whole = density.sum() or 1
     share = float(held.sum() / whole)
@@ -127,7 +128,7 @@ def _records(
     cells: np.ndarray,
     influence: Influence,
 ) -> list[list[str]]:
-    """What the cards tell; of several tokens the density is their mean, and their part the sum."""
+    """Return what each card tells; of several tokens the mean density and summed shares."""
     length = len(density)
     mean = np.asarray(influence.density)[cells]
     error = np.asarray(influence.density_error)[cells]
@@ -157,7 +158,7 @@ def _records(
 
 
 def parts_shares(parts: Any) -> np.ndarray:
-    """Return each part's share of the parts' sum; zero where there is none."""
+    """Return each part's share of the parts' sum; zero where that is zero."""
     parts = np.asarray(parts, float)
     whole = parts.sum(axis=0)
     return parts / np.where(whole > 0, whole, 1)

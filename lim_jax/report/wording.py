@@ -36,13 +36,13 @@ PLAIN = {
 
 
 def digits(value: Any) -> str:
-    """Return three digits, without an exponent below a million."""
+    """Write a number to three digits, or from a thousand to a million to its last whole one."""
     value = float(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def with_error(value: Any, error: Any) -> str:
-    """Return a value with its standard error; alone where one context has none."""
+    """Write a value with its standard error; alone where one context has none."""
     return digits(value) + error_words(error, digits)
 
 
@@ -54,7 +54,7 @@ def index_words(influence: Influence) -> list[tuple[str, str]]:
 
 
 def verdict(influence: Influence) -> str:
-    """Return what the gap says at two standard errors."""
+    """Say whether the middle is lost, as far as the gap's two standard errors tell."""
     if bool(influence.degenerate):
         return "No position has any influence."
     gap = float(influence.indices().gap)
@@ -78,7 +78,7 @@ def verdict(influence: Influence) -> str:
 
 
 def certificate_words(certificate: Certificate) -> dict[str, Any]:
-    """Tell whether a certificate held, failed or is vacuous, why, and what was measured apart."""
+    """Return a certificate's verdict, why it is so, and what was measured apart, in words."""
     kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
     premises = [
         (premise.statement, digits(premise.value), premise.holds)

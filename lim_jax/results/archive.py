@@ -123,7 +123,10 @@ def load(path: AnyPath) -> Any:
 
 
 def _written(value: Any, place: str, arrays: Arrays) -> Any:
-    """A value as JSON; its arrays are put aside under their places. What has no tag is itself."""
+    """Return a value as JSON, with its arrays put aside into `arrays` under their places.
+
+    A value without a tag stands for itself.
+    """
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -154,6 +157,7 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
 
 
 def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> dict[str, Any]:
+    """Return each entry as JSON under its name."""
     return {
         str(name): _written(entry, f"{place}.{name}".lstrip("."), arrays)
         for name, entry in entries.items()
@@ -161,6 +165,7 @@ def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> 
 
 
 def _read(value: Any, arrays: Arrays) -> Any:
+    """Return the value that `_written` wrote in this way."""
     match value:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
@@ -195,6 +200,7 @@ def _read(value: Any, arrays: Arrays) -> Any:
 
 
 def _on_device(array: np.ndarray) -> jax.Array:
+    """Put an array on JAX's default device; raise ValueError if JAX would make it less precise."""
     fits = jax.dtypes.canonicalize_dtype(array.dtype)
     expected = "a precision that JAX is set to"
     cure = "Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1."
@@ -204,6 +210,7 @@ def _on_device(array: np.ndarray) -> jax.Array:
 
 
 def _parts(kind: type) -> tuple[str, ...]:
+    """Return the names of a result type's fields."""
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
 
 

@@ -130,13 +130,13 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 def compare_means(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Estimate:
-    """The second mean minus the first, with its standard error, in pairs where there are some."""
+    """Subtract the first mean from the second, with its error, in pairs where there are some."""
     means = first.mean(axis=0), second.mean(axis=0)
     return Estimate(means[1] - means[0], _error(first - means[0], second - means[1], pairs))
 
 
 def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
-    """The numbers of those that have one name; of several of a name the first with the first."""
+    """Pair the entries of two lists that have one name, by their numbers, in their order."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, name in reversed(list(enumerate(second))):
         places[name].append(place)
@@ -146,6 +146,7 @@ def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
 
 @filter_jit
 def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
+    """Subtract the first influence's results from the second's, with their standard errors."""
     if pairs is None:
         both = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
         errors = jax.tree.map(jnp.hypot, *both)
@@ -159,7 +160,7 @@ def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results,
 def _error(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Float[Array, "*shape"]:
-    """Return the standard error of a difference of means, of the deviations from either."""
+    """Compute the standard error of a difference of means from the deviations from each mean."""
     a, b = (jnp.asarray(of) / max(len(of) * (len(of) - 1), 1) ** 0.5 for of in (first, second))
     together = b[pairs[:, 1]] - a[pairs[:, 0]]
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
@@ -168,6 +169,7 @@ def _error(
 
 
 def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:
+    """Return the pairs; raise ValueError unless they number examples of both, none twice."""
     rows = isinstance(pairs, np.ndarray) and np.issubdtype(pairs.dtype, np.integer)
     rows = rows and pairs.ndim == 2 and pairs.shape[1] == 2
     inside = rows and bool(((pairs >= 0) & (pairs < [first, second])).all())

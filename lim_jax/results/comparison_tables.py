@@ -20,7 +20,7 @@ INDEX_NAMES = ("density left", "density middle", "density right", "gap", "LIM", 
 
 
 def described_pairs(compared: ComparedContexts) -> str:
-    """Return how many contexts are in both results, and how many in one alone."""
+    """Say how many contexts are in both results, and how many in one alone."""
     counts = [int(influence.count) for influence in compared.whole[:2]]
     if not compared.pairs:
         return f"{counts[0]} and {counts[1]} contexts, none in both: errors are independent"
@@ -30,7 +30,7 @@ def described_pairs(compared: ComparedContexts) -> str:
 
 
 def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
-    """Return what the middle gained or lost, and the record that changed most, in sentences."""
+    """Say what the middle gained or lost, and which record changed most."""
     rest = compared.without_queries
     lines = [middle_in_words(compared.whole.change, names)]
     if rest is not None:
@@ -41,7 +41,7 @@ def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
 
 
 def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:
-    """Return the rows of the table, whole names in the first: parts stand in quotation marks."""
+    """Return the rows of the table, the first with its columns' names; records stand in quotes."""
     rows = _index_rows(compared.whole, "")
     if compared.without_queries is not None:
         rows += _index_rows(compared.without_queries, WITHOUT_QUERIES)
@@ -54,11 +54,12 @@ def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]
 
 
 def _spelt(number: float) -> str:
-    """Nothing for the error of one context, which is none."""
+    """Write a number to four digits; nothing for the infinite error of one context."""
     return f"{number:.4g}" if math.isfinite(number) else ""
 
 
 def _index_rows(compared: ComparedInfluences, suffix: str) -> list[Row]:
+    """Return a row for each index and for the total: both, their difference, and its error."""
     first, second, change = compared
     columns = [
         [*indices, total]
@@ -80,7 +81,7 @@ def record_row(name: str, shares: ComparedShares) -> tuple[Any, ...]:
 
 
 def document(compared: ComparedInfluences) -> dict[str, Any]:
-    """Both influences and their difference as plain numbers."""
+    """Return both influences and their difference as plain numbers."""
     first, second, change = compared
     difference = {
         "total": float(change.total),
@@ -94,7 +95,7 @@ def document(compared: ComparedInfluences) -> dict[str, Any]:
 
 
 def by_position(compared: ComparedInfluences) -> Iterator[tuple[float, ...]]:
-    """Return the rows of compare.csv."""
+    """Return the rows of compare.csv, one for each position."""
     first, second, change = compared
     columns = (
         change.regions.grid.nodes, first.density, first.density_error, second.density,

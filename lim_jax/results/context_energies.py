@@ -122,7 +122,7 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
 
 
 def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
-    """Say what the middle gained or lost, in points of a hundred of the influence."""
+    """Say what the middle gained or lost, in percentage points of the influence."""
     size = float(np.asarray(change.regions.weights)[1].sum())
     moved = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
@@ -133,7 +133,7 @@ def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second
 def record_in_words(
     shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
 ) -> str:
-    """Say which record's share has changed most, in its errors."""
+    """Say which record's share has changed most, relative to its standard error."""
 
     def in_errors(name: str) -> float:
         change = shares[name].change
@@ -148,7 +148,7 @@ def record_in_words(
 
 
 def points_in_words(share: float, error: float) -> tuple[str, str]:
-    """Points of a hundred, more or less; and what is to be said of their error."""
+    """Say a change in percentage points, and separately what its standard error leaves open."""
     points = f"{100 * abs(share):.1f}{error_words(100 * error)}"
     if math.isinf(error):
         warning = ", of one context alone, which has no error"
@@ -160,7 +160,7 @@ def points_in_words(share: float, error: float) -> tuple[str, str]:
 
 
 def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> str:
-    """A standard error as it follows a number: nothing of one context, zero said in words."""
+    """Write a standard error to follow a number: nothing for one context, and zero in words."""
     if float(error) == 0:
         return " (error 0)"
     return "" if math.isinf(error) else f" ± {words(float(error))}"
@@ -169,6 +169,7 @@ def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> 
 def _compared_influences(
     first: Sequence[Any], second: Sequence[Any], delta: float, pairs: Pairs
 ) -> ComparedInfluences:
+    """Compare two results' influences on one grid, in pairs of the same contexts."""
     both = [*first, *second]
     dtype = np.result_type(*{energy.dtype for energy in both})
     regions = common_regions([len(energy) for energy in both], delta, dtype)
@@ -179,6 +180,7 @@ def _compared_influences(
 def _compared_shares(
     first: Sequence[float], second: Sequence[float], pairs: Pairs
 ) -> ComparedShares:
+    """Compare a record's shares in two results, over the contexts that have it."""
     has = ~np.isnan(first), ~np.isnan(second)
     chosen = pairs[has[0][pairs[:, 0]] & has[1][pairs[:, 1]]]
     anew = [(np.cumsum(rows) - 1)[column] for rows, column in zip(has, chosen.T, strict=True)]
@@ -195,7 +197,10 @@ def _compared_shares(
 def energies_before_queries(
     energies: Sequence[Any], asked: Sequence[int]
 ) -> list[np.ndarray] | None:
-    """The energies of the tokens before the first that is asked; None where that is a first one."""
+    """Return the energies before each context's first query; None if one asks from its start.
+
+    They are scaled so that their integral over these tokens alone is that in the whole context.
+    """
     if min(asked) == 0:
         return None
     pairs = zip(map(np.asarray, energies), asked, strict=True)
@@ -203,14 +208,17 @@ def energies_before_queries(
 
 
 def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None = None) -> Regions:
-    """The boundary regions of a grid for contexts of these lengths, of at most a hundred cells."""
+    """Return the boundary regions of one grid for contexts of these lengths.
+
+    If lengths differ, it has as many cells as their median, but at most `CELLS`.
+    """
     several = len(set(lengths)) > 1
     cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
     return boundary_regions(token_grid(cells, dtype), delta)
 
 
 def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:
-    """Pool contexts of any lengths on one grid, by how much of their cells each cell holds."""
+    """Measure the influence of contexts of any lengths, whose energies are carried to one grid."""
     arrays = [np.asarray(energy) for energy in energies]
     lengths = {array.size for array in arrays}
     shares = {length: carrying_shares(token_grid(length), regions.grid) for length in lengths}
@@ -224,7 +232,7 @@ def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influenc
 def pooled_influences(
     energies: Sequence[np.ndarray], asked: Sequence[int], delta: float
 ) -> tuple[Influence, Influence | None]:
-    """The influence of contexts of any lengths, and that without the tokens that are asked."""
+    """Return the influence of contexts of any lengths, and that of the tokens before queries."""
 
     def pooled(energies: Sequence[np.ndarray]) -> Influence:
         lengths = [energy.size for energy in energies]
@@ -235,7 +243,7 @@ def pooled_influences(
 
 
 def percent(share: Any, error: Any = np.inf) -> str:
-    """Return a share in per cent, with its standard error where there is one."""
+    """Write a share in per cent, with its standard error where there is one."""
 
     def digits(value: Any) -> str:
         size = 100 * float(value)

@@ -52,6 +52,7 @@ def describe(result: Any, axes: str = "") -> Description:
 
 
 def _influence(influence: Influence) -> Description:
+    """Describe an influence: density, indices, energies and their errors."""
     errors = influence.density_error, influence.total_error, influence.index_errors()
     variables = {
         **_numbers(influence.density, influence.total, influence.indices()),
@@ -66,6 +67,7 @@ def _influence(influence: Influence) -> Description:
 
 
 def _comparison(change: Comparison) -> Description:
+    """Describe a comparison: the changes of density, indices and total, and their errors."""
     errors = change.density_error, change.total_error, change.index_errors
     variables = _numbers(change.density, change.total, change.indices)
     variables |= _numbers(*errors, suffix="_error")
@@ -74,6 +76,7 @@ def _comparison(change: Comparison) -> Description:
 
 
 def _numbers(density: Any, total: Any, indices: Indices, suffix: str = "") -> Variables:
+    """Return the variables of a density, its total and indices, with `suffix` behind each name."""
     variables = {
         "density": ("position", density, SHARE),
         "regional_average": ("region", jnp.stack(indices[:3]), SHARE),
@@ -84,11 +87,13 @@ def _numbers(density: Any, total: Any, indices: Indices, suffix: str = "") -> Va
 
 
 def _of_regions(regions: Regions) -> dict[str, Any]:
+    """Return the attributes of regions: their width and convention, and positions left out."""
     attributes = {"delta": float(regions.delta), "convention": regions.convention}
     return attributes | ({"left_out": list(regions.left_out)} if regions.left_out else {})
 
 
 def _channels(channels: Channels) -> Description:
+    """Describe channels: energies, vectors, and covectors and states by depth."""
     vectors = channels.vectors
     variables = {
         "energy": ("channel position", (vectors**2).sum(axis=-1), ENERGY),
@@ -104,6 +109,7 @@ def _channels(channels: Channels) -> Description:
 
 
 def _explanation(result: Any) -> Description:
+    """Describe an explanation: influence, channels, hops, heads and certificates."""
     of_all = _influence(result.influence)
     regional = result.regional
     rest = {} if result.without_queries is None else _influence(result.without_queries).variables
@@ -130,6 +136,7 @@ def _explanation(result: Any) -> Description:
 
 
 def _scores(result: Any) -> Description:
+    """Describe scores of an answer's parts by the parts and positions of its context."""
     variables = {
         "score": ("answer_part part", result.by_part, LOSS),
         "within": ("part", _texts(part.within for part in result.parts), NONE),
@@ -142,11 +149,12 @@ def _scores(result: Any) -> Description:
 
 
 def _along(axes: str, columns: Mapping[str, Any]) -> Variables:
+    """Return columns as variables along these axes, without a unit."""
     return {name: (axes, values, NONE) for name, values in columns.items()}
 
 
 def _certificates(certificates: Sequence[Certificate]) -> Description:
-    """Certificates; and below them their inequalities and premises, each with its certificate's."""
+    """Describe certificates, and their inequalities and premises with each one's certificate."""
     names = []
     roles = []
     sides = []
@@ -195,6 +203,7 @@ def _certificates(certificates: Sequence[Certificate]) -> Description:
 
 
 def _rows(rows: Sequence[Any]) -> Description:
+    """Describe rows: their studies, the order that each expects, and whether it agrees."""
     columns = {
         "expected_order": [_stated(row.expected) for row in rows],
         "agrees": [row.agrees for row in rows],
@@ -206,7 +215,7 @@ def _rows(rows: Sequence[Any]) -> Description:
 
 
 def _studies(studies: Sequence[Any]) -> Description:
-    """Studies side by side, filled up with NaN where one has fewer refinements, or no bound."""
+    """Describe studies side by side, with NaN where one has fewer refinements or no bound."""
     steps = max(len(study.refinements) for study in studies)
 
     def filled(values: Sequence[float] | None) -> list[float]:
@@ -239,10 +248,12 @@ def _studies(studies: Sequence[Any]) -> Description:
 
 
 def _stated(order: float | None) -> float:
+    """Return an order as a number, which is NaN where none is stated."""
     return np.nan if order is None else float(order)
 
 
 def _training_path(path: Any) -> Description:
+    """Describe a training path: density, energy, total and risk at each time."""
     variables = {
         "density": ("time position", path.density, SHARE),
         "energy": ("time position", path.energy, ENERGY),
@@ -253,6 +264,7 @@ def _training_path(path: Any) -> Description:
 
 
 def _texts(words: Any) -> np.ndarray:
+    """Return texts as an array."""
     return np.array(list(words), str)
 
 

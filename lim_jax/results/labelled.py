@@ -150,6 +150,7 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
 
 
 def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
+    """Return an array with its axes and its unit; raise ValueError unless all axes are named."""
     array = known(values)
     names = axes.split()
     got = f"{array.ndim} axes"
@@ -162,6 +163,7 @@ def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str],
 def _positions(
     size: int | None, grid: Grid | None, tokens: Sequence[str] | None
 ) -> dict[str, tuple[str, np.ndarray]]:
+    """Return the coordinates of positions; raise ValueError unless grid and tokens fit them."""
     given = {
         "grid": size if grid is None else grid.size,
         "tokens": size if tokens is None else len(tokens),

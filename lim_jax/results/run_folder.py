@@ -76,33 +76,35 @@ def run_folder(
 
 
 def _unfinished(record: dict[str, Any], files: set[str]) -> dict[str, Any]:
-    """The record of a run that has not ended, with the files that it or one before it wrote."""
+    """Return the record of a run that has not ended, with the files that it or one before wrote."""
     return {**record, UNFINISHED: {WRITTEN: sorted(files)}} if files else record
 
 
 def _written(kept: dict[str, Any]) -> set[str]:
-    """The files of a folder that a record says were written by its run, or by one before it."""
+    """Return the files of a folder that a record says were written by its run, or one before."""
     ends = [kept[end] for end in (UNFINISHED, FINISHED) if isinstance(kept.get(end), dict)]
     return {Path(name).name for end in ends for name in end.get(WRITTEN, ())}
 
 
 def _stamps(out: Path) -> dict[str, tuple[int, int]]:
-    """Return what changes where a file is written anew, of each file but the record."""
+    """Return each file's inode and time of change, but for the record's."""
     files = [path for path in out.iterdir() if path.is_file() and path.name != RECORD]
     return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
 def _changed(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Return the files that were written since."""
+    """Return the files that were written since they had the stamps `before`."""
     return {name for name, stamp in _stamps(out).items() if stamp != before.get(name)}
 
 
 class _Echo(StringIO):
     def __init__(self, stream: Any):
+        """Begin to copy what is written to a stream."""
         super().__init__()
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write text to both, with a mark for each character that a terminal obeys."""
         text = in_lines(text)  # names, answers and tokens are others'
         self._stream.write(text)
         return super().write(text)
@@ -114,7 +116,7 @@ class _Echo(StringIO):
 def finished_before(
     out: AnyPath, command: str, arguments: Mapping[str, Any], *, overwrite: bool = False
 ) -> bool:
-    """Print again what this very run printed, and say whether its folder has all its files."""
+    """Tell whether this very run is finished with all its files; if so print its output again."""
     out = as_path(out, "out")
     kept = _kept_record(out)
     finished = kept.pop(FINISHED, None)
@@ -132,7 +134,7 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _kept_record(out: Path) -> dict[str, Any]:
-    """Return what a folder says of its run; nothing where it does not."""
+    """Read the record of a folder's run; return an empty one where it cannot be read."""
     try:
         return dict(json.loads((out / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -140,7 +142,7 @@ def _kept_record(out: Path) -> dict[str, Any]:
 
 
 def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run is, as plain values: those that JSON reads back."""
+    """Return what identifies a run, as plain values that JSON reads back the same."""
     paths = {name: value for name, value in arguments.items() if isinstance(value, Path)}
     record = {
         "command": command,
@@ -157,13 +159,14 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(path: Path) -> dict[str, Any]:
+    """Return the path, the size and the digest of a file or folder that a run reads."""
     names = files_within(path) if path.is_dir() else [Path()]
     size = sum((path / name).stat().st_size for name in names)
     return {"path": str(path.resolve()), "bytes": size, "digest": _digest_of_files(path, names)}
 
 
 def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
-    """Of names and contents; of large files of when they were changed."""
+    """Digest the names, sizes and contents of files; of large files the time of change instead."""
     digest = hashlib.sha256()
     for name in names:
         file = folder / name
@@ -175,6 +178,7 @@ def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
 
 
 def _require_same(out: Path, record: dict[str, Any]) -> None:
+    """Raise ValueError unless a folder is empty or holds this very run."""
     files = list(out.iterdir())
     if not files:
         return

@@ -99,7 +99,7 @@ FILES: dict[str, tuple[str, ...]] = {
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a document; what is not finite, such as the error of one example, becomes null."""
+    """Write a document as JSON, where what is not finite, such as one example's error, is null."""
     write_file(path, (json.dumps(finite(document), indent=2, allow_nan=False) + "\n").encode())
 
 

@@ -112,6 +112,7 @@ def two_way_shares(
 
 
 def _estimate(value: Any, error: Any) -> Estimate:
+    """Put values and errors on JAX's default device, as an estimate."""
     return Estimate(jax.device_put(value), jax.device_put(error))
 
 
@@ -133,7 +134,7 @@ def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
 
 
 def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]:
-    """The rows of a table of shares in per cent with their errors; the first names the columns."""
+    """Return the rows of a table of shares in per cent with errors; the first names the columns."""
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
     for number, name in enumerate(names):
@@ -187,7 +188,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
 
 
 def _spelt(shares: Estimate, place: Any) -> str:
-    """Return a share in per cent with its error; "-" where no order has the document there."""
+    """Write a share in per cent with its error; "-" where no order has the document there."""
     value = 100 * float(shares.value[place])
     error = 100 * float(shares.error[place])
     if math.isnan(value):
@@ -196,7 +197,10 @@ def _spelt(shares: Estimate, place: Any) -> str:
 
 
 def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
-    """Least squares within a context; an order's mean is taken off by less 1/k of each column."""
+    """Fit the model of `two_way_shares` to one context by least squares.
+
+    An order's mean is taken off the shares, and 1/k off each column.
+    """
     orders, places = shares.shape
     marks = np.eye(places)[documents]  # of each order and place its document
     columns = np.concatenate([np.broadcast_to(np.eye(places), marks.shape), marks], axis=2)
@@ -226,11 +230,13 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
 
 
 def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Pair:
+    """Average combinations of the contexts' levels, with the standard errors of their scatter."""
     values = np.array([of_levels @ fit.levels for fit in fits])
     return values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits))
 
 
 def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
+    """Return combinations of one context's levels, with errors from its noise and its orders."""
     effects = np.einsum("ij,jk,ik->i", of_levels, fit.inverse, of_levels)
     # The mean of all orders is in every level, and in no contrast.
     in_common = (
@@ -240,7 +246,7 @@ def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
 
 
 def _table(fits: list[_Fit]) -> Pair:
-    """Means of the contexts' own, over those in which some order has the document there."""
+    """Average the documents' shares at each place over the contexts with an order that has them."""
     counts = np.array([fit.counts for fit in fits])
     sums = np.array([fit.sums for fit in fits])
     cells = np.ma.array(sums / np.maximum(counts, 1), mask=counts == 0)
@@ -249,7 +255,7 @@ def _table(fits: list[_Fit]) -> Pair:
 
 
 def _table_of_one(fit: _Fit) -> Pair:
-    """Return the means of one context, in which each share has the noise and its order's."""
+    """Return one context's mean shares, with errors from its noise and its orders' means."""
     number = np.maximum(fit.counts, 1)
     variance = fit.noise * (1 - 1 / len(number)) + fit.of_orders
     error = np.sqrt(np.where(fit.counts > 0, variance / number, np.inf))
@@ -257,6 +263,7 @@ def _table_of_one(fit: _Fit) -> Pair:
 
 
 def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
+    """Raise ValueError unless shares are finite and each order numbers all documents."""
     finite = bool(np.isfinite(shares).all())
     require(
         finite,

@@ -90,7 +90,7 @@ class Example(NamedTuple):
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
-    """Return a prompt of pieces of text, one after another, each with whether it is a record."""
+    """Join pieces of text into a prompt; each says whether it is a record."""
     text = ""
     spans = []
     for piece, is_record in pieces:
@@ -232,6 +232,7 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
 
 
 def _require_records(prompt: Prompt) -> None:
+    """Raise ValueError unless records stand in order in the text, and `gold` numbers them."""
     require_kind(prompt, Prompt, "prompt", "Make it by a function of lim_jax.tasks.")
     reached = 0
     for start, end in prompt.spans:

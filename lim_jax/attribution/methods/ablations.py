@@ -27,7 +27,7 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the coefficients on texts in which each part is kept by the toss of a coin."""
+    """Score parts by a sparse regression on texts that keep each part by the toss of a coin."""
     rng = np.random.default_rng(0)
     kept = rng.integers(2, size=(ABLATIONS, len(parts))).astype(bool)
     losses = losses_without(model, context, answer, parts, kept, loss, run)
@@ -40,7 +40,7 @@ def sparse_regression(
     values: Float[np.ndarray, " ablations"],
     strength: float = 0.01,
 ) -> Float[np.ndarray, " parts"]:
-    """Fit a Lasso from which parts are kept to a value, such as the answer's log odds.
+    """Fit a Lasso that predicts a value, such as the answer's log odds, from the parts kept.
 
     On features of mean zero and variance one, with the `strength` of Cohen-Wang, Shah, Georgiev and
     Madry, "ContextCite: attributing model generation to context" (2024); in the value's units.

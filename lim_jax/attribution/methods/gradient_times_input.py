@@ -23,11 +23,12 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return minus the products, of the whole answer (`gradients.gradient_times_input`)."""
+    """Score tokens for the whole answer by minus `gradients.gradient_times_input`."""
     return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
+    """Return minus gradient times input by token."""
     return -gradients.gradient_times_input(loss.loss, model, loss.embed(model, ids, y), y)
 
 

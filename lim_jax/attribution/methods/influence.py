@@ -28,7 +28,7 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the shares of the whole influence (`eq:influence-density`)."""
+    """Score tokens by their shares of the whole influence (`eq:influence-density`)."""
     require_whole(answer, "since squares of sums are not sums")
     (energy,) = energies_of_ids(
         model,

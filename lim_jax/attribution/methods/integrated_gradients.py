@@ -28,7 +28,7 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return minus the integrals, of the whole answer (`gradients.integrated_gradients`)."""
+    """Score tokens for the whole answer by minus `gradients.integrated_gradients`."""
     require(
         isinstance(model.embedding, Array),
         "model",
@@ -40,6 +40,7 @@ def scores(
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
+    """Return minus the integrated gradients, from the average word in place of documents' words."""
     x = loss.embed(model, ids, y)
     words = model.embedding
     assert isinstance(words, Array)

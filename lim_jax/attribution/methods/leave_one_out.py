@@ -20,7 +20,7 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return by how much the loss of each part of the answer rises without each of the context."""
+    """Score parts of the context by how much the loss of the answer's parts rises without them."""
     whole = np.ones((1, len(parts)), bool)
     kept = np.concatenate([whole, ~np.eye(len(parts), dtype=bool)])
     losses = losses_without(model, context, answer, parts, kept, loss, run)

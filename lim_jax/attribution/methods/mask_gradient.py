@@ -25,7 +25,7 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return minus the loss's derivatives in the tokens' log weights, where documents weigh less.
+    """Score tokens by minus the loss's derivatives in their log weights, documents at `WEIGHT`.
 
     At a weight of one the softmax is saturated, and its derivative says little.
     """

@@ -30,9 +30,10 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the integrals, which add up to what all documents give but for the quadrature's error.
+    """Integrate minus the mask gradient as all documents come in from next to nothing.
 
-    Documents alone come in, so nothing else has a score.
+    The scores add up to what all documents give, but for the quadrature's error. Documents alone
+    come in, so nothing else has a score.
     """
     effects = effects_of_documents(model, context, answer, loss, run.within("effect"))
     inside = document_numbers(context) >= 0
@@ -53,14 +54,14 @@ def scores(
 def unresolved(
     sums: Float[np.ndarray, " answer"], effects: Float[np.ndarray, " answer"]
 ) -> Bool[np.ndarray, " answer"]:
-    """Mark where the scores of a path do not add up to what they are of."""
+    """Tell for which parts of the answer a path's scores miss the effect of all documents."""
     return np.abs(sums - effects) > np.maximum(NEAR * np.abs(effects), SHOWN)
 
 
 def _note(
     by_token: Float[np.ndarray, "answer length"], effects: Float[np.ndarray, " answer"]
 ) -> str:
-    """Say by how much scores do not add up after the most gradients; nothing where they do."""
+    """Say by how much scores miss that effect after the most gradients; nothing where none do."""
     sums = by_token.sum(axis=1)
     far = unresolved(sums, effects)
     if not far.any():

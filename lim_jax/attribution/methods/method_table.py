@@ -32,6 +32,6 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """Return a method by its name; raise ValueError at others."""
+    """Return the method of a name; raise ValueError unless there is one."""
     require_name(name, METHODS, "method", "Pass one of these names.")
     return METHODS[name]

@@ -24,11 +24,12 @@ def scores(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Return the rows of `gradients.attention_rollout` that ask, which know no answer."""
+    """Score tokens by `gradients.attention_rollout` to the queries, whatever the answer says."""
     return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
 
 
 def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
+    """Average the rows of the attention rollout at the queries by the query weights."""
     x = loss.embed(model, ids, y)
     matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
     return y.weights @ matrix[y.places]
