@@ -129,7 +129,7 @@ def continuous_adjoint(
 def _causal(
     cone: State, flow: ContinuousFlow, grid: Grid, times: Array, states: tuple[State, ...]
 ) -> State:
-    """Raise where the field at one of some times reads later tokens."""
+    """Return the cone channel, whose use raises if the field reads later tokens at some time."""
     fields = [(flow.control(time), state) for time, state in zip(times, states, strict=True)]
     unknown = [(field, state) for field, state in fields if not causal_by_construction(field)]
     ahead = [looks_ahead(field, state, grid) for field, state in unknown]
@@ -151,6 +151,7 @@ class _Rates(eqx.Module):
     grid: Grid
 
     def __call__(self, time: Scalar, carried: Carried, control: Callable[[Scalar], Any]) -> Carried:
+        """Return the derivatives in depth time of the adjoint and of the two integrals."""
         covector, _, _ = carried
         parts = pull_back(control(time), self.forward.evaluate(time), covector, self.grid)
         scale = -self.profile(time)

@@ -56,7 +56,7 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
 def _column_squares(
     factors: KernelFactors, columns: Int[Array, " columns"]
 ) -> Float[Array, "length columns"]:
-    """Sum the products over pairs of heads for the blocks of a few columns."""
+    """Compute the squared Frobenius norms of blocks in a few columns, by pairs of heads."""
     jacobians = jax.vmap(factors.source_jacobians, out_axes=1)(columns)
     values_at = factors.value[:, columns]
     kernels = factors.kernel[:, :, columns]
@@ -69,6 +69,7 @@ def _column_squares(
 
     @jax.checkpoint
     def add(squares: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        """Add what one pair of heads contributes to the blocks' squared norms."""
         h, g = pair
         (keys, values), (other_keys, other_values) = (
             [jacobian[head // (heads // groups)] for jacobian in jacobians] for head in pair
@@ -112,6 +113,7 @@ def column_mass(
     rows = _row_tiles((weights, blocks.kernel, blocks.step, blocks.query, blocks.gates))
 
     def add(mass: Array, tile: tuple) -> tuple[Array, None]:
+        """Add a tile's weighted squared operator norms; skip a tile without weight."""
         weights, kernel, step, query, gates = tile
         tile_blocks = blocks._replace(kernel=kernel, step=step, query=query, gates=gates)
         mass = jax.lax.cond(
@@ -138,15 +140,15 @@ class Blocks(NamedTuple):
     gates: Float[Array, "heads features rows"] | None = None
 
     def push(self, tangents: Vectors) -> Vectors:
-        r""":math:`K\xi` in every row."""
+        r"""Compute :math:`K\xi` in every row."""
         return self.joined_output() @ self.push_to_heads(tangents, self.score_gradients())
 
     def score_gradients(self) -> ScoreGradients:
-        r""":math:`K^{h*}q^h_i`: the derivative of a score in the column's token."""
+        """Compute :math:`K^{h*}q^h_i`, the derivative of a score in the column's token."""
         return jnp.einsum("hsw,hsr->hwr", by_head(self.key, len(self.query)), self.query)
 
     def push_to_heads(self, tangents: Vectors, score_gradients: ScoreGradients) -> HeadOutputs:
-        r""":math:`A(V\xi + u\,\langle K^*q, \xi\rangle)`: :math:`K\xi` before :math:`W_O`."""
+        r"""Compute :math:`A(V\xi + u\,\langle K^*q, \xi\rangle)`, outputs before :math:`W_O`."""
         groups, features, width = self.value.shape
         values = (self.value.reshape(-1, width) @ tangents).reshape(groups, features, -1)
         scores = (score_gradients * tangents[None]).sum(axis=1)
@@ -154,7 +156,7 @@ class Blocks(NamedTuple):
         return (self.weights() * values).reshape(-1, tangents.shape[1])
 
     def pull_from_heads(self, covectors: HeadOutputs, score_gradients: ScoreGradients) -> Vectors:
-        r""":math:`V^*A\eta + K^*q\,\langle u, A\eta\rangle`, the transpose of `push_to_heads`."""
+        r"""Compute :math:`V^*A\eta + K^*q\,\langle u, A\eta\rangle`: transposed `push_to_heads`."""
         groups, features, width = self.value.shape
         weighed = self.weights() * covectors.reshape(self.step.shape)
         of_groups = weighed.reshape(groups, -1, *weighed.shape[1:]).sum(axis=1)
@@ -163,7 +165,7 @@ class Blocks(NamedTuple):
         return values + (score_gradients * scores[:, None]).sum(axis=0)
 
     def weights(self) -> Float[Array, "heads #features rows"]:
-        """Return the kernel, times the gates where there are."""
+        """Return the kernel, times the gates if there are any."""
         kernel = self.kernel[:, None]
         return kernel if self.gates is None else kernel * self.gates
 
@@ -173,7 +175,7 @@ class Blocks(NamedTuple):
 
 
 def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
-    """Gather the factors of column j's blocks."""
+    """Gather the factors of the blocks in column j."""
     assert factors.attention.output_norm is None
     return Blocks(
         factors.kernel[:, :, j],
@@ -187,12 +189,13 @@ def column_blocks(factors: KernelFactors, j: Array) -> Blocks:
 
 @jax.custom_jvp
 def squared_operator_norms(blocks: Blocks) -> Rows:
-    r"""Maximise :math:`\|K\xi\|^2` over unit vectors; differentiated at the maximiser, once."""
+    r"""Compute every block's largest :math:`\|K\xi\|^2` for unit vectors, differentiable once."""
     return _leading_vectors(blocks).value
 
 
 @squared_operator_norms.defjvp
 def _squared_operator_norms_jvp(primals, tangents):
+    r"""Differentiate :math:`\|K\xi\|^2` in the blocks, with the maximiser held fixed."""
     # The maximiser's own derivative drops out of the first derivative, but not of the second.
     vectors = _leading_vectors(no_derivative(*primals, TWICE)).vector
     return jax.jvp(lambda blocks: (blocks.push(vectors) ** 2).sum(axis=0), primals, tangents)
@@ -252,7 +255,7 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
 
 
 def _search(state: _Eigenvectors, normal: Callable[[Vectors], Vectors]) -> _Eigenvectors:
-    """Move to the best unit vector in the plane of the vector and its direction."""
+    """Take one step: maximise over unit vectors in the plane of the vector and its direction."""
     vector, image, value, residual, error, direction, iterations = state
     direction_image = normal(direction)
     square = _dot(direction, direction)
@@ -281,6 +284,7 @@ def _dot(left: Vectors, right: Vectors) -> Rows:
 
 
 def _unit(vectors: Vectors) -> Vectors:
+    """Divide every row's vector by its Euclidean norm; a zero vector stays zero."""
     # By the largest entry first: squares of small ones would underflow.
     vectors = _each(_quotient(1, jnp.abs(vectors).max(axis=0)), vectors)
     return _each(_quotient(1, jnp.sqrt(_dot(vectors, vectors))), vectors)
@@ -296,7 +300,7 @@ def _quotient(numerator: Array | int, denominator: Array) -> Array:
 
 
 def _row_tiles(arrays: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
-    """Split the last axis into tiles, which come first; zeros fill the last tile."""
+    """Split each array's last axis into tiles, numbered by a new first axis; pad with zeros."""
     length = jax.tree.leaves(arrays)[0].shape[-1]
     size = min(TILE, length)
     tiles = -(-length // size)

@@ -53,12 +53,12 @@ class Inequality(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """By how much it holds; not positive where it does not."""
+        """The difference of the two sides; not positive where the inequality fails."""
         return self.greater - self.lesser
 
     @property
     def roundings(self) -> float:
-        """The margin in units of rounding: it holds above 1, and from -1 to 1 it is a tie."""
+        """The margin over the rounding: it holds above 1, and from -1 to 1 it is a tie."""
         return self.margin / self.rounding if self.rounding > 0 else 0.0
 
     @property
@@ -141,14 +141,14 @@ class Certificate(NamedTuple):
 
 
 def half_digits(precision: Any) -> float:
-    """Return the root of the rounding unit of a dtype."""
+    """Return the square root of a dtype's rounding unit."""
     return math.sqrt(jnp.finfo(precision).eps)
 
 
 def compare(
     statement: str, greater: Any, lesser: Any, precision: Any, *, added: Any = None
 ) -> Inequality:
-    """Compare two numbers of a dtype; by default what was added up is their own sizes."""
+    """Return an inequality of two numbers, whose rounding grows with `added` or their sizes."""
     size = abs(greater) + abs(lesser) if added is None else added
     rounding = half_digits(precision) * float(size)
     return Inequality(statement, float(greater), float(lesser), rounding)

@@ -278,6 +278,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     cone_weights = _cone_weights(grid, "density")
 
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
+        r"""Return :math:`\Gamma`'s extremes, the cone's energy and the future's length."""
         weights = cone_weights[:, j]
         seen = weights > 0
 
@@ -302,7 +303,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
-    r"""The weights of :math:`\int_{p_j}^1`, or of the literal sum over :math:`\hat K_{ij}`."""
+    r"""Return the weights of :math:`\int_{p_j}^1`, or the literal ones of :math:`\hat K_{ij}`."""
     weights = grid.weights
     prefix = grid.prefix_weights()
     if normalisation == "finite":
@@ -322,7 +323,7 @@ def _over_columns(
     vectors: Float[Array, "vectors width"],
     squares: Callable[[Float[Array, "length width vectors"]], Float[Array, "length *rest"]],
 ) -> Float[Array, "length *rest"]:
-    """Integrate the squares of what each position's column of blocks makes of some vectors."""
+    """Apply every column's blocks to some vectors, and integrate the images' squares over rows."""
     require_on_grid(x, grid, "x", "length width")
     weights = _cone_weights(grid, normalisation)
     if _has_factors(field):

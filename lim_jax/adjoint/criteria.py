@@ -89,7 +89,7 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
-    r""":math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
+    r"""Return :math:`\kappa_L` and :math:`K_M`, over the cells that the regions touch."""
     inside = np.asarray(regions.weights) > 0
     lowest = np.asarray(cone.lowest)
     largest = np.asarray(cone.largest)
@@ -97,7 +97,7 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
 
 
 def _refuting_positions(cone: JointCone, regions: Regions) -> int:
-    r"""Count where an energy is below :math:`\Gamma`'s least on E_L, above its largest on E_M."""
+    r"""Count the positions whose energy contradicts :math:`\Gamma`'s extremes on E_L or E_M."""
     inside = np.asarray(regions.weights) > 0
     area = (float(cone.horizon) * np.asarray(cone.future, float)) ** 2
     energy = np.asarray(cone.energy, float)
@@ -251,6 +251,7 @@ class _Change(NamedTuple):
 def _stability(
     terminal: Array, initial: Array, amplification: Array, regions: Regions
 ) -> tuple[EnergyStability, _Change]:
+    """Check the arguments of `energy_stability`; return its result and every example's change."""
     require_regions(regions)
     axes = "examples length width"
     require_on_grid(terminal, regions.grid, "terminal", axes)
@@ -273,7 +274,7 @@ def _stability(
 def _squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
-    r"""Return the means of :math:`\|P_T\|^2` and :math:`\|P_0\|^2`, and the bound's numerator."""
+    r"""Return the mean :math:`\|P_T\|^2`, the mean :math:`\|P_0\|^2`, and the bound's numerator."""
     terminal, initial, amplification = promote((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
@@ -283,6 +284,7 @@ def _squares(
 
 @jax.jit
 def _change(terminal: Array, initial: Array, amplification: Array, weights: Array) -> _Change:
+    """Compute every example's relative change, and tell whether it is above c beyond rounding."""
     arrays = terminal, initial, amplification
     rounding = max(half_digits(array.dtype) for array in arrays)
     terminal, initial, amplification = promote(arrays)
@@ -300,7 +302,7 @@ def _change(terminal: Array, initial: Array, amplification: Array, weights: Arra
 
 
 def _times(factor: Array, size: Array) -> Array:
-    """Return a product that is zero where the size is, of an infinite factor too."""
+    """Return the product, zero where the size is zero, even if the factor is infinite."""
     return jnp.where(size > 0, factor * size, 0)
 
 
@@ -401,7 +403,7 @@ def recency_survival(
 
 
 def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premise, ...]]:
-    """Return c of every example, and a premise that fails where c is measured, not proved."""
+    """Return every example's c, and a premise that fails if c was measured at sampled times."""
     if not isinstance(amplification, GeneratorNorms):
         return amplification, ()
     statement = "c is a bound over all of depth, not measured at sampled times, as many as"
@@ -410,13 +412,13 @@ def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premis
 
 
 def bearable_amplification(regions: Regions) -> float:
-    r"""The least c where `recency_survival` fails, :math:`\sqrt{1 + |E_M|/|E_R \cup E_M|} - 1`."""
+    r"""Return :math:`\sqrt{1 + |E_M|/|E_R \cup E_M|} - 1`: from here `recency_survival` fails."""
     _, middle, right = (float(size) for size in regions.weights.sum(axis=1))
     return math.sqrt(1 + middle / (right + middle)) - 1
 
 
 def _enough_damping(least: list[float], ceiling: float) -> str:
-    """Say at which depth or delta recency could hold, by the least c from each depth on."""
+    """Say at which depth or delta recency could hold, given the least c from each depth on."""
     widest = math.sqrt(2) - 1  # the ceiling as delta tends to zero
     enough = [layers for layers, c in enumerate(least) if c < ceiling]
     if enough:

@@ -241,7 +241,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
 
 
 def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
-    """Say whether bounds as tight as the data's own values would be tight enough."""
+    """Say whether more examples could tighten the bounds enough."""
     gamma = 2 * np.abs(regional.pairs).sum(axis=1)
     energies = np.asarray(regional.energies)
     own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
@@ -256,7 +256,7 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
 
 
 def _added(regional: RegionalChannels) -> np.ndarray:
-    """Return the sizes of the terms of each region's energy: channels and twice their pairs."""
+    """Sum the sizes of the terms of each region's energy: channels and twice their pairs."""
     pairs = 2 * np.abs(regional.pairs).sum(axis=1)
     return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
 
@@ -264,6 +264,7 @@ def _added(regional: RegionalChannels) -> np.ndarray:
 def _lost_in_the_middle(
     totals: Float[np.ndarray, "3"], regional: RegionalChannels
 ) -> tuple[Inequality, ...]:
+    """Compare the mean influence on the left and on the right with that in the middle."""
     left, middle, right = totals
     added = _added(regional)
     precision = jnp.result_type(regional.products)
@@ -274,7 +275,7 @@ def _lost_in_the_middle(
 
 
 def _require_products(regional: RegionalChannels) -> None:
-    """Raise ValueError for numbers that are no products of three vectors with each other."""
+    """Raise ValueError unless the numbers are products of three vectors with each other."""
     products = np.asarray(regional.products, float)
     turned = products.swapaxes(-1, -2)
     slack = math.sqrt(np.finfo(regional.products.dtype).eps) * np.abs(products).sum((-1, -2))
@@ -299,6 +300,7 @@ def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
     slack = math.sqrt(np.finfo(energies.dtype).eps)
 
     def check(name: str, below: Any, above: Any, kind: str) -> None:
+        """Raise ValueError if `below` exceeds `above` by more than rounding."""
         below = float(below)
         above = float(above)
         got = f"a bound that the data contradict: {below:.6g} > {above:.6g}"

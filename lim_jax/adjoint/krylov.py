@@ -53,7 +53,7 @@ def norm_bounds(
     steps: int,
     failure: float,
 ) -> NormBounds:
-    r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` in `steps` products, of a normal start."""
+    r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` in `steps` products from a normal start."""
     dimension = math.prod(start.shape)
     attained = _attained(operator, steps, arguments, start)
     if steps >= dimension:
@@ -75,11 +75,13 @@ def counted_steps(steps: Any, failure: Any) -> int:
 def _attained(
     operator: Callable[[PyTree], Push], steps: int, arguments: PyTree, start: Vector
 ) -> Float[Array, ""]:
+    r"""Return :math:`\|Bv\|` at the unit vector v of the Krylov space where it is largest."""
     return _size(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
 
 
 @_attained.defjvp
 def _attained_jvp(operator, steps, primals, tangents):
+    """Differentiate the attained norm in the arguments, with the vector held fixed."""
     arguments, start = no_derivative(primals, TWICE)
     vector = _leading_vector(operator(arguments), start, steps)
     return jax.jvp(lambda arguments: _size(operator(arguments)(vector)), primals[:1], tangents[:1])
@@ -93,6 +95,7 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
     basis = jnp.zeros((steps, *start.shape), start.dtype)
 
     def grow(carry, index):
+        """Add a vector to the basis; return the next orthogonal one, and the vector's image."""
         basis, vector = carry
         basis = basis.at[index].set(vector)
         image = push(vector)
@@ -111,6 +114,7 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
 
 
 def _size(vector: Vector) -> Float[Array, ""]:
+    """Return the Euclidean norm, without underflow of the squares of small entries."""
     # In units of the largest entry: squares of small ones would underflow.
     peak = _peak(vector)
     square = ((vector / peak) ** 2).sum()
@@ -123,6 +127,6 @@ def _unit(vector: Vector) -> Vector:
 
 
 def _peak(vector: Vector) -> Float[Array, ""]:
-    """Return the largest size of an entry, or one; a unit without a derivative."""
+    """Return the largest absolute entry, or one if all are zero, without a derivative."""
     peak = jax.lax.stop_gradient(jnp.abs(vector).max())
     return jnp.where(peak == 0, 1, peak)

@@ -65,6 +65,7 @@ class Channels(NamedTuple):
     local_by_depth: Float[Array, "depth length width"]
 
     def __str__(self) -> str:
+        """Say of how many layers, positions and components the channels are."""
         *batch, layers, length, width = self.cone_by_depth.shape
         of = f"{batch} " if batch else ""
         return f"{of}channels of {layers} layers, {length} positions and {width} components"
@@ -191,7 +192,7 @@ def channels(
 def relative_energies(
     vectors: Float[Array, "parts length width"], state: State, grid: Grid
 ) -> Float[Array, "parts length"]:
-    r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2`, which no change of scale changes."""
+    r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2`, independent of the scale of states."""
     return inner(state, state, grid) * (vectors**2).sum(axis=-1)
 
 
@@ -295,7 +296,7 @@ class RegionalChannels(NamedTuple):
     @property
     @filter_jit
     def standard_errors(self) -> Float[Array, "3 3"]:
-        """Of `energies`; infinite with one example."""
+        """The standard errors of `energies`; infinite with one example."""
         return sample_mean(jnp.diagonal(self.products, axis1=2, axis2=3)).error
 
 

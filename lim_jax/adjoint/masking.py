@@ -259,7 +259,7 @@ def mask_path(
 
 
 def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
-    """Gauss--Legendre: log weights from that of `least` to zero, and the share of each gradient."""
+    """Return Gauss--Legendre nodes from the logarithm of `least` to zero, and their weights."""
     points, shares = np.polynomial.legendre.leggauss(nodes)
     first = math.log(least)
     return np.stack([first * (1 - points) / 2, -first * shares / 2])
@@ -270,7 +270,7 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
 
 
 def _heads(flow: ResidualFlow) -> int:
-    """The most heads of a layer; raise ValueError unless all are known to read log weights."""
+    """Return the largest number of heads; raise ValueError unless all layers read log weights."""
     require_attention(flow)
     readers = [attention_of(kind) for kind in flow.kinds]
     unknown = [one for one in readers if one is not None and not causal_by_construction(one)]

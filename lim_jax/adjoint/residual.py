@@ -410,12 +410,13 @@ def _norms_by_layer(
 def _bounds_at(
     x: State, grid: Grid, key: Key[Array, ""], steps: int, failure: float
 ) -> Callable[[Callable[[Any, State], State], Any, State], NormBounds]:
-    r"""Bound the derivative of ``change(layer, x)`` at a state, on :math:`L^2` of the grid."""
+    """Return a function that bounds the derivative of ``change(layer, x)`` in :math:`L^2`."""
     require_key(key)
     steps = counted_steps(steps, failure)
     start = gaussian(key, x.shape, x.dtype)
 
     def bounds(change: Callable[[Any, State], State], layer: Any, state: State) -> NormBounds:
+        """Bound the derivative of ``change(layer, x)`` in x at one layer and state."""
         arrays, static = eqx.partition(layer, eqx.is_array)
 
         def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:

@@ -103,7 +103,7 @@ def attention_kinds(attention: Any) -> tuple[Any, ...]:
 
 
 def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:
-    """Map a function of a layer's attention, None where there is none, and its site over layers."""
+    """Map ``function(attention, site)`` over layers; attention is None in a layer without heads."""
     rest = sites._replace(attention=None)
     if isinstance(sites.attention, LayersByKind):
         call = sites.attention.call
@@ -119,7 +119,7 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
 
 
 def require_attention(flow: Any) -> None:
-    """Raise ValueError unless a flow is a recursion over layers of which some have heads."""
+    """Raise ValueError unless a flow is a `ResidualFlow` in which some layers have heads."""
     require_flow(flow)
     holds = most_heads(flow) > 0
     got = " and ".join(type(kind).__name__ for kind in flow.kinds)
@@ -129,7 +129,7 @@ def require_attention(flow: Any) -> None:
 
 
 def require_softmax(attention: Any, reason: str) -> None:
-    """Raise ValueError unless all of some layers, of whatever kind, are attention by a softmax."""
+    """Raise ValueError unless the attention of every layer is `CausalAttention`."""
     kinds = attention_kinds(attention)
     others = [type(kind).__name__ for kind in kinds if not isinstance(kind, CausalAttention)]
     got = " and ".join(others)
@@ -138,7 +138,7 @@ def require_softmax(attention: Any, reason: str) -> None:
 
 
 def attention_of(field: Any) -> Any:
-    """Return the sublayer of a field that reads the context by heads: attention, a sum, or None."""
+    """Return the sublayer of a field that has heads, the sum of several such, or None."""
     if isinstance(field, TransformerField):
         return attention_of(field.attention)
     if isinstance(field, SumOfFields):
@@ -148,12 +148,12 @@ def attention_of(field: Any) -> Any:
 
 
 def reads_by_softmax(flow: ResidualFlow) -> bool:
-    """Tell whether every layer reads its context by attention alone."""
+    """Tell whether `CausalAttention` is what reads the context in every layer."""
     return all(isinstance(attention_of(kind), CausalAttention) for kind in flow.kinds)
 
 
 def most_heads(flow: ResidualFlow) -> int:
-    """Return the number of heads of the layers that have most; 0 if none has any."""
+    """Return the largest number of heads of a layer; 0 if no layer has heads."""
     return max(heads_of(attention_of(kind)) for kind in flow.kinds)
 
 

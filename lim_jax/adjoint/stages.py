@@ -99,7 +99,7 @@ def linearised_stages(
 
 
 def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
-    """The fields of a layer's residual stages in order; raise ValueError where it has none."""
+    """Return the fields of a layer's residual stages in order; raise ValueError if it has none."""
     got = getattr(flow.step, "__name__", repr(flow.step))
     expected = "euler or split"
     cure = (
@@ -120,7 +120,7 @@ def pull_back_heads(attention: Any, x: State, covector: State, grid: Grid) -> He
 
 
 def with_rows(heads: Heads, most: int) -> Float[Array, "most length width"]:
-    """Parts of heads with zeros behind them, so that layers of fewer heads have as many rows."""
+    """Pad the parts of heads with zeros, so that layers of fewer heads have as many rows."""
     return jnp.pad(heads, ((0, most - len(heads)), (0, 0), (0, 0)))
 
 
@@ -154,6 +154,7 @@ def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull
         return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in by_heads))
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        """Carry covectors, and a sparse one if there is one, back through the linearised layer."""
         local, *pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
         total = [each.sum(axis=0) for each in pulled]
         of_sparse = None
@@ -174,7 +175,7 @@ def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull
 def _pull_dense(
     pull: Callable[[State], tuple[Array, ...]], sparse: SparseRows, weights: Array
 ) -> tuple[Array, ...]:
-    """`_pull_rows` of a layer whose rows are not read one by one."""
+    """Do as `_pull_rows` for a layer whose rows depend on each other, by a dense covector."""
     local, *of_sources = pull(weights * sparse.dense(len(weights)))
     # A position that is named twice has its row in shares.
     named = jnp.zeros_like(weights).at[sparse.positions].add(1)
@@ -184,7 +185,7 @@ def _pull_dense(
 def _pull_rows(
     attention: CausalAttention, x: State, sources: list[Array], sparse: SparseRows, grid: Grid
 ) -> tuple[Array, ...]:
-    """Carry a sparse covector back through attention of its rows: to the rows and the sources."""
+    """Carry a sparse covector back through attention at its positions, to rows and sources."""
     assert isinstance(grid, CellGrid)
     positions = sparse.positions
     weights = grid.weights[sparse.positions][:, None]
@@ -202,6 +203,7 @@ def _pull_rows(
 
 
 def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+    """Return the value at x of a field without heads, and its `Pull`."""
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
@@ -218,6 +220,7 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
 
 
 def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+    """Return a field's value at x, and its `Pull`, the adjoint for several covectors at once."""
     if isinstance(field, OF_HEADS):
         return _linearised_heads(field, x, grid)
     if not isinstance(field, TransformerField | SumOfFields):

@@ -56,7 +56,7 @@ def require_loss(terminal_loss: Any, example: Any) -> Example:
 def run_forward(
     flow: ResidualFlow, terminal_loss: TerminalLoss, example: Example, grid: Grid
 ) -> tuple[Trajectory, Scalar, State]:
-    """Return the states along depth, the loss of the last, and its gradient there."""
+    """Return the states along depth, the loss of the last state, and its gradient there."""
     require_flow(flow)
     x, y = require_loss(terminal_loss, example)
     times, states = flow.trajectory(x, grid)

@@ -256,7 +256,7 @@ class KernelFactors(NamedTuple):
         return jax.jacfwd(source)(token)
 
     def steps(self, j: Array) -> Float[Array, "heads length features"]:
-        r""":math:`v^h_j - o^h_i` over i: the derivative of the outputs in a score, over A."""
+        """Return :math:`v^h_j - o^h_i` over i: the outputs' derivative in a score, over A."""
         steps = self.value[:, j][:, None, :] - self.output
         return steps if self.slope is None else self.slope[:, :, j, None] * steps
 
@@ -273,7 +273,7 @@ class KernelFactors(NamedTuple):
         return jax.vjp(self.project_output, self.output)[1](covector)[0]
 
     def column(self, j: Array) -> Float[Array, "length width width"]:
-        r"""The blocks :math:`K(p_i, p_j)` of one column over i (`eq:attention-nonlocal-kernel`)."""
+        """Compute column j's blocks :math:`K(p_i, p_j)` (`eq:attention-nonlocal-kernel`)."""
         keys, values = (by_head(jacobian, len(self.query)) for jacobian in self.source_jacobians(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
         moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
@@ -281,7 +281,7 @@ class KernelFactors(NamedTuple):
         return jax.vmap(self.push_output, in_axes=3, out_axes=2)(moved)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
-        r""":math:`K(p_i, p_j)\xi` over i, without the blocks."""
+        r"""Compute :math:`K(p_i, p_j)\xi` over i, without the blocks."""
         source, token = self.source(j)
         _, moves = jax.jvp(source, (token,), (tangent,))
         keys, values = (by_head(move, len(self.query)) for move in moves)
@@ -290,7 +290,7 @@ class KernelFactors(NamedTuple):
         return self.push_output(self.kernel[:, :, j, None] * moved)
 
     def pull_column(self, j: Array, covector: State) -> State:
-        r""":math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
+        """Compute :math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
         heads = self.kernel[:, :, j, None] * self.pull_output(covector)
         heads = jnp.swapaxes(heads, 0, 1)
         scores = jnp.einsum("ihv,hiv->ih", heads, self.steps(j))
@@ -355,7 +355,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
 
 
 def causal_by_construction(field: Any) -> bool:
-    """Whether a field, its sublayers and its sums over the context are types of this library."""
+    """Tell whether a field, its sublayers and its attend function are this library's."""
     if type(field) not in CAUSAL_FIELDS:
         return False
     if isinstance(field, CausalAttention):
@@ -420,12 +420,14 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:
+    """Raise ValueError unless the field can be called, and x and the tangent fit the grid."""
     require_callable(field, "field", "field(x, context, grid)")
     require_on_grid(x, grid, "x", "length width")
     require_on_grid(tangent, grid, name, "length width", width=x.shape[1])
 
 
 def _require_attention(attention: Any, x: State, grid: Grid) -> None:
+    """Raise ValueError unless attention is softmax of this library, and x fits the grid."""
     got = described(attention)
     if isinstance(attention, CausalAttention):
         got = f"{got} that attends by {described(attention.attend)}"

@@ -47,6 +47,7 @@ class QueryMasses(NamedTuple):
 
 
 def _above_the_middle(regional: Float[Array, "3"]) -> Bool[Array, ""]:
+    """Tell whether the right region's number is above the middle's beyond rounding."""
     regional = error_if_not_finite(regional, "query_weights")
     _, middle, right = regional
     return right - middle > half_digits(regional.dtype) * (right + middle)

@@ -28,7 +28,7 @@ def operations(program: ClosedJaxpr) -> int:
 def _count(
     program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known], iterations: int
 ) -> tuple[int, list[Known]]:
-    """Return operations in all iterations together, and what is known of the results."""
+    """Count a program's operations in all iterations; return them and the known results."""
     jaxpr = _open(program)
     known = dict(zip(jaxpr.invars, arguments, strict=True))
 
@@ -48,6 +48,7 @@ def _count(
 def _count_equation(
     equation: JaxprEqn, inputs: list[Known], iterations: int
 ) -> tuple[int, list[Known]]:
+    """Count one equation's operations in all iterations; return them and the known results."""
     unknown: list[Known] = [None] * len(equation.outvars)
     name = equation.primitive.name
     params = equation.params
@@ -85,6 +86,7 @@ def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
 
 
 def _product_operations(equation: JaxprEqn) -> int:
+    """Count the multiplications and additions of one matrix product."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left: Any = equation.invars[0].aval
     out: Any = equation.outvars[0].aval
@@ -94,6 +96,7 @@ def _product_operations(equation: JaxprEqn) -> int:
 def _count_scan(
     equation: JaxprEqn, inputs: list[Known], iterations: int
 ) -> tuple[int, list[Known]]:
+    """Count a scan's operations, step by step if it scans known integers, else of equal steps."""
     body = equation.params["jaxpr"]
     length = equation.params["length"]
     # JAX's versions name differently how many inputs are of which kind: constants, then what is
@@ -120,6 +123,7 @@ def _sliced(stacked: Sequence[Any], slices: Sequence[Any]) -> int:
 
 
 def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterations: int) -> int:
+    """Count the branches that a known index takes; of an unknown index the costliest."""
     taken, *inputs = inputs
     if taken is None:
         return max(_count(branch, inputs, iterations)[0] for branch in branches)
@@ -132,7 +136,7 @@ def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterat
 
 
 def _evaluated(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[Known]:
-    """Compute integers from integers; without inputs (a counter's `iota`) in all iterations."""
+    """Compute integers from known ones; without inputs (a counter's `iota`) in all iterations."""
     known = [value for value in inputs if value is not None]
     integers = all(_is_integer(variable.aval, iterations) for variable in equation.outvars)
     if len(known) < len(inputs) or not integers:
@@ -148,7 +152,7 @@ def _evaluated(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list
 
 
 def _is_integer(aval: Any, iterations: int) -> bool:
-    """Whether something is an integer or a flag, and few enough to be kept for every iteration."""
+    """Tell whether a value is of integers or flags, few enough to keep for every iteration."""
     kind = getattr(getattr(aval, "dtype", None), "kind", "")
     return kind in ("b", "i", "u") and aval.size * iterations <= MOST_KNOWN
 
@@ -158,6 +162,7 @@ def _in_all(value: Any, iterations: int) -> np.ndarray:
 
 
 def _repeated(value: Known, times: int) -> Known:
+    """Repeat a known value for every step of a scan; return None if it gets too large."""
     if value is None or value.size * times > MOST_KNOWN:
         return None
     return np.repeat(value, times, axis=0)

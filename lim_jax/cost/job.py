@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """All bytes at once."""
+        """The bytes of temporary arrays, arguments and outputs together."""
         return self.temporary + self.arguments + self.outputs
 
 

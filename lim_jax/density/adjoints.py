@@ -69,7 +69,7 @@ class LossOfIds(eqx.Module):
 
 
 def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """A loss and a batch of states: those of `LossOfIds` are embedded, so that params move them."""
+    """Return a loss and its batch of states; embed ids of `LossOfIds`, so that params move them."""
     require_callable(loss, "loss", "loss(params, x, y) of one example")
     x, y = require_pair(loss, batch)
     if not isinstance(loss, LossOfIds):
@@ -80,7 +80,7 @@ def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
 def losses_and_adjoints(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
-    r"""Every example's loss and its input adjoint :math:`P_0`, a density: one gradient each."""
+    """Compute every example's loss and input adjoint :math:`P_0`, a density, by one gradient."""
     loss, (x, y) = embedded(loss, params, batch)
     value_and_gradient = jax.value_and_grad(scalar_loss(loss), argnums=1)
     losses, gradients = jax.vmap(value_and_gradient, in_axes=(None, 0, 0))(params, x, y)
@@ -178,6 +178,7 @@ def scalar_loss(loss: Loss) -> Loss:
     """Return the same loss, which raises ValueError while it is traced unless it gives a scalar."""
 
     def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
+        """Return the loss; raise ValueError unless it is a scalar."""
         value = loss(params, x, y)
         require(
             getattr(value, "shape", None) == (),

@@ -195,6 +195,7 @@ def influence_stream(
 
 
 def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
+    """Return the regions, by default of delta 0.2; raise ValueError if they have another grid."""
     require_grid(grid)
     regions = boundary_regions(grid, 0.2) if regions is None else regions
     require_regions(regions, grid)
@@ -202,7 +203,7 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
 
 
 def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
-    """Repeat the last example up to a size, and mark those that count."""
+    """Repeat the last example up to a size, and mark the examples that count."""
     require_pair(loss, batch)
     count = batch[0].shape[0]
     missing = size - count
@@ -223,6 +224,7 @@ def _influence(
     regions: Regions,
     keep_examples: bool,
 ) -> Influence:
+    """Compute the influence over the examples that count, by one gradient each."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
     counts = jnp.ones(energies.shape[0], bool) if counts is None else jnp.asarray(counts)
     return Influence._of_counted(energies, counts, regions, keep_examples)

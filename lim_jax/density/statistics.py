@@ -169,7 +169,7 @@ class Influence(eqx.Module):
         *,
         keep_examples: bool = False,
     ) -> "Influence":
-        r"""Sum up energies at hand, from `adjoint_energies`; of several regions by one gradient.
+        r"""Summarise energies from `adjoint_energies`, without another gradient.
 
         Parameters
         ----------
@@ -217,6 +217,7 @@ class Influence(eqx.Module):
         regions: Regions,
         keep_examples: bool,
     ) -> "Influence":
+        """Compute the mean and the scatters of energies over the examples that count."""
         shares = counts.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
@@ -326,7 +327,7 @@ class Influence(eqx.Module):
     @property
     @filter_jit
     def alike(self) -> Bool[Array, ""]:
-        """True where several examples have one profile, as finely as their numbers tell."""
+        """True where several examples have one profile, up to rounding."""
         spread = self.unit * jnp.sqrt(self.density_scatter / self.count)
         close = spread <= ROUNDING * jnp.finfo(spread.dtype).eps * self.energy
         return (self.count > 1) & jnp.all(close | ~self._kept)
@@ -349,7 +350,7 @@ class Influence(eqx.Module):
 
     @filter_jit
     def index_errors(self, epsilon: Scalar | float = 1e-8) -> Indices:
-        r"""Compute the standard errors of `indices`, linearised: one factor of all moves none.
+        r"""Compute standard errors of `indices`, linearised: multiples of one profile have none.
 
         Parameters
         ----------
@@ -366,7 +367,7 @@ class Influence(eqx.Module):
         return Indices(*self._standard_error(scatters))
 
     def _deviations(self) -> Float[Array, "examples results"]:
-        """What each example adds to density, total and `indices`, to first order; kept ones."""
+        """Return what each kept example adds to density, total and `indices`, to first order."""
         energies = self.example_energies
         assert energies is not None
         weights = self.regions.kept_weights
@@ -378,7 +379,7 @@ class Influence(eqx.Module):
         return jnp.concatenate([jnp.where(self._kept, own / total, 0), totals, of_indices], axis=1)
 
     def _slopes(self, epsilon: Scalar | float) -> Float[Array, "6 3"]:
-        """Derivatives of `indices` in integrals of energies over the unit, of the same Z."""
+        """Differentiate `indices` in regional integrals of energies over the unit, at fixed Z."""
         total = _or_one(self.total) / self.unit
         slopes = jnp.stack(jax.jacfwd(indices)(self.regional_averages, epsilon))
         return slopes / (total * self.regions.weights.sum(axis=1))[None, :]
@@ -414,6 +415,7 @@ class Influence(eqx.Module):
 
     @filter_jit
     def _pooled(self, other: "Influence") -> "Influence":
+        """Pool means and scatters with those of other examples."""
         count = self.count + other.count
         energy = self.energy + (other.energy - self.energy) * (other.count / count)
         unit = _power_of_two(energy)
@@ -443,7 +445,7 @@ class Influence(eqx.Module):
         )
 
     def summary(self) -> str:
-        """The numbers in a few lines of text, which `print` shows; inside a transformation, `repr`.
+        """Return the numbers in a few lines of text, which `print` shows; while traced, the `repr`.
 
         Examples
         --------
@@ -501,7 +503,7 @@ class Influence(eqx.Module):
 
     @filter_jit
     def _numbers(self) -> tuple[tuple[Indices, Indices, Scalar, Scalar], Bool[Array, ""]]:
-        """What is printed, compiled as one program: indices and total with errors; and `alike`."""
+        """Return what `summary` prints, from one program: indices, total, errors, and `alike`."""
         numbers = self.indices(), self.index_errors(), self.total, self.total_error
         return numbers, self.alike
 
@@ -514,7 +516,7 @@ class Influence(eqx.Module):
         return self.regions.kept_weights > 0
 
     def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Standard error of a mean. Its derivative is zero where it is."""
+        """Return the standard error of a mean; where it is zero its derivative is zero."""
         freedom = self.count * (self.count - 1)
         variance = scatter / jnp.where(freedom > 0, freedom, 1)
         # Rounding may leave the scatter of a merged average slightly negative.
@@ -523,12 +525,12 @@ class Influence(eqx.Module):
 
 
 def _or_one(total: Scalar) -> Scalar:
-    """Return what is divided by: one where there is no influence."""
+    """Return the total, or one where it is zero, to divide by."""
     return jnp.where(total == 0, 1, total)
 
 
 def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
-    """Return the one next to half the largest entry, held fixed; one where all are zero."""
+    """Return the power of two next to half the largest entry, held fixed; one if all are zero."""
     largest = jax.lax.stop_gradient(energy.max())
     limits = jnp.finfo(energy.dtype)
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
@@ -558,7 +560,7 @@ def numbers_by_name(values: Any) -> dict[str, float]:
 
 
 def all_known(result: PyTree) -> bool:
-    """Tell whether all leaves are numbers that are there, and none is yet to be computed."""
+    """Tell whether all leaves are arrays with values, and none is traced."""
     leaves = jax.tree.leaves(result)
     return all(isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer) for leaf in leaves)
 
@@ -566,7 +568,7 @@ def all_known(result: PyTree) -> bool:
 def _joined(
     first: Float[Array, "_ length"] | None, second: Float[Array, "_ length"] | None
 ) -> Float[Array, "_ length"] | None:
-    """One after the other; known ones on the host, so that no count of examples is compiled for."""
+    """Concatenate energies, on the host if known, so that no number of examples is compiled for."""
     if first is None or second is None:
         return None
     if all_known((first, second)):

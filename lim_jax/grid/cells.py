@@ -94,7 +94,7 @@ class CellGrid(Grid):
         return past if self.starts is None else past & (column >= self.starts[:, None])
 
     def prefix_weights(self) -> Float[Array, "length length"]:
-        """Weigh whole cells left of the node's own, and the part of its own left of the node."""
+        """Return each row's weights: whole cells on the left, and part of the node's own cell."""
         weights = self.weights
         own_cell = jnp.eye(self.size, dtype=bool)
         covered = jnp.where(own_cell, float(1 - self.offset), 1.0).astype(weights.dtype)
@@ -115,6 +115,8 @@ class CellGrid(Grid):
         return (np.arange(self.size + 1) / self.size) ** self.power
 
     def _nodes_below(self, position: Fraction) -> int:
+        """Count the nodes strictly left of an exact position, in rational arithmetic."""
+
         # Exact rationals: in floats 41/50 < 1 - 0.18, though both are 0.82.
         def node(index: int) -> Fraction:
             return ((index + 1 - self.offset) / self.size) ** self.power

@@ -21,7 +21,7 @@ def carried(
 
 
 def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_length length"]:
-    r"""The matrix :math:`\int_{I_t}\phi_s/\Delta p_t` by which `carried` acts, in float64."""
+    r"""Return the matrix :math:`\int_{I_t}\phi_s/\Delta p_t` of `carried`, in float64."""
     below = source._weights_to(target._edges())
     return np.diff(below, axis=0) / target._weights()[:, None]
 

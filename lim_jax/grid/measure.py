@@ -127,7 +127,7 @@ class Grid(eqx.Module):
         return replace(self, log_weights=log_weights, parts=parts)
 
     def mask(self, row: Int[Array, ""] | None = None) -> Float[Array, "rows length"]:
-        """What is added to the scores of one row's or all rows' keys: log weights of other parts.
+        """Return the log weights to add to scores, zero where a row reads keys of its own part.
 
         One row is given for all where there are no parts.
         """

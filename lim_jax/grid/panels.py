@@ -32,6 +32,7 @@ class PanelGrid(Grid):
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
+        """Raise ValueError unless the weights integrate polynomials exactly, up to rounding."""
         # Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1: not so where
         # breaks were rounded to float32, or with hundreds of nodes on a panel.
         assert np.all(np.diff(self.breaks) > 0), self.breaks
@@ -50,7 +51,7 @@ class PanelGrid(Grid):
         return self.order * (len(self.breaks) - 1)
 
     def prefix_weights(self) -> Float[Array, "length length"]:
-        """Integrate the interpolant: exact for polynomials of degree `order` - 1."""
+        """Return weights that integrate the interpolant: exact up to degree `order` - 1."""
         return self._cast(self._weights_to(self._nodes()))
 
     def centres(self) -> Float[Array, " length"]:
@@ -98,6 +99,7 @@ class PanelGrid(Grid):
         return bisect_left(range(self.size), position, key=lambda i: Fraction(float(nodes[i])))
 
     def _weights_to(self, positions: np.ndarray) -> np.ndarray:
+        """Return the weights of the interpolant's integral from 0 to any positions."""
         # On [-1, 1] the interpolant's Legendre coefficients are (2n+1)/2 sum_j w_j P_n(x_j) f_j,
         # exactly by Gauss quadrature, and (2n+1) times the integral of P_n from -1 to x is
         # P_{n+1}(x) - P_{n-1}(x), or x + 1 for n = 0.

@@ -33,6 +33,7 @@ class Regions(eqx.Module):
     left_out: tuple[int, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
+        """Raise ValueError if a region has no node."""
         names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
         require(
@@ -72,6 +73,7 @@ class Regions(eqx.Module):
         return Regions(self.grid, self.delta, self.convention, left_out)
 
     def _host_weights(self) -> np.ndarray:
+        """Return the weights of the integrals over E_L, E_M and E_R as NumPy float64."""
         ends = (self.delta, 1 - self.delta)
         left, boundary = (_weights_below(self.grid, end, self.convention) for end in ends)
         rows = np.stack([left, boundary - left, self.grid._weights() - boundary])
@@ -229,7 +231,7 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
 
 
 def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
-    """The decimal that a number prints, exactly; raise ValueError at what is no known number."""
+    """Return the decimal that a number prints, exactly; raise ValueError if it is not known."""
     if isinstance(value, Fraction):
         return value
     try:

@@ -137,6 +137,7 @@ def attention_studies(
     constant = attention_constant(attention, states) if premises else math.nan
 
     def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:
+        """Study one norm of the errors over all sizes, with a bound if the premises are stated."""
         return refine(
             f"eq:attention-{label}",
             claimed if premises else None,
@@ -187,6 +188,7 @@ def require_references(references: Sequence[Grid]) -> None:
 def _cell_errors(
     attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
 ) -> list[np.ndarray]:
+    """Compute the norm of attention's error at every node of each grid."""
     limit = _attended(attention, states, reference)
     attended = np.concatenate([_attended(attention, states, grid) for grid in grids])
     nodes = jnp.asarray(np.concatenate([grid.nodes for grid in grids]))
@@ -229,7 +231,7 @@ def attention_constant(
 
 
 def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
-    """List what this attention has beyond the softmax of states over whole prefixes."""
+    """Name the features of this attention that the theorem does not cover."""
     kinds = getattr(attention.mask, "kinds", (attention.mask,))
     parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "positions")]
     parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]
@@ -242,6 +244,8 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
 def _attention_constant(
     attention: CausalAttention, states: PositionField, p: Float[Array, " points"]
 ) -> Float[Array, ""]:
+    """Compute :math:`C_R` with extremes over the points, from attention's keys and values."""
+
     def projections(p: Array) -> tuple[Array, Array, Array]:
         x = states(p)
         query = attention.queries(x, None)
@@ -258,6 +262,7 @@ def _attention_constant(
         return jnp.where(past, values, 0).max(axis=1)
 
     def head(q: Array, k: Array, v: Array, dk: Array, dv: Array) -> Array:
+        """Compute one head's quotient in :math:`C_R` at every p."""
         scale = math.sqrt(q.shape[1])
         scores = jnp.where(past, q @ k.T / scale, -jnp.inf)
         mass = jnp.exp(scores - scores.max(axis=1, keepdims=True))

@@ -66,7 +66,7 @@ class DepthProfile(NamedTuple):
 
 
 def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[float, float]:
-    """The largest value and steepest slope of a profile at 4,097 times (`ass:depth-profile`)."""
+    """Return a profile's largest size and steepest slope at 4,097 times (`ass:depth-profile`)."""
     times = np.linspace(0, horizon, 4097)
     values = np.asarray(jax.vmap(profile)(jnp.asarray(times)))
     slopes = np.abs(np.diff(values)) / np.diff(times)
@@ -133,7 +133,7 @@ class DepthConstants(NamedTuple):
         return np.array(errors)
 
     def on_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:convergent-control-grid-bound`.
+        r"""Compute :math:`C_T` of `eq:convergent-control-grid-bound`.
 
         :math:`e^{TZ\Lambda}\max\{T(C_{split} + (Z^2\Lambda + \mathrm{Lip}(\zeta))M/2),\,
         Z C_\theta\}`: what the layers add, times Gronwall's exponential, which may be infinite.
@@ -143,7 +143,7 @@ class DepthConstants(NamedTuple):
         return growth * max(horizon * self.layer_defect(1.0, 0.0), self.profile * self.control)
 
     def between_layers(self, horizon: float) -> float:
-        r""":math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`ZM` more."""
+        """Compute :math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`ZM` more."""
         return self.on_layers(horizon) + self.profile * self.speed
 
 
@@ -225,7 +225,7 @@ def proved_constants(
 
 
 def _averages_by_hardy(grid: Grid) -> bool:
-    """Whether averages over the grid's prefixes are no larger than `field_regularity` supposes."""
+    """Tell whether averages over this grid's prefixes obey the bound of `field_regularity`."""
     if type(grid) is not CellGrid or not 0 <= grid.offset < 1:
         return False
     whole = grid.starts is None and grid.log_weights is None
@@ -233,7 +233,7 @@ def _averages_by_hardy(grid: Grid) -> bool:
 
 
 def _spans(knots: Array, horizon: float) -> bool:
-    """Whether [0, T] lies between knots, but for rounding: the control leaves their hull beyond."""
+    """Tell whether knots span [0, T], up to rounding: beyond them a control extrapolates."""
     return bool(knots[0] <= 0) and bool(horizon <= knots[-1] * (1 + 1e-6))
 
 
@@ -246,7 +246,7 @@ def linear_knots(control: Any) -> tuple[Array, PyTree] | None:
 def largest_control_distances(
     layers: PyTree, control: Any, horizon: float = 1.0
 ) -> Float[np.ndarray, " depth"]:
-    """Each layer's distance from a control (`eq:control-l1-convergence`), never too small."""
+    """Bound each layer's distance from a linear control (`eq:control-l1-convergence`)."""
     joined = linear_knots(control)
     assert joined is not None
     knots = np.asarray(joined[0])
@@ -263,6 +263,7 @@ def largest_control_distances(
 
 
 def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
+    """Join the floating-point leaves of stacked fields to one row of parameters for each field."""
     leaves = [
         np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
     ]
@@ -277,6 +278,7 @@ def depth_constants(
     root = jnp.sqrt(grid.weights)[:, None]
 
     def sizes(field: Any, x: State) -> tuple[Array, Array, Array]:
+        """Return the norms of one field's Jacobians in state and parameters, and of its value."""
         arrays, static = eqx.partition(field, eqx.is_inexact_array)
         parameters, unravel = ravel_pytree(arrays)
 

@@ -140,7 +140,7 @@ def _states_at(
 
 
 def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: float) -> None:
-    """Raise ValueError if the control's field at x, in four directions, is not resolved as such."""
+    """Raise ValueError if the control's field, in four random directions, looks not Lipschitz."""
     directions = jnp.asarray(np.random.default_rng(0).standard_normal((4, x.size)))
 
     def velocities(p: Float[Array, " times"]) -> Float[Array, "times 4"]:
@@ -171,12 +171,12 @@ class _Limit(NamedTuple):
         return self.states[np.searchsorted(self.times, times - 1e-12)]
 
     def error_on_layers(self, states: np.ndarray) -> float:
-        """Return the largest over layers."""
+        """Return the largest error of a recursion's states at the times of its layers."""
         times = np.linspace(0, self.horizon, len(states))
         return _largest_norm(states - self.at(times), self.grid)
 
     def error_between_layers(self, states: np.ndarray) -> float:
-        """The largest of the piecewise constant interpolation, before and after each jump."""
+        """Return the largest error of the piecewise constant states, on both sides of jumps."""
         layer = self.times / self.horizon * (len(states) - 1)
         after = np.floor(layer + 1e-9).astype(int)
         before = np.maximum(np.ceil(layer - 1e-9).astype(int) - 1, 0)
@@ -196,6 +196,7 @@ class _Run(NamedTuple):
 def _scheme_studies(
     scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
 ) -> dict[str, Study]:
+    """Study one scheme's errors on and between layers, with bounds if the theorem applies."""
     control = limit.control
     grid = limit.grid
     horizon = limit.horizon
@@ -214,6 +215,7 @@ def _scheme_studies(
     claimed = None if constants is None else round(fit_order(depths, rates).value, 2)
 
     def study(label: str, error: Callable, constant: Callable) -> Study:
+        """Study one error over all depths, with a bound if the theorem's constants are known."""
         return refine(
             label,
             claimed,
@@ -233,7 +235,7 @@ def _scheme_studies(
 
 
 class _Theorem(NamedTuple):
-    """What the theorem is applied to; `size` is the largest norm of the flow, over T²."""
+    """The setting of the theorem; `size` is the largest norm of the flow, over T²."""
 
     grid: Grid
     horizon: float
@@ -249,7 +251,7 @@ class _Theorem(NamedTuple):
         proved: DepthConstants | None,
         bound: Callable[[DepthConstants, float], float],
     ) -> tuple[DepthConstants | None, bool]:
-        """Return the constants, None if the premises are not; and whether they are samples."""
+        """Return the constants, or None if premises fail, and whether the constants are sampled."""
         sampled = proved is None or not math.isfinite(bound(proved, self.horizon))
         if not _premises(proved, self.profile, self.step, self.lipschitz):
             return None, sampled
@@ -278,6 +280,7 @@ def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipsc
 
 
 def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
+    """Run the scheme at every depth, beside the flow's states and what enters the bound."""
     control = limit.control
     horizon = limit.horizon
     profile = limit.profile
@@ -313,7 +316,7 @@ def _departures(
     grid: Grid,
     horizon: float,
 ) -> list[tuple[Array, Array]]:
-    """Every depth's distance of the layers from a control, and of their steps from Euler's."""
+    """Compute each depth's distance of layers from the control, and its steps' defects."""
     return [
         (control_distance(layers, control, horizon), _defects(layers, at, profile, grid, horizon))
         for layers, at in zip(layers, states, strict=True)
@@ -323,6 +326,7 @@ def _departures(
 def _defects(
     layers: PyTree, states: Array, profile: Profile, grid: Grid, horizon: float
 ) -> Float[Array, "depth length width"]:
+    """Compute how far every layer's step is from Euler's step from the same state."""
     step = horizon / (states.shape[0] - 1)
     increments = step * jax.vmap(profile)(step * jnp.arange(states.shape[0] - 1.0))
     one_field = eqx.filter_vmap(lambda field, x, increment: euler(field, x, grid, increment))
@@ -428,7 +432,7 @@ def shadowing_study(
 
 
 def _followed(profile: Profile, horizon: float, count: int) -> Follow:
-    """Make the flow that layers drive: each takes several steps of `rk4`, at its mean profile."""
+    """Make a function that solves the flow that layers drive, by `count` steps of `rk4` each."""
     nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 
     def step(field: Any, x: State, grid: Grid, increment: Array) -> State:

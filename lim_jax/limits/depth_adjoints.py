@@ -84,6 +84,7 @@ def input_adjoint_depth_studies(
 
     @filter_jit  # not within the programs of the adjoints: one program serves every depth
     def quantities(adjoint: State, state: State) -> dict[str, Array]:
+        """Return the input adjoint, its density with regional averages, and the cone mass."""
         energy = (adjoint**2).sum(axis=1)
         density = energy / integral(energy, grid)
         return {
@@ -134,6 +135,7 @@ _QUANTITIES = {
 def _distances(
     measured: dict[str, Array], expected: dict[str, Array], grid: Grid
 ) -> dict[str, float]:
+    """Measure how far each quantity is from its expected value, each in a norm of its own."""
     measured, expected = jax.tree.map(np.asarray, (measured, expected))
     gap = {name: measured[name] - expected[name] for name in measured}
     weights = np.asarray(grid.weights)

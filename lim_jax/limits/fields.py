@@ -17,7 +17,7 @@ WIDTH = 3
 
 
 def smooth_states(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
-    """Return the test field."""
+    """Return the states of a smooth test field at positions p."""
     return jnp.stack([jnp.sin(3 * p) + 0.3, jnp.cos(5 * p), p**2 - 0.4 * jnp.sin(7 * p)], axis=1)
 
 
@@ -32,7 +32,7 @@ def smooth_labels(p: Float[Array, " points"]) -> Float[Array, "points 3"]:
 
 
 def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
-    """Stacked attention layers with standard normal query, key and value, and output 1."""
+    """Make stacked attention layers of Gaussian queries, keys and values, and identity outputs."""
     generator = np.random.default_rng(seed)
 
     def normal() -> Array:
@@ -65,7 +65,7 @@ def averaging_attention() -> CausalAttention:
 
 
 def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
-    """Return a smooth covector paired with the state: P_T is known and smooth."""
+    """Return the inner product of the state and a smooth covector, which is P_T."""
     p = grid.nodes
     covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
     return inner(covector, x, grid)

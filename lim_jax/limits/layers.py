@@ -30,6 +30,7 @@ from lim_jax.network.tokenwise import FeedForward
 
 
 def _random_fields(seed: int, count: int) -> TransformerField:
+    """Draw stacked transformer fields with Gaussian weights of deviation 1/2."""
     generator = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Array:
@@ -59,6 +60,7 @@ def _control(seed: int) -> Callable[[Array], TransformerField]:
 
 
 def _depth_rows(depths: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
+    """Yield the rows that refine depth: schemes, the split, and extrapolation."""
     schemes = {
         "Euler": Scheme(euler),
         "split": Scheme(split),
@@ -90,6 +92,7 @@ def _depth_rows(depths: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row
 
 
 def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
+    """Study the terminal state of Euler's recursion, extrapolated from two depths."""
     x = smooth_states(_GRID.nodes)
 
     def terminal(depth: int) -> State:
@@ -101,7 +104,7 @@ def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
 
 
 def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Controls that differ from the limit's: only biases move, so the L^1 distance is exact."""
+    """Yield the rows of perturbed controls: only biases move, so the L^1 distance is exact."""
     zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), _random_fields(0, 1))
     direction = eqx.tree_at(lambda f: f.feed_forward.outer_bias, zero, jnp.ones(WIDTH))
 
@@ -120,7 +123,7 @@ def _control_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
-    """Layers that alternate between two fields: no control is approached in L^1."""
+    """Yield the rows of layers that alternate between two fields: no control is a limit in L^1."""
     x = smooth_states(_GRID.nodes)
     two = _random_fields(3 + seed, 2)
 
@@ -133,6 +136,7 @@ def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Yield the rows of the input adjoint, its density and the cone mass, as depth is refined."""
     schemes = {"Euler": Scheme(euler), "split": Scheme(split)}
     example = smooth_states(_GRID.nodes)
     studies = input_adjoint_depth_studies(
@@ -152,7 +156,7 @@ LAYER_ROWS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
-    """Terminal errors of depth schemes against evaluations of a field that is fixed in depth."""
+    """Measure terminal errors of depth schemes against evaluations of one field, fixed in depth."""
     depths = tuple(depths)
     field = _control(seed)(jnp.array(0.0))
     x = smooth_states(_GRID.nodes)
@@ -178,9 +182,10 @@ def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
 
 
 def _adaptive_curve(field: Any, x: State, exact: State) -> Curve:
-    """Tsitouras' adaptive method: six evaluations a step, rejected steps too."""
+    """Measure Tsitouras' adaptive method, at six evaluations for each step, rejected or not."""
 
     def solve(tolerance: float) -> tuple[float, float]:
+        """Return the number of evaluations that a tolerance takes, and the terminal error."""
         flow = ContinuousFlow(
             lambda time: field,
             stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),

@@ -197,6 +197,8 @@ def convergence_study(
     smooth = references is None and not isinstance(grids, Grid)
 
     def row(name: str, quantity: Quantity) -> Row:
+        """Compute one quantity's errors over the runs, and make its row with the fitted order."""
+
         def error(values: Array | np.ndarray, grid: Grid) -> float:
             exact = limit.on(grid, name, quantity.order)
             # On the host: JAX would compile for every size, each being a shape of its own.
@@ -278,7 +280,7 @@ def _interpolated(values: Array, source: Grid, target: Grid) -> Array:
 def _observed(
     runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
-    """Measure every quantity of each network's result, and of a cubic on the last two grids."""
+    """Measure every quantity of each run's result, and of cubics that replace the last two."""
     grids = [run.grid for run in runs]
     results = [network(states(grid.nodes), grid) for network, grid in runs]
 
@@ -302,6 +304,7 @@ class _Applied(eqx.Module):
 
 
 def _as_network(network: Any) -> Network:
+    """Return a flow or ``network(x, grid)`` as it is; wrap a ``field(x, context, grid)``."""
     if isinstance(network, ResidualFlow | ContinuousFlow):
         return network
     signature = "network(x, grid) or field(x, context, grid)"
@@ -317,6 +320,7 @@ def _as_network(network: Any) -> Network:
 
 
 def _solutions(network: Any) -> tuple[Network, Network]:
+    """Return the network to run and one to check it: a continuous flow by two solvers."""
     if not isinstance(network, ContinuousFlow):
         return _as_network(network), _as_network(network)
     other, solved = reference_flows(network.control, network.horizon, network.profile)
@@ -324,6 +328,7 @@ def _solutions(network: Any) -> tuple[Network, Network]:
 
 
 def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
+    """Return every network to run and its grid, by number of positions or of layers."""
     if depths is None:
         got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
         cure = (
@@ -351,12 +356,14 @@ def _listed(values: Any) -> list:
 
 
 def _grids(values: Any, name: str) -> list[Grid]:
+    """Return one grid or several as a list; raise ValueError at anything else."""
     for grid in _listed(values):
         require_grid(grid, name)
     return _listed(values)
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
+    """Return the grids by size; raise ValueError unless they refine, with rotary keys fixed."""
     known = _grids(grids, "grids")
     _require_refinements([grid.size for grid in known], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
@@ -374,6 +381,7 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
 
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
+    """Return the recursions of a continuous flow by depth; raise ValueError for other networks."""
     expected = "a ContinuousFlow, whose control gives the layers of every depth"
     cure = "Make one of a single field by ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
@@ -385,6 +393,7 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
 
 
 def _require_refinements(numbers: list[int], name: str, what: str) -> None:
+    """Raise ValueError unless there are enough numbers, each larger than the one before."""
     finer = len(numbers) >= LEAST and numbers == sorted(set(numbers))
     expected = f"{LEAST} refinements or more, each finer than the one before"
     cure = "Pass more, each double the one before: a slope through fewer says nothing."
@@ -394,6 +403,7 @@ def _require_refinements(numbers: list[int], name: str, what: str) -> None:
 def _reference_runs(
     network: Any, grids: Any, references: Any, quantities: Mapping[str, Quantity]
 ) -> list[_Run]:
+    """Return the runs that give the limits and their errors, the finest last."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _listed(references)
@@ -434,6 +444,7 @@ def _reference_runs(
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
+    """Return quantities by name, each a `Quantity`; raise ValueError unless all are valid."""
     mapping = isinstance(quantities, Mapping)
     cure = 'Pass for example {"state": lambda x, grid: x}.'
     got = "none" if mapping else described(quantities)
@@ -462,6 +473,7 @@ def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> froze
     """Find which quantities are fields of position; the others must have one shape."""
 
     def is_field(name: str) -> bool:
+        """Tell whether a quantity has a row for each position; raise ValueError at other shapes."""
         arrays = [np.asarray(made[name]) for made in observed]
         given = {run.grid.size: made for run, made in zip(runs, arrays, strict=True)}
         known, rows = ({made.shape[n:] for made in given.values()} for n in (0, 1))

@@ -128,7 +128,7 @@ class Group(NamedTuple):
 
 
 def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
-    """Return the groups of studies by name, with the refinements and the matrices of `measure`."""
+    """Return the groups of studies by name, each with the refinements that it runs by default."""
     sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
     queried = (200, 400, 800, 1600)
     return {
@@ -151,7 +151,7 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 
 
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
-    """Raise ValueError for unknown names, and for refinements that no slope goes through."""
+    """Raise ValueError at unknown names, and at refinements too few or unordered for a slope."""
     unknown = [name for name in only if name not in every]
     cure = "Pass some of these names, or leave it out for all studies."
     expected = f"some of {', '.join(every)}"
@@ -190,6 +190,7 @@ def _one_layer(seed: int) -> CausalAttention:
 
 
 def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
+    """Yield the rows of attention's error on tokens, midpoints, graded grids and rotary keys."""
     expected = {
         "tokens": (1, 1, 1, 0, 1),
         "midpoints": (2, 2, 1, 1, 1.8),
@@ -222,6 +223,7 @@ def _at_the_end(attention: CausalAttention, grid: Grid) -> Array:
 
 
 def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Yield the row of attention at the last position, extrapolated from two sizes."""
     attention = _one_layer(seed)
     values = map(richardson(lambda size: _at_the_end(attention, token_grid(size))), sizes)
     references = (_at_the_end(attention, grid) for grid in SMOOTH)
@@ -232,6 +234,8 @@ def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    """Yield the rows of fields that are not smooth: a power of p, a jump, jumps at all scales."""
+
     def studies(
         states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
@@ -267,6 +271,7 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[Row]:
+    """Yield the rows of the loss, and of the terminal adjoint through several readouts."""
     fields = smooth_states, smooth_labels, sizes
     for name, make_grid in GRIDS.items():
         if quick and name != "tokens":
@@ -326,6 +331,7 @@ ADJOINT_ORDERS: dict[int, dict[str, dict[str, float]]] = {
 
 
 def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) -> Iterator[Row]:
+    """Yield the rows of the input adjoint and influence of a network of `depth` layers."""
     flow = ResidualFlow(gaussian_attention(ADJOINT_SEEDS[depth] + seed, depth))
     for name, expected in ADJOINT_ORDERS[depth].items():
         if quick and name == "midpoints":
@@ -344,6 +350,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
 
 
 def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Yield the rows of the cone mass: at three positions, as printed, and on the left."""
     layer = _one_layer(seed)
     for name, make_grid in GRIDS.items():
         study = in_cones.cone_mass_study(layer, smooth_states, sizes, make_grid)
@@ -358,6 +365,7 @@ def _cone_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
+    """Yield the rows of the input adjoint's growth towards position 0, of one to three layers."""
     for depth in (1, 2, 3):
         layers = jax.tree.map(lambda *same: jnp.stack(same), *[averaging_attention()] * depth)
         flow = ResidualFlow(layers, horizon=float(depth))
@@ -372,6 +380,7 @@ def _singularity_rows(halvings: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
+    """Yield the rows of the loss and the terminal adjoint under right-biased queries."""
     biased = {"query_density": right_biased, "lipschitz": True}
     fields = (smooth_states, smooth_labels, sizes)
     linear = LinearReadout(_readout_weight(seed))
@@ -386,7 +395,7 @@ def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
-    """Errors of regional averages of influence against the number of positions."""
+    """Measure errors of regional averages of influence against the number of positions."""
     sizes = tuple(sizes)
     flow = ResidualFlow(gaussian_attention(seed, 2))
 

@@ -126,7 +126,7 @@ def loss_study(
 
 
 def _require_query_density(chi: QueryDensity | None) -> None:
-    """Raise ValueError if a density is seen to be negative somewhere."""
+    """Raise ValueError if a density is negative or NaN at one of 2,001 positions."""
     if chi is None:
         return
     points = np.linspace(0.0, 1.0, 2001)
@@ -145,6 +145,7 @@ def _require_query_density(chi: QueryDensity | None) -> None:
 
 
 def _largest_slope(field: PositionField) -> float:
+    """Return the largest absolute derivative of a field at 2,001 positions."""
     p = jnp.linspace(0.0, 1.0, 2001)
     _, slopes = filter_jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
     return float(jnp.abs(slopes).max())
@@ -343,6 +344,7 @@ def _gaps(
     exact: Array,
     reference: Grid,
 ) -> list[Array]:
+    """Compute each run's distance in :math:`L^2` between its adjoint and the exact one."""
     rule = _fine_quadrature(reference)
     expected = _embedding(exact, reference, rule.nodes)
     fields = ((adjoint(*run), run[1]) for run in runs)
@@ -398,11 +400,13 @@ def input_adjoint_studies(
     def distances(
         reference: Grid, quadrature: _Quadrature, grids: list[Grid]
     ) -> list[dict[str, Array]]:
+        """Compute the errors of adjoint, density and regional averages on every grid."""
         expected, exact_density, averages = observed(reference)
         everywhere = _embedding(expected, reference, quadrature.nodes)
         density = _embedding(exact_density, reference, quadrature.nodes)
 
         def on(grid: Grid) -> dict[str, Array]:
+            """Compute the errors on one grid, by name."""
             adjoint, its_density, its_averages = observed(grid)
             gap = jnp.abs(adjoint - reference.interpolate(expected, grid.nodes))
             embedded = partial(_embedding, grid=grid, positions=quadrature.nodes)
@@ -452,6 +456,8 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
 
     @filter_jit
     def error(grid: Grid) -> Array:
+        """Compute the largest relative error on one grid of the series from the closed form."""
+
         def next_term(row: Array, k: Array) -> tuple[Array, Array]:
             adjoint = jnp.cumsum((row * grid.weights / grid.nodes)[::-1])[::-1]
             return strength / k * adjoint, row
@@ -475,7 +481,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
 
 
 def _embedding(values: Array, grid: Grid, positions: Float[Array, " points"]) -> Array:
-    """Evaluate a field anywhere: constant on the cells of a refinement, polynomial on panels."""
+    """Evaluate a field at other positions: constant on each cell, or a polynomial on panels."""
     if isinstance(grid, PanelGrid):
         return grid.interpolate(values, positions)
     return cell_embedding(values, grid, positions)
@@ -492,7 +498,7 @@ class _Quadrature(NamedTuple):
 
 
 def _fine_quadrature(reference: Grid) -> _Quadrature:
-    """Join Gauss rules on panels of width 1/512, halved towards 0, and on the reference's."""
+    """Make a Gauss rule on panels of width 1/512, halved towards 0, cut at the reference's."""
     breaks = np.concatenate([[0.0], 0.5 ** np.arange(32, 9, -1), np.arange(1, 513) / 512])
     if isinstance(reference, PanelGrid):
         breaks = np.union1d(breaks, reference.breaks)

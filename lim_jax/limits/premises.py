@@ -55,6 +55,7 @@ def _unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
     values, slopes = (np.asarray(of).reshape(points.size, -1) for of in sampled)
 
     def uneven(values: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
+        """Compute how uneven slopes are in every interval, and the rounding error of that."""
         count = len(values)
         bends = np.diff(slopes, n=4, axis=0)
         means = (13 * (slopes[1:-2] + slopes[2:-1]) - slopes[:-3] - slopes[3:]) / 24
@@ -70,7 +71,7 @@ def _unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
 
 @filter_jit
 def _sampled(field: FieldOfOne, parts: Float[Array, "parts points"]) -> tuple[Array, Array]:
-    """A field's values and slopes, the same number of points at a time: it is compiled once."""
+    """Return a field's values and slopes, in parts of one size so that it is compiled once."""
 
     def linear(p: Array) -> tuple[Array, Array]:
         return jax.jvp(field, (p,), (jnp.ones_like(p),))

@@ -28,7 +28,7 @@ ROUGH = (
 
 
 def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[PyTree]:
-    """Replace results on two panel grids by one cubic through four rows; empty on other grids."""
+    """Replace results on two panel grids by one cubic through four rows; return [] for others."""
     panels = all(isinstance(grid, PanelGrid) for grid in grids)
     if not panels or grids[0].size == grids[1].size:
         return []
@@ -42,7 +42,7 @@ def polynomial_twins(results: Sequence[PyTree], grids: Sequence[Grid]) -> list[P
 
 
 def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | None:
-    """Return one leaf on two grids; None if its shapes differ in more than an axis of positions."""
+    """Return a leaf's cubic on both grids, or None if it has no single axis of positions."""
     first, second = map(jnp.shape, pair)
     if first == second:
         return pair[1], pair[1]
@@ -64,7 +64,7 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
 
 
 def reliability_warning(of_polynomial: float, of_limit: float, dtype: Any) -> str:
-    """Say why a reference is unreliable, from changes between two panel grids."""
+    """Say why a reference is unreliable, from changes between two panel grids; "" if it is not."""
     rounding = np.sqrt(np.finfo(dtype).eps)
     if of_polynomial > rounding:
         return PICKS

@@ -109,7 +109,7 @@ def refine_against(
     values: Iterable[Array],
     references: Iterable[Array],
 ) -> Study:
-    """A study of the largest distances from the second reference; the first tells its error."""
+    """Study the largest distances from the second reference; the first tells its error."""
     check, exact = map(np.asarray, references)
     *errors, own = (float(np.abs(np.asarray(each) - exact).max()) for each in (*values, check))
     return refine(source, None, refinements, errors, own)
@@ -118,7 +118,7 @@ def refine_against(
 def richardson(
     values: Callable[[int], Float[Array, "*shape"]], order: int = 1
 ) -> Callable[[int], Float[Array, "*shape"]]:
-    """Cancel the leading error of a refinement: :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
+    """Cancel a refinement's leading error by :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
         fine = values(2 * refinement)

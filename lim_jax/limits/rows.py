@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def against(cls, exact: Array, name: str, values: Mapping[float, Array]) -> "Curve":
-        """Return the largest distances of values, by their costs, from the exact one."""
+        """Make a curve of the largest distances of values, given by cost, from the exact one."""
         errors = (float(jnp.abs(value - exact).max()) for value in values.values())
         return cls(name, tuple(map(float, values)), tuple(errors))
 
@@ -71,6 +71,7 @@ def rates_table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
+    """Return a row's cells in the table, as text."""
     study = row.study
     order = row.study.order
     marks = {
@@ -96,7 +97,7 @@ def names_by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def grouped(values: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Return values by their keys, in the order in which these come."""
+    """Group values by their keys, the keys in the order in which they come."""
     groups: dict[Any, list[Any]] = {}
     for value in values:
         groups.setdefault(key(value), []).append(value)

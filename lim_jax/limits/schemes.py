@@ -54,14 +54,14 @@ class Scheme(NamedTuple):
         horizon: float,
         profile: Callable[[Array], Array] = unit_profile,
     ) -> ResidualFlow:
-        """Make the residual network of a depth."""
+        """Make the residual network of `depth` layers, the control's fields at their times."""
         times = (np.arange(depth) + self.offset) * (horizon / depth)
         change = None if self.perturbation is None else self.perturbation(depth)
         layers = _layers(control, jnp.asarray(times, float), change)
         return ResidualFlow(layers, horizon=horizon, profile=profile, step=self.step)
 
     def rate(self, depth: int, horizon: float) -> float:
-        r"""The rate of the theorem's bracket: :math:`\varepsilon` times 1 plus the perturbation."""
+        r"""Return the rate of the bracket, :math:`\varepsilon` times 1 plus the perturbation."""
         if self.perturbation is None:
             return horizon / depth
         leaves = jax.tree.leaves(self.perturbation(depth))
@@ -76,7 +76,7 @@ def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> 
 
 
 def perturbation(direction: PyTree, sizes: Callable[[int], np.ndarray]) -> Callable[[int], PyTree]:
-    """Add a direction to the layers of every depth, scaled by ``sizes(depth)``."""
+    """Return a function that perturbs the layers of any depth along a direction, by `sizes`."""
 
     def perturbed(depth: int) -> PyTree:
         # On the host: JAX would compile for every depth, each being a shape of its own.

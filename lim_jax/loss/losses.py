@@ -361,6 +361,7 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
 
 
 def _require_answers(targets: Labels, classes: int) -> None:
+    """Raise ValueError unless targets are class numbers, and there are several classes."""
     require(
         _class_numbers(targets),
         "targets",
@@ -380,7 +381,7 @@ def _require_answers(targets: Labels, classes: int) -> None:
 def sliced_cross_entropy(
     slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
-    """`autoregressive_cross_entropy` of logits that never stand all at once."""
+    """Compute `autoregressive_cross_entropy` slice by slice, without all logits at once."""
     weights = checked_queries(query_weights)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
@@ -391,7 +392,7 @@ def sliced_cross_entropy(
 def sliced_margin_loss(
     slices: Slices, targets: Int[Array, " length"], query_weights: Float[Array, " length"]
 ) -> Scalar:
-    """`margin_loss` of logits that never stand all at once."""
+    """Compute `margin_loss` slice by slice, without all logits at once."""
     weights = checked_queries(query_weights)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
@@ -413,7 +414,7 @@ def sliced_answers(slices: Slices) -> Int[Array, " length"]:
 def _answers_and_others(
     slices: Slices, targets: Labels, weights: Float[Array, " length"]
 ) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
-    """The answers' logits, and the log-sum-exp of the others'; of soft labels that of all."""
+    """Return the answers' logits, and the log-sum-exp of the others; for soft labels of all."""
     size = slices.size
     classes = slices.classes
     _require_labels_of((*weights.shape, classes), targets)
@@ -422,6 +423,7 @@ def _answers_and_others(
         targets = _known_classes(targets, classes, weights != 0).astype(int)
 
     def add(sums: tuple[Array, ...], index: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+        """Add one slice of classes to the answers' logits and to the running log-sum-exp."""
         answers, total, peak = sums
         # The last slice begins within the one before it, so that all are of one size.
         start = jnp.minimum(index * size, classes - size)
@@ -472,12 +474,14 @@ def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " le
 
 
 def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
+    """Sum losses by weights; an infinite loss of weight zero counts for nothing."""
     _require_for_each(weights, losses)
     # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
     return weights @ jnp.where((weights == 0) & jnp.isinf(losses), 0, losses)
 
 
 def _require_for_each(weights: Array, losses: Array) -> None:
+    """Raise ValueError unless there is one weight for each loss."""
     require(
         weights.shape == losses.shape,
         "weights",
@@ -490,6 +494,7 @@ def _require_for_each(weights: Array, losses: Array) -> None:
 def _losses(
     logits: Logits, labels: Labels, asked: Bool[Array, "*length"]
 ) -> Float[Array, " length"]:
+    """Compute every position's cross-entropy, with class numbers or with soft labels."""
     _require_labels(logits, labels)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], asked)
@@ -506,7 +511,7 @@ def _class_numbers(labels: Labels) -> bool:
 def _known_classes(
     labels: Int[Array, " length"], classes: int, asked: Bool[Array, "*length"]
 ) -> Int[Array, " length"]:
-    """Class numbers of the vocabulary; where none is asked for any number may stand."""
+    """Return class numbers of the vocabulary; use raises at others, except where not asked."""
     last = classes - 1
     message = (
         f"labels: expected class numbers from 0 to {last}, got others. Pass logits of all classes, "
@@ -522,6 +527,7 @@ def _require_labels(logits: Logits, labels: Labels) -> None:
 
 
 def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
+    """Raise ValueError unless labels are class numbers or weights for logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
     fits = getattr(labels, "shape", None) == (shape[:1] if numbered else shape)

@@ -71,6 +71,7 @@ def last_token(size: int) -> Float[Array, " length"]:
 
 
 def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
+    """Return weights of sum one, equal at the asked positions and zero elsewhere."""
     # On the host: a length that was not seen before compiles nothing.
     weights = np.zeros(size, jax.dtypes.canonicalize_dtype(float))
     weights[asked] = 1 / weights[asked].size

@@ -139,7 +139,7 @@ class LocalReadout(eqx.Module):
     blocks: Float[Array, "length window vocabulary width"]
 
     def __call__(self, x: States, grid: Grid) -> Logits:
-        """Sum over the window of each token what its blocks make of it."""
+        """Sum each token's window of states, each multiplied by its block."""
         _require_states(x, grid)
         length, width = x.shape
         axes = "length window vocabulary width"
@@ -199,6 +199,7 @@ class BandReadout(eqx.Module):
     kernel: Callable[[Array], Array] = eqx.field(static=True, default=hat)
 
     def __check_init__(self):
+        """Raise ValueError unless edges, bandwidth and kernel are valid."""
         require_name(
             self.edges, get_args(Edges), "edges", "Pass one of these, which BandReadout explains."
         )
@@ -254,6 +255,7 @@ class BandReadout(eqx.Module):
 
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
+    """Raise ValueError unless x fits the grid and the weights' width."""
     cure = (
         "Pass one example, with a row for each position of the grid; map over a batch with "
         "jax.vmap."

@@ -267,7 +267,10 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
 def _pushed_gramians(
     observations: Observations, x: State, step: Steps, positions: Positions
 ) -> Gramians:
-    """Forward: `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`."""
+    """Compute Gramians by forward mode, one monitored position at a time.
+
+    `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
+    """
     observed, push = jax.linearize(observations, x)
     steps = layer_steps(step, observed)
 
@@ -280,7 +283,7 @@ def _pushed_gramians(
 
 
 def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Gramians:
-    """By reverse mode through a function whose layers are not known, one layer at a time."""
+    """Compute Gramians by reverse mode, through any function, one observed layer at a time."""
     observed, pull = jax.vjp(observations, x)
     basis = jnp.eye(observed.shape[1], dtype=observed.dtype)
 
@@ -294,12 +297,13 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
 
 
 def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
-    """By one sweep down the layers, each linearised once for all that is observed above it."""
+    """Compute Gramians by one sweep down the layers, each linearised once for all above it."""
     flow = observations.flow
     grid = observations.grid
     depth = observations.flow.depth
 
     def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
+        """Carry what later layers observe back through a layer, and add its observations."""
         _, pull = jax.vjp(lambda x: flow.transition(layer, x, grid), state)
         own, pull_own = jax.vjp(observations.seen, state)
         rows = jax.vmap(lambda e: pull_own(e)[0])(jnp.eye(own.size, dtype=own.dtype))

@@ -28,13 +28,16 @@ Objective = Callable[[Profile], tuple[Scalar, Scalar]]
 
 
 def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
-    r""":math:`J_1` of `eq:simulation-algorithm1-objective`, and the imbalance that it controls."""
+    """Return :math:`J_1` of `eq:simulation-algorithm1-objective`, and the imbalance in it."""
     imbalance = influence_imbalance(gate_influence(gates).density)
     return 0.12 / (2 * LENGTH) * jnp.sum(gates**2) + 15 / 2 * imbalance, imbalance
 
 
 def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
-    """The objective `eq:simulation-algorithm3-objective`; `eq:simulation-imbalance-metrics`."""
+    """Return `eq:simulation-algorithm3-objective`, and the imbalance of traces in it.
+
+    `eq:simulation-imbalance-metrics`.
+    """
     imbalance = trace_penalty(trace_density(gates), GRID)
     return 1.0 / (2 * LENGTH) * jnp.sum(gates**2) + 0.5 / 2 * imbalance, imbalance
 
@@ -49,7 +52,7 @@ class GateRun(NamedTuple):
 
 @cached_jit
 def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar], Profile]:
-    """The value and the controlled imbalance, and the gradient: what both optimisers ask for."""
+    """Return the objective and the imbalance in it, and the gradient in the gates."""
     return jax.value_and_grad(objective, has_aux=True)(gates)
 
 

@@ -140,4 +140,5 @@ def _density(
     states: Float[Array, "examples length width"],
     grid: Grid,
 ) -> Float[Array, " length"]:
+    """Return the influence density of a loss without labels."""
     return influence(loss, flow, (states, None), grid, boundary_regions(grid, 0.25)).density

@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def table_row(result: Influence) -> Row:
-    """Summarise an influence as the table does."""
+    """Make a row of the paper's table from an influence."""
     imbalance = influence_imbalance(result.density)
     return Row(result.indices(), imbalance, result.total / LENGTH, result.density)
 
@@ -67,7 +67,7 @@ class Summary(NamedTuple):
 
 @cached_jit
 def regional_condition_numbers() -> Summary:
-    """Condition numbers for any gates (`eq:simulation-condition-number-invariance`)."""
+    """Compute condition numbers, of any gates (`eq:simulation-condition-number-invariance`)."""
     regions = boundary_regions(GRID, DELTA, "points")
     numbers = condition_numbers(gate_gramians(jnp.zeros(LENGTH)))
     member = regions.weights > 0
@@ -170,7 +170,7 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
 
 
 def _optimised(objective: Objective, learning_rate: float) -> tuple[GateRun, GateRun]:
-    """Say where Adam stops after 400 steps, and the minimum beyond."""
+    """Run 400 steps of Adam, and from where they end go on to the minimum."""
     run = adam_run(objective, learning_rate)
     return run, minimiser(objective, run.gates)
 

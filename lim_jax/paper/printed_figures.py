@@ -55,7 +55,7 @@ class Comparison(NamedTuple):
 
 
 def compare(numbers: dict[str, Any]) -> list[Comparison]:
-    """Hold `summary`'s numbers against every figure that the paper prints in section 4."""
+    """Compare `summary`'s numbers with every figure that the paper prints in section 4."""
     comparisons = []
     for path, printed in printed_figures():
         value: Any = reduce(getitem, path, numbers)

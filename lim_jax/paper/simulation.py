@@ -34,7 +34,7 @@ State = Float[Array, "length width"]
 
 
 def _profile(time: Scalar) -> Scalar:
-    r"""The factor :math:`\alpha = 2` of `eq:simulation-residual-propagator`, as :math:`\zeta`."""
+    r"""Return :math:`\alpha = 2` of `eq:simulation-residual-propagator`, as :math:`\zeta`."""
     return jnp.full_like(time, 2.0)
 
 
@@ -69,14 +69,14 @@ def gated(gates: Profile, x: State) -> State:
 
 
 def terminal_covector(weights: Profile) -> State:
-    r"""The covector r of `eq:simulation-terminal-covector`, with weights (one) on its even part."""
+    """Return r of `eq:simulation-terminal-covector`; `weights` multiply the even part."""
     final_share = 0.85
     queries = (1 - final_share) / LENGTH * weights
     return jnp.outer(queries.at[-1].add(final_share), jnp.array([1, 0.5, -0.3, 0.2]))
 
 
 def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
-    """Compute the profile of an input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
+    """Return the loss with input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
     gates, weights = params
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
@@ -90,12 +90,12 @@ def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
 
 
 def influence_imbalance(density: Profile) -> Scalar:
-    r""":math:`\mathcal E_{inf} = \int (m - 1)^2` of `eq:simulation-imbalance-metrics`."""
+    r"""Compute :math:`\mathcal E_{inf} = \int (m - 1)^2` of `eq:simulation-imbalance-metrics`."""
     return 2 * influence_discrepancy(density, 1.0, GRID)
 
 
 def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
-    """Return the Gramians of `eq:simulation-observability-gramian`: the final token is observed."""
+    """Return the Gramians of `eq:simulation-observability-gramian`, observed at the final token."""
     require_on_grid(gates, GRID, "gates", "length")
     # At minus infinity a position would be cut off without a word.
     return _gate_gramians(error_if_not_finite(gates, "gates"))
@@ -103,6 +103,7 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
 
 @jax.jit
 def _gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
+    """Multiply the Gramians without gates by the squares of the gates."""
     with eval_context():  # once, not at every step of an optimiser of the gates
         ungated = _ungated_gramians()
     return jnp.exp(2 * gates)[:, None, None] * ungated

@@ -104,7 +104,7 @@ class Penalty(eqx.Module):
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
     def _on(self, grid: Grid) -> "Penalty":
-        """Return the same penalty, of finite numbers that fit a grid."""
+        """Return the same penalty; raise unless its numbers are finite and fit the grid."""
         require_grid(grid)
         places = {"length": grid.size}
         if self.pools is not None:
@@ -124,7 +124,7 @@ class Penalty(eqx.Module):
     def _of_energies(
         self, energies: Energies, weights: Places, average: tuple[Statistic, Scalar] | None
     ) -> tuple[Scalar, Statistic]:
-        """Return the discrepancy, and the statistic of the batch that its density is of."""
+        """Return a batch's discrepancy, and the statistic that its density is made from."""
         if jnp.ndim(self.target) == 2:
             return self._of_each(energies, weights)
         statistic = self.estimate.statistic(energies, weights, self.epsilon)
@@ -134,7 +134,7 @@ class Penalty(eqx.Module):
         return self.discrepancy(density, self.target, weights), statistic
 
     def _of_each(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
-        """The mean discrepancy of the examples, each a batch of its own with its own target."""
+        """Return the examples' mean discrepancy, each from its own target, and their statistics."""
         targets: Any = self.target
         got = f"densities of {len(targets)} examples"
         expected = f"of {len(energies)}, the batch's"
@@ -394,10 +394,12 @@ def _raised(
     limit: Scalar | float,
     stiffness: Scalar | float,
 ) -> Scalar:
+    """Return the multiplier plus the stiffness times the excess over the limit, at least zero."""
     return jnp.maximum(0.0, multiplier + stiffness * (value - limit))
 
 
 def _as_stiffness(stiffness: Scalar | float) -> Scalar | float:
+    """Return a stiffness, whose use raises unless it is positive."""
     stiffness = jnp.asarray(as_finite(stiffness, "stiffness"))
     message = "stiffness: expected a positive number, got others. Try 10."
     return error_if(stiffness, stiffness <= 0, message)
@@ -513,30 +515,33 @@ def _value(
     grid: Grid,
     options: dict[str, Any],
 ) -> Scalar:
+    """Return a function of losses and adjoints without its auxiliary result."""
     return functional_of_adjoints(functional, loss, params, batch, grid, options, has_aux=True)[0]
 
 
 class _RiskAndPenalty(eqx.Module):
-    """Losses and adjoints to the weighted sum of risk and discrepancy, and its statistic."""
+    """The weighted sum of risk and discrepancy as a function of losses and adjoints."""
 
     grid: Grid
 
     def __call__(
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
+        """Return the weighted sum of risk and discrepancy, and the statistic."""
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
         return options["share"] * losses.mean() + options["strength"] * value, statistic
 
 
 class _Lagrangian(eqx.Module):
-    """Losses and adjoints to the augmented Lagrangian of a constraint, and its statistic."""
+    """The augmented Lagrangian of a constraint as a function of losses and adjoints."""
 
     grid: Grid
 
     def __call__(
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
+        """Return the augmented Lagrangian of risk and discrepancy, and the statistic."""
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
         multiplier = options["multiplier"]
@@ -552,7 +557,7 @@ def _cast(options: dict[str, Any], adjoints: Adjoints) -> dict[str, Any]:
 def _discrepancy(
     adjoints: Adjoints, grid: Grid, options: dict[str, Any]
 ) -> tuple[Scalar, Statistic]:
-    """Return the discrepancy of the adjoints' density, and the statistic that the density is of."""
+    """Return the discrepancy of the adjoints' density, and the statistic that it is made from."""
     penalty = options["penalty"]
     weights = grid.weights
     energies = (adjoints**2).sum(axis=2)

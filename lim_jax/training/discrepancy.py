@@ -154,7 +154,7 @@ def cross_entropy_discrepancy(
 
 
 def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
-    """Return the weights; raise unless all have a number for each place, no weight below 0."""
+    """Return the weights; raise unless all three fit the places and no weight is negative."""
     cure = "Pass one number for each position or pool."
     require_floats(density, "density", "places", cure)
     require_floats(weights, "weights", "places", cure, places=len(density))

@@ -410,6 +410,7 @@ def gradient_flow(
 
 
 def _require_same_times(stored: Array, times: Array) -> None:
+    """Raise ValueError unless the times are those that the checkpoint has stored."""
     require(
         np.array_equal(stored, times),
         "times",
@@ -446,7 +447,7 @@ class _GradientFlow(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[-1], solution.ys)
 
     def slope(self, time: Any, arrays: PyTree, batch: Batch) -> PyTree:
-        """Return the law of the flow, which does not ask for the time."""
+        """Return minus the gradient of the risk, whatever the time."""
         gradient = jax.grad(lambda a: risk(self.loss, eqx.combine(a, self.static), batch))(arrays)
         return jax.tree.map(jnp.negative, gradient)
 

@@ -32,7 +32,7 @@ SIZES = "Pass the sizes of the positions: grid.weights, or those of pools."
 
 
 def as_memory(memory: Any, previous: Any) -> Any:
-    """Return the share of `previous` in an average; raise outside [0, 1) and without `previous`."""
+    """Return the memory; raise outside [0, 1), and if it is not 0 without `previous`."""
     memory = as_finite_nonnegative(memory, "memory", below=1.0)
     if previous is None:
         got = f"{described(memory)} without previous"
@@ -109,7 +109,7 @@ class Estimator:
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
-        """Return the moving average that the step before left, with a batch's statistic in it."""
+        """Return the moving average of the previous average and a batch's statistic."""
         expected = f"{statistic.shape}, that of the estimator's statistic"
         cure = "Pass what the step before returned; at the first, with memory 0, zeros."
         fits = previous.shape in ((), statistic.shape)
@@ -233,7 +233,7 @@ def crossed_density(
 def pooled_energies(
     energies: Float[Array, "examples length"], pools: Pools
 ) -> tuple[Float[Array, "examples pools"], Float[Array, " pools"]]:
-    """Average energies over each pool, and give the pools' shares of what they all hold."""
+    """Average energies over each pool, and return the pools' shares of their total weight."""
     sizes = pools.sum(axis=1)
     fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
     message = (
@@ -247,6 +247,6 @@ def pooled_energies(
 def over_total(
     energy: Float[Array, "*groups places"], total: Float[Array, "..."], epsilon: Scalar | float
 ) -> Float[Array, "*groups places"]:
-    """Divide by a total; one that is infinite, or epsilon, gives NaN, not a density of zero."""
+    """Divide by a total plus epsilon; return NaN, not zero, if that is infinite."""
     total = total + epsilon
     return jnp.where(jnp.isfinite(total), energy / total, jnp.nan)

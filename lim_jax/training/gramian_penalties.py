@@ -154,7 +154,7 @@ def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
 def sampled_trace_penalty(
     traces: Float[Array, " positions"], weights: Float[Array, " positions"]
 ) -> Scalar:
-    """Return the trace penalty over some positions, each weighted for all that it stands for."""
+    """Return the trace penalty over some positions, each weighted for those that it stands for."""
     mean = weights @ traces / weights.sum()
     return weights @ (traces - mean) ** 2
 
@@ -389,17 +389,20 @@ def injected_objective(
 def _options(
     observations: Any, strength: Scalar | float, memory: Scalar | float, previous: Any
 ) -> tuple[Scalar | float, Scalar | float]:
+    """Check the arguments that both objectives share; return the strength and the memory."""
     require_callable(observations, "observations", "observations(params, x)")
     return as_finite(strength, "strength"), as_memory(memory, previous)
 
 
 def _finite_risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
+    """Return the mean loss, whose use raises if the batch or a loss is not finite."""
     x, y = batch
     losses = jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y)
     return check_finite(losses.mean(), batch, losses)
 
 
 def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions"]:
+    """Return weights, whose use raises unless they are finite, not negative and not all zero."""
     fits = all_finite(weights) & jnp.all(weights >= 0) & (weights.sum() > 0)
     message = (
         "weights: expected finite numbers, none below zero and not all zero, got others. Pass for "
@@ -409,11 +412,12 @@ def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions
 
 
 class _TraceBalance(eqx.Module):
-    """Strength, previous traces and memory to the penalty and the traces."""
+    """The trace penalty and the averaged traces as a function of losses and adjoints."""
 
     grid: Grid
 
     def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Profile]:
+        """Return the weighted penalty of the averaged traces, and these traces."""
         del losses
         strength, previous, memory = options
         # The samples are Euclidean, the adjoints densities.

@@ -133,6 +133,7 @@ def _zeros(record: PyTree, steps: int) -> PyTree:
 def _load(
     checkpoint: Path, run: Run, state: State, record: PyTree, steps: int
 ) -> tuple[int, State, PyTree]:
+    """Read a checkpoint's steps, state and records; raise ValueError unless they fit the run."""
     about, leaves = stored(checkpoint, run)
     done = about["steps"]
     require(
@@ -155,7 +156,7 @@ def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _of_kind(kept: np.ndarray, leaf: Any) -> Any:
-    """Of JAX or NumPy, or a plain number, as the run's own leaf is."""
+    """Return a stored array as the run's own leaf is: of JAX, of NumPy or a plain number."""
     if isinstance(leaf, ARRAYS):
         return jax.device_put(kept) if isinstance(leaf, jax.Array) else kept
     return type(leaf)(kept)

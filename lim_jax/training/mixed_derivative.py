@@ -120,6 +120,7 @@ def functional_of_adjoints(
 
 @eqx.filter_custom_jvp
 def _value_and_aux(params, batch, options, *, functional, loss, grid):
+    """Return the functional's value and its auxiliary result, which has no derivative."""
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     result = functional(losses, adjoints, options)
     value, aux = check_finite(result, batch, losses, _energies(adjoints))
@@ -129,6 +130,7 @@ def _value_and_aux(params, batch, options, *, functional, loss, grid):
 @_value_and_aux.def_jvp
 @translate_errors()
 def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
+    """Differentiate the functional in parameters, batch and options, by one mixed gradient."""
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
     of_batch = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
@@ -250,7 +252,7 @@ def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
 
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:
-    """<c, P_0> = D_x loss[c / weights]: the adjoints are densities."""
+    """Return the direction c / weights: <c, P_0> is the loss's derivative along it."""
     return (slope / grid.weights[None, :, None]).astype(batch[0].dtype)
 
 
@@ -260,7 +262,7 @@ def _mixed_gradient(
     direction: Adjoints,
     weights: Losses,
 ) -> tuple[PyTree, PyTree]:
-    """The gradients of the losses' sum, and of its derivative along direction and weights."""
+    """Return the gradients of the losses' sum and of its slope along direction and weights."""
     # Inside `jax.shard_map` a gradient in what all devices hold would be the sum over them.
     moving = varying_as(moving, (direction, weights))
 

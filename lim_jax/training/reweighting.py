@@ -157,6 +157,7 @@ def first_order_step(
 
 
 def _require_profiles(weights: Any, density: Any, target: Any, grid: Any) -> None:
+    """Raise ValueError unless weights, density and target fit the grid."""
     require_on_grid(weights, grid, "weights", "length")
     require_on_grid(density, grid, "density", "length")
     require_profile(target, grid, "target")
@@ -304,6 +305,7 @@ def reweighting_run(
 def _trained(
     loss: Loss, params: PyTree, batch: Batch, optimiser: optax.GradientTransformation, steps: int
 ) -> PyTree:
+    """Return the parameters after some steps of the optimiser on the risk."""
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:

@@ -194,7 +194,7 @@ def penalty_premises(
 
 
 def _moment_premise(name: str, fourths: Float[np.ndarray, " examples"]) -> Premise:
-    """Judge whether the law may have a mean of fourth powers, by their tail and the largest."""
+    """Judge by tail index and largest share whether fourth powers may have a finite mean."""
     shares = fourths / max(fourths.sum(), np.finfo(float).tiny)  # which float32 can hold
     index = 4 * float(tail_index(jnp.asarray(shares)).value)
     largest = math.isqrt(fourths.size)
@@ -263,7 +263,7 @@ def adjoint_growth(
 def _squares(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Places, Places]:
-    """The squared norms of inputs and labels, and of adjoints and their slopes by position."""
+    """Compute the squared norms of inputs and labels, and of adjoints and slopes by position."""
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
     _, (x, y) = embedded(loss, params, batch)
     labels = [
@@ -275,7 +275,7 @@ def _squares(
 
 
 def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Array, " examples"]:
-    """Return every example's squared norm, an integral where there is a value for each position."""
+    """Return every example's squared norm, an integral if the leaf has an axis of positions."""
     squares = (leaf**2).reshape(leaf.shape[0], -1)
     if leaf.ndim < 2 or leaf.shape[1] != grid.weights.size:
         return squares.sum(axis=1)
@@ -386,7 +386,7 @@ def sensitivity_norm(
 
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
-    """The parameters' arrays, and the adjoints as a function of them, with the losses beside."""
+    """Return the parameters' arrays, and a function from these to adjoints and losses."""
     embedded_on(grid, loss, params, batch)
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
@@ -407,7 +407,7 @@ def _adjoints_and_slopes(
 
 
 def as_direction(direction: Any, arrays: PyTree) -> PyTree:
-    """Return a direction of parameters' arrays; raise at other shapes, NaN and infinities."""
+    """Return a direction in parameters; raise at other shapes or dtypes, NaN and infinity."""
     pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(arrays), strict=False)
     fits = jax.tree.structure(direction) == jax.tree.structure(arrays) and all(
         isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
