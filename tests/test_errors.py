@@ -342,11 +342,11 @@ STATIC = {
     ),
     "a direction of another structure": (
         lambda: training.density_dynamics(*SCALED, {"weight": full((), 1.0)}),
-        "direction: got dict, expected arrays of the shapes and dtypes of the parameters'",
+        "direction: got dict, expected arrays with the shapes and dtypes of those of the param",
     ),
     "a direction of another shape": (
         lambda: training.density_dynamics(*SCALED, full(2, 1.0)),
-        r"direction: got an array of float64 with shape \(2,\), expected arrays of the shapes",
+        r"direction: got an array of float64 with shape \(2,\), expected arrays with the shapes",
     ),
     "a direction of another precision": (
         lambda: training.density_dynamics(*SCALED, array(1.0, "float32")),
