@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
         case ["--version"]:
             print(f"lim-jax {version('lim_jax')}")
         case [] | ["-h" | "--help", *_]:
-            _overview().print_help()
+            print(_overview().format_help(), end="")  # argparse would swallow a closed pipe
         case [other, *_]:
             close = get_close_matches(other, [*COMMANDS, "--version", "--help"], n=1)
             cure = f"Did you mean {close[0]}?" if close else "lim-jax --help says what each does."

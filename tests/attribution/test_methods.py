@@ -142,7 +142,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
     np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
     everywhere = context_of(PROMPTS[0][0], asked="next-token")
-    with pytest.raises(ValueError, match="loss: got one that asks at every place"):
+    with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
 
