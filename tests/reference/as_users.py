@@ -13,16 +13,13 @@ from reference.quickly import QUICK, given_flags
 
 ROOT = Path(__file__).parents[2]
 IS_QUICK = QUICK in os.environ.get("XLA_FLAGS", "")
-DEFAULTS = (
-    {
-        "xla_backend_optimization_level": 3,
-        "xla_llvm_disable_expensive_passes": False,
-        "xla_cpu_use_fusion_emitters": True,
-        "xla_cpu_parallel_codegen_split_count": 32,
-    }
-    if IS_QUICK
-    else {}
-)
+OF_XLA = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+    "xla_cpu_parallel_codegen_split_count": 32,
+}
+DEFAULTS = {name: value for name, value in OF_XLA.items() if IS_QUICK and name in QUICK}
 
 
 def temporary_bytes(traced):
