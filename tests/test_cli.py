@@ -338,7 +338,8 @@ def test_help_names_what_a_command_takes_as_the_page_does(command, usage, capsys
     with pytest.raises(SystemExit):
         main([command, "--help"])
     printed = capsys.readouterr().out
-    assert re.search(rf"^usage: lim-jax {command} .*\] {usage}( \[|$)", printed, re.MULTILINE)
+    for name in usage.split():  # the first tyro leaves them out of a long usage line
+        assert re.search(rf"^\W+{name}\b", printed, re.MULTILINE), name
     page = (ROOT / "docs" / "commands.md").read_text("utf-8")
     assert f"`lim-jax {command} {usage}" in page
     for option in ("--documents DOCUMENTS", "--data FILE"):

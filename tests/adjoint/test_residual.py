@@ -127,7 +127,8 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
     np.testing.assert_allclose(bounds.exponential, np.expm1(3 * max(norms.upper)), rtol=1e-12)
     assert ratio < bounds.product < bounds.exponential
     examples = jax.tree.map(lambda leaf: leaf[None], norms)
-    with pytest.raises(ValueError, match=r"shape \(1, 3\), expected \(layers,\).+ vmap over"):
+    several = r"shape \(1, 3\), expected \(layers,\).+ map over several"
+    with pytest.raises(ValueError, match=several):
         residual.amplification(examples)
 
 
