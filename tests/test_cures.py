@@ -106,7 +106,7 @@ def messages(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_action(text: str) -> bool:
-    """Whether a cure is left out, filled in later, or begins with what to do."""
+    """Tell whether a cure is left out, filled in later, or begins with what to do."""
     return not text or text.startswith("{}") or re.split(r"\W", text)[0] in VERBS
 
 
