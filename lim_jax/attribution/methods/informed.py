@@ -1,0 +1,81 @@
+"""Informed ablations: texts that are chosen to tell parts apart, and what the mask gradient says."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lim_jax.attribution.ablation_design import balanced_design
+from lim_jax.attribution.method import Cost, Method, Run, Scores
+from lim_jax.attribution.methods import mask_gradient
+from lim_jax.attribution.segments import Segment
+from lim_jax.attribution.shrunk_regression import shrunk_regression
+from lim_jax.attribution.without_parts import losses_without
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
+
+PASSES = 16  # over the whole context
+LEAST_TEXTS = 4  # of which a regression has an error
+
+
+def method(passes: int) -> Method:
+    """Return the method of a budget: so many passes over the whole context, or nearly."""
+
+    def scores(
+        model: CausalLM,
+        context: Context,
+        answer: Sequence[Segment],
+        parts: Sequence[Segment],
+        loss: Loss,
+        run: Run,
+    ) -> Scores:
+        """Score parts of documents by a regression that is shrunk towards the mask gradient.
+
+        It is of the loss on texts that keep about half of these parts. Where so few passes leave
+        none for texts the mask gradient is all. Other parts, such as the question, are left out one
+        at a time.
+        """
+        known = mask_gradient.scores(model, context, answer, parts, loss, run.within("known"))
+        documents = known.documents
+        texts = texts_of_passes(passes, len(answer))
+        if texts < LEAST_TEXTS or not documents.size:
+            return known
+        design = balanced_design(documents.size, texts)
+        others = np.setdiff1d(np.arange(len(parts)), documents)
+        kept = np.ones((1 + others.size + len(design), len(parts)), bool)
+        kept[1 + np.arange(others.size), others] = False
+        kept[1 + others.size :, documents] = design
+        losses = losses_without(model, context, answer, parts, kept, loss, run.within("texts"))
+        whole, without, ablated = np.split(losses, [1, 1 + others.size])
+        by_part = np.zeros((len(answer), len(parts)))
+        errors = np.full(by_part.shape, np.nan)
+        by_part[:, others] = (without - whole).T
+        for row, prior in enumerate(known.by_part[:, documents]):
+            fit = shrunk_regression(design, -ablated[:, row], prior)
+            by_part[row, documents] = fit.scores
+            errors[row, documents] = fit.errors
+        return Scores(answer, parts, by_part, total_effect=known.total_effect, errors=errors)
+
+    return Method(
+        words="what the mask gradient and texts without half of the parts say together",
+        how="what the answer's log odds gain from the part, by texts that keep half of the parts "
+        "and by the mask gradient",
+        scores=scores,
+        document_parts="documents",  # sentences want more texts than these
+        cost=lambda parts, answer: cost(passes, answer),
+    )
+
+
+def texts_of_passes(passes: int, answer: int) -> int:
+    """Return how many texts, half as long as the whole, are left beside the mask gradient."""
+    left = passes - mask_gradient.METHOD.cost(0, answer).total
+    return max(0, 2 * left)
+
+
+def cost(passes: int, answer: int) -> Cost:
+    """Return the cost of a budget, at least the mask gradient's."""
+    gradients = mask_gradient.METHOD.cost(0, answer)
+    return gradients._replace(passes=gradients.passes + max(0, passes - gradients.total))
+
+
+METHOD = method(PASSES)
