@@ -177,7 +177,7 @@ print("answer:", "".join(said).strip())
     network, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
 )
 for span in context.spans:
-    print(f"{span.name:12} {energy[span.places].sum() / energy.sum():5.1%} of the influence")
+    print(f"{span.name:12} {energy[span.positions].sum() / energy.sum():5.1%} of the influence")
 
 # %% [markdown]
 # In a notebook `lim.report.show`, as the last line of a cell, shows the page of it: every token

@@ -186,7 +186,7 @@ def _read(
     def of_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
         x = model.embed(ids)
         grid = token_grid(ids.shape[0], x.dtype)
-        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logits = model.readout(model.flow(x, grid)[y.positions], grid)
         logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[:, None], axis=1)[:, 0]
         return jnp.sum(jnp.where(y.weights > 0, logs, 0)), jnp.argmax(logits[0])
 

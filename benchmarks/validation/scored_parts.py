@@ -122,7 +122,7 @@ def context_of_prompt(
 
 def parts_of_prompt(context: Context) -> list[Segment]:
     """Return the parts of a prompt, one for each span."""
-    return [Segment(span.name, span.texts, span.places) for span in context.spans]
+    return [Segment(span.name, span.texts, span.positions) for span in context.spans]
 
 
 def _where_parts_read_themselves_less(

@@ -29,7 +29,7 @@ def answer_rows(
         return None
     rows = np.zeros((len(answer), context.length))
     for row, segment in zip(rows, answer, strict=True):
-        row[segment.places] = context.weights[segment.places]
+        row[segment.positions] = context.weights[segment.positions]
     return rows[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
 
 

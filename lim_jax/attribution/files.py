@@ -88,9 +88,9 @@ def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     columns = ids, scored.contexts, scored.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         by_name = scores.by_name()
-        for part, places in parts_of(context):
-            share = places.size / context.length
-            yield number, id, *part, by_name.get(part, 0.0), places.size, share
+        for part, positions in parts_of(context):
+            share = positions.size / context.length
+            yield number, id, *part, by_name.get(part, 0.0), positions.size, share
 
 
 def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
@@ -190,7 +190,7 @@ def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
         for number, column in enumerate(scores.documents.tolist()):
             part = scores.parts[column]
             score = float(scores.by_part[row, column])
-            yield row, answer.text, number, part.within, part.text, part.places.size, score
+            yield row, answer.text, number, part.within, part.text, part.positions.size, score
 
 
 def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:

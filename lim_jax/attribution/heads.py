@@ -58,9 +58,9 @@ def strongest_heads(
     )
     by_part: dict[str, list[np.ndarray]] = {}
     for context, of_tokens in zip(contexts, gains, strict=True):
-        for (part, kind), places in parts_of(context):
+        for (part, kind), positions in parts_of(context):
             if kind != UNNAMED:
-                by_part.setdefault(part, []).append(of_tokens[places].sum(axis=0))
+                by_part.setdefault(part, []).append(of_tokens[positions].sum(axis=0))
     strongest = []
     for part, rows in by_part.items():
         mean, error = map(np.asarray, sample_mean(jax.device_put(np.stack(rows))))

@@ -163,7 +163,7 @@ def scores_by_token(
     Scores
         The scores by part, with those by token.
     """
-    columns = [by_token[:, part.places].sum(axis=1) for part in parts]
+    columns = [by_token[:, part.positions].sum(axis=1) for part in parts]
     by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
     return Scores(answer, parts, by_part, by_token, total_effect, note)
 

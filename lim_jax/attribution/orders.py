@@ -8,7 +8,7 @@ import numpy as np
 from lim_jax.attribution.parts import Shares, part_text, shares_by_context
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context, positions_by_name
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.results.two_way import TwoWayShares, two_way_shares
 
@@ -78,9 +78,9 @@ def shuffled_shares(
 def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
     """Tell whether the documents of each name have one text in all lines."""
     texts = {
-        (name, part_text(context, places))
+        (name, part_text(context, positions))
         for context in (line.contexts[0] for line in lines)
-        for name, places in places_by_name(context.spans).items()
+        for name, positions in positions_by_name(context.spans).items()
         if name in lines[0].names
     }
     return len(texts) == len(lines[0].names)

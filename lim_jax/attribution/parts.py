@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from lim_jax.attribution.token_text import held_by_text, most_in_words
 from lim_jax.probes import sample_mean
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context, positions_by_name
 from lim_jax.prompts.documents import QUESTION, is_reserved
 from lim_jax.results.context_energies import MeasuredContexts
 
@@ -47,11 +47,11 @@ def scores_by_context(
     """Collect each part's score, in place of a share, and its tokens, a row for each context."""
     parts: dict[tuple[str, str], PartByContext] = {}
     for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
-        for part, places in parts_of(context):
+        for part, positions in parts_of(context):
             without = np.full((len(contexts), 3), np.nan)
             of_all = parts.setdefault(part, PartByContext(*part, without))
             score = of_context.get(part, 0.0)
-            of_all.held[number] = score, places.size, places.size / context.length
+            of_all.held[number] = score, positions.size, positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
@@ -62,9 +62,9 @@ def is_document(name: str, kind: str) -> bool:
 
 def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
     """Yield the name and kind of each part of a context with its tokens, last those in no part."""
-    named = places_by_name(context.spans)
-    for name, places in named.items():
-        yield (name, "part"), places
+    named = positions_by_name(context.spans)
+    for name, positions in named.items():
+        yield (name, "part"), positions
     rest = np.setdiff1d(np.arange(context.length), np.concatenate([*named.values(), []]))
     if named and rest.size:
         yield ("", UNNAMED), rest
@@ -75,9 +75,10 @@ def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], li
     return [context.window for context in contexts], [context.asked for context in contexts]
 
 
-def part_text(context: Context, places: np.ndarray) -> str:
+def part_text(context: Context, positions: np.ndarray) -> str:
     """Return a part's letters and digits, as what stands at its edges differs between orders."""
-    return "".join(filter(str.isalnum, "".join(context.tokens[place] for place in places.tolist())))
+    text = "".join(context.tokens[position] for position in positions.tolist())
+    return "".join(filter(str.isalnum, text))
 
 
 def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
@@ -142,9 +143,9 @@ def mean_shares(
     texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
         of_all = energy / (energy.sum() or 1)
-        for part, places in parts_of(context):
-            of_tokens[part].update(held_by_text(context.tokens, of_all, places.tolist()))
-            texts[part].add(part_text(context, places))
+        for part, positions in parts_of(context):
+            of_tokens[part].update(held_by_text(context.tokens, of_all, positions.tolist()))
+            texts[part].add(part_text(context, positions))
     return [_averaged(part, of_tokens[part[:2]], len(texts[part[:2]])) for part in shares]
 
 

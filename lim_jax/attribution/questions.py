@@ -313,20 +313,20 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     by_name = scores.by_name()
     whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
-    def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
+    def part(name: str, kind: str, positions: np.ndarray) -> AnswerPart:
         """Return the row of one part: its score, its share of documents' scores, its tokens."""
         score = by_name.get((name, kind), 0.0)
         most = ""
         kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)
-            by_text = held_by_text(context.tokens, speaking_for, places.tolist())
+            by_text = held_by_text(context.tokens, speaking_for, positions.tolist())
             most = most_in_words(by_text) if any(by_text.values()) else ""
         of_documents = score / whole if kind == "document" else None
-        share = places.size / context.length
-        return AnswerPart(name, kind, score, of_documents, places.size, share, most)
+        share = positions.size / context.length
+        return AnswerPart(name, kind, score, of_documents, positions.size, share, most)
 
-    parts = [part(*named, places) for named, places in parts_of(context)]
+    parts = [part(*named, positions) for named, positions in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))
     return tuple(parts)
 

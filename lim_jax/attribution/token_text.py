@@ -28,10 +28,12 @@ def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def held_by_text(
-    texts: Sequence[str], energies: Sequence[float] | Float[Any, " tokens"], places: Sequence[int]
+    texts: Sequence[str],
+    energies: Sequence[float] | Float[Any, " tokens"],
+    positions: Sequence[int],
 ) -> dict[str, float]:
     """Sum the energies of the tokens at some positions by the text that they show."""
-    chosen = set(places)
+    chosen = set(positions)
     by_text = {}
     for text, group in joined_tokens(texts):
         inside = [at for at in group if at in chosen]

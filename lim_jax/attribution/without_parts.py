@@ -31,14 +31,14 @@ def without_parts(
     first = int(np.flatnonzero(context.weights)[0])
     stays = np.ones(context.length, bool)
     for number in np.flatnonzero(~kept).tolist():
-        stays[parts[number].places] = False
+        stays[parts[number].positions] = False
     stays[first:] = True
     moved = np.cumsum(stays) - 1
     spans = []
     for span in context.spans:
-        left = stays[span.places]
+        left = stays[span.positions]
         texts = tuple(text for text, stay in zip(span.texts, left, strict=False) if stay)
-        spans.append(Span(span.name, moved[span.places[left]], texts))
+        spans.append(Span(span.name, moved[span.positions[left]], texts))
     asked = context.contrast
     if asked is not None:
         asked = asked._replace(length=np.array(stays.sum(), np.int32))
@@ -46,7 +46,7 @@ def without_parts(
         window=context.window[np.append(stays, True)],
         weights=context.weights[stays],
         tokens=tuple(token for token, stay in zip(context.tokens, stays, strict=True) if stay),
-        spans=tuple(span for span in spans if span.places.size),
+        spans=tuple(span for span in spans if span.positions.size),
         contrast=asked,
     )
 

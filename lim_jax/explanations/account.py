@@ -336,7 +336,7 @@ def parts_of_ids(
     example = (_embedded(model, ids), asked)
     terminal = jax.tree_util.Partial(loss.terminal, model)
     few = FEW * asked.targets.shape[0] <= ids.shape[0]
-    places = asked.places if few and has_kv_cache(model.flow) else None
+    places = asked.positions if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)
 
 

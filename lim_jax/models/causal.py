@@ -79,7 +79,7 @@ class Targets(NamedTuple):
     weights
         :math:`\alpha`, one for each query, of sum one, as `loss.teacher_forcing` and
         `loss.last_token` give them.
-    places
+    positions
         The positions of the queries, from 0, whose logits alone are made; None for a query at every
         position.
     starts
@@ -93,7 +93,7 @@ class Targets(NamedTuple):
 
     targets: Labels
     weights: Float[Array, " queries"]
-    places: Int[Array, " queries"] | None = None
+    positions: Int[Array, " queries"] | None = None
     starts: Starts | None = None
     log_weights: Float[Array, " length"] | None = None
     parts: Int[Array, " length"] | None = None
@@ -194,7 +194,7 @@ class CausalLM(eqx.Module):
     """
 
     embedding: Rows
-    positions: Float[Array, "places width"] | None
+    positions: Float[Array, "positions width"] | None
     flow: ResidualFlow
     norm: Norm
     head: Rows | None = None
@@ -256,7 +256,7 @@ class CausalLM(eqx.Module):
         require_indices(ids, "ids")
         ids = _checked_numbers(ids, "ids", self.vocabulary)
         length = ids.shape[0]
-        places = slice(ids.shape[0])
+        positions = slice(length)
         most, why = self.limit or (length, "")
         if y is None or y.starts is None:
             self._warn_beyond(length)
@@ -264,16 +264,16 @@ class CausalLM(eqx.Module):
             cure = "Cut the context to that length."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
-            places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
+            positions = jnp.arange(length, dtype=y.starts.dtype) - y.starts
             message = (
                 f"ids: expected contexts of at most {most} ids, {why}, got a longer one. Cut them "
                 "to that length."
             )
             if self.limit is not None:
-                ids = error_if(ids, places >= most, message)
+                ids = error_if(ids, positions >= most, message)
         rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
-        return rows if self.positions is None else rows + self.positions[places]
+        return rows if self.positions is None else rows + self.positions[positions]
 
     def _warn_beyond(self, length: int) -> None:
         """Warn if a context is longer than those that the network was made for."""
@@ -442,14 +442,14 @@ class CausalLM(eqx.Module):
     ) -> Float[Array, "queries vocabulary"] | Slices:
         """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
-        if y.places is not None:
-            state = state[_checked_numbers(y.places, "places", state.shape[0])]
+        if y.positions is not None:
+            state = state[_checked_numbers(y.positions, "positions", state.shape[0])]
         queries = y.weights.shape[0]
-        places = state.shape[0]
-        got = f"{queries} queries of a context of {places} places"
+        length = state.shape[0]
+        got = f"{queries} queries of a context of {length} places"
         expected = "a query at every place, or the place of each"
-        cure = "Name them: Targets(targets, weights, places)."
-        require(queries == places, "places", got=got, expected=expected, cure=cure)
+        cure = "Name them: Targets(targets, weights, positions)."
+        require(queries == length, "positions", got=got, expected=expected, cure=cure)
         size = self.words_at_once(queries)
         if size < self.vocabulary:
             return self._slices(state, size)

@@ -146,7 +146,7 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
-    places = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
+    positions = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
     total = weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:
@@ -154,4 +154,4 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         parts = None if y.parts is None else pad(y.parts, constant_values=-1)
         grid = grid.weighted(pad(y.log_weights), parts)
     state = model.flow(x, grid)
-    return total * model.terminal_loss(state, Targets(ids, weights / total, places))
+    return total * model.terminal_loss(state, Targets(ids, weights / total, positions))

@@ -396,9 +396,11 @@ def _padded(
     weights = as_numbers(asked, "ask", expected=expected, cure=ASK).astype(dtype)
     got = f"weights of shape {weights.shape}"
     require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
-    places = np.flatnonzero(weights)
-    queries = min(size, padded_length(max(1, len(places))))
-    targets = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    positions = np.flatnonzero(weights)
+    queries = min(size, padded_length(max(1, len(positions))))
+    targets = (
+        _filled(part, queries) for part in (row[1:][positions], weights[positions], positions)
+    )
     return ids, Targets(*targets), scale, labels
 
 

@@ -128,15 +128,15 @@ def chat_prompt(
         beside = _beside(messages, tools, named)
         layouts = [beside, _layout(messages, tools, document_pieces(named), named)]
     layout, whole, frame = _chosen(template, layouts)
-    places, control = _places(layout, whole, frame)
+    piece_spans, control = _find_pieces(layout, whole, frame)
     end = len(whole)
     if not layout.chat["add_generation_prompt"]:
         (last,) = layout.chat["messages"][-1]["content"].numbers
-        end = max(stop for _, stop, number in places if number == last)
-    named_places = [(start, stop, layout.pieces[number][1]) for start, stop, number in places]
+        end = max(stop for _, stop, number in piece_spans if number == last)
+    named_spans = [(start, stop, layout.pieces[number][1]) for start, stop, number in piece_spans]
     return RenderedPrompt(
         whole[:end],
-        tuple(span for span in named_places if span[2] and span[0] < span[1] <= end),
+        tuple(span for span in named_spans if span[2] and span[0] < span[1] <= end),
         marked=True,
         control=tuple(span for span in control if span[1] <= end),
     )
@@ -178,8 +178,12 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
     outcomes = rendered(template, [*chats, *less.values()])
     outcomes, outcomes_of_less = outcomes[: len(chats)], outcomes[len(chats) :]
     # With documents, the first layout is the template's own place for them: is there one?
-    places = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
-    own = bool(places) and all(marks[0][n] in outcomes[1].get("text", "") for n in places)
+    document_pieces_at = [
+        document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())
+    ]
+    own = bool(document_pieces_at) and all(
+        marks[0][n] in outcomes[1].get("text", "") for n in document_pieces_at
+    )
     whole, frame = outcomes[:2] if own else outcomes[-2:]
     error = whole.get("error", frame.get("error"))
     require(
@@ -266,7 +270,7 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
     return layout
 
 
-def _places(
+def _find_pieces(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
     """Find where each piece stands in a text, by the frame with marks in their places.
@@ -286,9 +290,9 @@ def _places(
             "messages: got texts that the model's chat template changes, expected texts that can "
             "be found in the chat again. Leave out what it reads otherwise, or ask by a prompt."
         )
-    places = [(*match.span(group), number) for group, number in enumerate(numbers, 1)]
-    edges = [0, *(edge for start, end, _ in places for edge in (start, end)), len(text)]
-    return places, list(zip(edges[::2], edges[1::2], strict=True))
+    piece_spans = [(*match.span(group), number) for group, number in enumerate(numbers, 1)]
+    edges = [0, *(edge for start, end, _ in piece_spans for edge in (start, end)), len(text)]
+    return piece_spans, list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _require_all_laid_out(left_out: Sequence[str]) -> None:

@@ -26,18 +26,18 @@ class Span(NamedTuple):
     """A named part of a context, such as a record, and its tokens; one name may have several."""
 
     name: str
-    places: Int[np.ndarray, " tokens"]
+    positions: Int[np.ndarray, " tokens"]
     # What each token shows of the part: joined they are its text, of which a token at its edges may
     # hold less or more. Empty where nothing says so: then tokens show their own texts.
     texts: tuple[str, ...] = ()
 
 
-def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
+def positions_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
     """Return the positions of each name's tokens in order, each once; names as they first come."""
     by_name: dict[str, list[Any]] = {}
     for span in spans:
-        by_name.setdefault(span.name, []).append(span.places)
-    return {name: np.unique(np.concatenate(places)) for name, places in by_name.items()}
+        by_name.setdefault(span.name, []).append(span.positions)
+    return {name: np.unique(np.concatenate(positions)) for name, positions in by_name.items()}
 
 
 class Context(NamedTuple):
@@ -66,13 +66,13 @@ class Context(NamedTuple):
 
     @property
     def part_texts(self) -> dict[str, dict[int, str]]:
-        """What tokens show of each named part, by their places and in order."""
+        """What tokens show of each named part, by their positions and in order."""
         by_name: dict[str, dict[int, str]] = {}
-        for name, places, texts in self.spans:
-            shown = texts or [self.tokens[place] for place in places.tolist()]
+        for name, positions, texts in self.spans:
+            shown = texts or [self.tokens[position] for position in positions.tolist()]
             of_part = by_name.setdefault(name, {})
-            for place, text in zip(places.tolist(), shown, strict=True):
-                of_part.setdefault(place, text)
+            for position, text in zip(positions.tolist(), shown, strict=True):
+                of_part.setdefault(position, text)
         return {name: dict(sorted(of_part.items())) for name, of_part in by_name.items()}
 
 
@@ -141,8 +141,8 @@ def context_of(
     tokenizer
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
     asked
-        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which places ask:
-        "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which positions
+        ask: "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
         "next-token", "last-token" and "own-margin" need none.
     foil
         What might have followed instead of the answer, with the space before it, for "contrast"
@@ -168,7 +168,7 @@ def context_of(
     >>> context = context_of(RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
     >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
-    >>> {span.name: span.places.tolist() for span in context.spans}
+    >>> {span.name: span.positions.tolist() for span in context.spans}
     {'first': [0, 1, 2], 'second': [4, 5, 6]}
     """
     require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
@@ -328,13 +328,13 @@ def _spans(
             cure="Count characters from 0, with the end left out as in a Python slice.",
         )
         start, end, name = span
-        places = np.flatnonzero(found.within(start, end)[:length])
+        positions = np.flatnonzero(found.within(start, end)[:length])
         # A part may go on in the answer, of which the last token is a target only.
         stop = min(end, int(ends[length - 1]))
         pieces = cut_text(
-            text, (start, stop), [(shown[at], int(ends[at])) for at in places.tolist()]
+            text, (start, stop), [(shown[at], int(ends[at])) for at in positions.tolist()]
         )
-        made.append(Span(in_one_line(name), places, pieces))
+        made.append(Span(in_one_line(name), positions, pieces))
     return tuple(made)
 
 

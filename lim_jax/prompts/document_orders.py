@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, described, require, require_kind
 from lim_jax.models.loss_kinds import LossName
-from lim_jax.prompts.contexts import Context, PromptOnly, places_by_name
+from lim_jax.prompts.contexts import Context, PromptOnly, positions_by_name
 from lim_jax.prompts.prompt_files import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
@@ -47,9 +47,9 @@ class ShuffledContexts(NamedTuple):
         rows = []
         for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
             energy = np.asarray(energy, float)
-            places = places_by_name(context.spans)
+            positions = positions_by_name(context.spans)
             names = [self.names[document] for document in order]
-            rows.append([energy[places[name]].sum() / (energy.sum() or 1) for name in names])
+            rows.append([energy[positions[name]].sum() / (energy.sum() or 1) for name in names])
         return np.array(rows)
 
 

@@ -20,7 +20,7 @@ from lim_jax.prompts.contexts import (
     Context,
     PromptOnly,
     context_of,
-    places_by_name,
+    positions_by_name,
     require_foil_read,
     unanswered,
 )
@@ -237,8 +237,8 @@ def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
     """Say how many of a context's tokens documents have, and which of them is the longest."""
     names = {document.name for document in line.documents}
     if isinstance(context, Context):
-        places = places_by_name(context.spans)
-        sizes = {name: at.size for name, at in places.items() if name in names}
+        positions = positions_by_name(context.spans)
+        sizes = {name: at.size for name, at in positions.items() if name in names}
     else:
         within = context.encoded.within
         sizes = {n: int(within(a, b).sum()) for a, b, n in context.laid.spans if n in names}

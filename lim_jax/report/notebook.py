@@ -76,8 +76,8 @@ def show(
         Of each context where the loss asks: a weight for each position, of sum one. By default
         every position has the same.
     spans
-        Of each context its named parts, such as documents: each has a ``name`` and its ``places``,
-        counted from 0. By default there are none.
+        Of each context its named parts, such as documents: each has a ``name`` and its
+        ``positions``, counted from 0. By default there are none.
     title
         The heading of the page.
     depth

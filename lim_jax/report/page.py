@@ -60,9 +60,9 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
         sentences, ``findings``, by default of records and positions; what else there is ``about``
         it, by name; the ``certificates`` and the influence ``without_queries``, as in an
         `Explanation`; the ``names`` of the contexts, and how many were ``measured``; the ``spans``
-        of their named parts, each with a ``name`` and its ``places``; the ``records``, what parts
-        of each name hold over all contexts; a table ``by_place`` of shares by document and place,
-        whose first row names the columns. All but the title may be left out.
+        of their named parts, each with a ``name`` and its ``positions``; the ``records``, what
+        parts of each name hold over all contexts; a table ``by_place`` of shares by document and
+        place, whose first row names the columns. All but the title may be left out.
 
     Returns
     -------

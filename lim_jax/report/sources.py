@@ -99,7 +99,7 @@ def sources_page(
     require_extra("jinja2", "report")
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
-    others = np.setdiff1d(np.arange(context.length), _places(scores.parts))
+    others = np.setdiff1d(np.arange(context.length), _positions(scores.parts))
     rest = _tokens([context.tokens[place] for place in others.tolist()], others)
     shown = [part for document in documents for part in (*document.title, *document.sentences)]
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
@@ -115,7 +115,7 @@ def sources_page(
         unit=unit,
         documents=documents,
         rest=rest,
-        data=_quantised(scores, [places for _, places in tokens])
+        data=_quantised(scores, [positions for _, positions in tokens])
         | {"parts": _rounded(scores.by_part[:, order])},
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
@@ -130,13 +130,13 @@ def _shown_scores(scores: Scores, context: Context) -> Scores:
     by_part = scores.by_part[:, scores.documents]
     by_token = np.zeros((len(scores.answer), context.length))
     for part, column in zip(parts, by_part.T, strict=True):
-        by_token[:, part.places] += column[:, None] / part.places.size
+        by_token[:, part.positions] += column[:, None] / part.positions.size
     return Scores(scores.answer, parts, by_part, by_token)
 
 
-def _places(segments: Sequence[Segment]) -> np.ndarray:
+def _positions(segments: Sequence[Segment]) -> np.ndarray:
     """Return the positions of all segments, one after another."""
-    return np.concatenate([np.zeros(0, int), *(segment.places for segment in segments)])
+    return np.concatenate([np.zeros(0, int), *(segment.positions for segment in segments)])
 
 
 def _documents(
@@ -147,7 +147,7 @@ def _documents(
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
         name = sentence.within
-        part = _Shown(number, _tokens(sentence.texts, sentence.places))
+        part = _Shown(number, _tokens(sentence.texts, sentence.positions))
         document = documents.setdefault(name, _ShownDocument(name, [], []))
         (document.title if sentence.is_title else document.sentences).append(part)
         gave[name] = gave.get(name, 0.0) + float(score)
@@ -157,9 +157,9 @@ def _documents(
     return shown
 
 
-def _tokens(texts: Sequence[str], places: np.ndarray) -> list[tuple[str, list[int]]]:
-    """Return tokens as they are shown, each with its places in the context."""
-    return [(readable(text), places[group].tolist()) for text, group in joined_tokens(texts)]
+def _tokens(texts: Sequence[str], positions: np.ndarray) -> list[tuple[str, list[int]]]:
+    """Return tokens as they are shown, each with its positions in the context."""
+    return [(readable(text), positions[group].tolist()) for text, group in joined_tokens(texts)]
 
 
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
@@ -173,7 +173,7 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
 def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return the scores of shown tokens as bytes, a row and a scale for each part of the answer."""
     assert scores.by_token is not None
-    columns = [scores.by_token[:, places].sum(axis=1) for places in tokens]
+    columns = [scores.by_token[:, positions].sum(axis=1) for positions in tokens]
     by_token = np.stack(columns, axis=1) if columns else scores.by_token[:, :0]
     scales = np.abs(by_token).max(axis=1, initial=0) / STEPS
     steps = by_token / np.where(scales > 0, scales, 1)[:, None]

@@ -16,7 +16,7 @@ from lim_jax.attribution.token_text import (
 )
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenBreakdown
-from lim_jax.prompts.contexts import places_by_name
+from lim_jax.prompts.contexts import positions_by_name
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
 from lim_jax.results.context_energies import percent
@@ -87,8 +87,8 @@ def blocks_of(
 ) -> list[Block]:
     """Return the named parts of a context, in its order, and what is in none, with their shares."""
     density = own_density(account)
-    named = {name: places.tolist() for name, places in places_by_name(spans).items()}
-    outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
+    named = {name: positions.tolist() for name, positions in positions_by_name(spans).items()}
+    outside = [at for positions in named.values() for at in positions if not 0 <= at < len(density)]
     require(
         not outside,
         "spans",
@@ -96,27 +96,27 @@ def blocks_of(
         expected=f"places from 0 to {len(density) - 1}",
         cure="Count them from the first token of the context that is shown.",
     )
-    inside = {at for places in named.values() for at in places}
+    inside = {at for positions in named.values() for at in positions}
     rest = [at for at in range(len(density)) if at not in inside]
     parts = [*named.items(), ("", rest)] if named and rest else named.items()
     return [_block(name, at, density, texts, shade) for name, at in parts]
 
 
 def _block(
-    name: str, places: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
+    name: str, positions: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
     """Return what the page shows of a named part: its shares, its shade and its main tokens."""
-    held = density[places]
+    held = density[positions]
     whole = density.sum() or 1
     share = float(held.sum() / whole)
-    mean = np.array([held.mean() if places else 0.0])
+    mean = np.array([held.mean() if positions else 0.0])
     return Block(
         name,
         percent(share),
-        percent(len(places) / len(density)),
+        percent(len(positions) / len(density)),
         round(100 * share, 2),
         int(shade(mean)[0]),
-        most_in_words(held_by_text(texts[: len(density)], density, places)),
+        most_in_words(held_by_text(texts[: len(density)], density, positions)),
     )
 
 

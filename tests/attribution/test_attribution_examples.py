@@ -28,7 +28,7 @@ def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
     left = without_parts(context, parts, np.array([True, False, True]))
     assert bytes(left.window.tolist()) == b"a=1 c=3 a=1" and "".join(left.tokens) == "a=1 c=3 a="
     assert left.weights.nonzero()[0].tolist() == [9]
-    assert {span.name: span.places.tolist() for span in left.spans} == {
+    assert {span.name: span.positions.tolist() for span in left.spans} == {
         "first": [0, 1, 2, 3],
         "third": [4, 5, 6, 7],
     }

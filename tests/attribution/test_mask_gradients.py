@@ -48,10 +48,10 @@ def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
     assert texts(document_segments(CONTEXT, "documents")) == [TEXT[:31]]
     tokens = document_segments(CONTEXT, "tokens")
     assert texts(tokens) == list(TEXT[:31])
-    assert tokens[5].places.tolist() == [5, 6], "a character of two bytes is one"
+    assert tokens[5].positions.tolist() == [5, 6], "a character of two bytes is one"
     for parts in ("documents", "paragraphs", "sentences", "tokens"):
         segments = document_segments(CONTEXT, parts)
-        assert np.concatenate([one.places for one in segments]).tolist() == list(range(32))
+        assert np.concatenate([one.positions for one in segments]).tolist() == list(range(32))
         assert {one.within for one in segments} == {"birds"}
 
 
@@ -59,7 +59,7 @@ def test_a_document_in_two_stretches_is_cut_in_each():
     laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
     segments = document_segments(context_of(laid, " I"))
     assert texts(segments) == ["One two.", "Four."]
-    assert segments[1].places.tolist() == [*range(18, 23)]
+    assert segments[1].positions.tolist() == [*range(18, 23)]
 
 
 def test_an_answer_is_cut_where_the_loss_asks():
@@ -67,7 +67,7 @@ def test_an_answer_is_cut_where_the_loss_asks():
     assert texts(answer_segments(CONTEXT, None, "token")) == list(" It is é. So.")
     (whole,) = answer_segments(CONTEXT, None, "answer")
     assert whole.text == " It is é. So."
-    assert whole.places.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
+    assert whole.positions.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
 
 
 PARTS = [*answer_segments(CONTEXT, None, "token"), *answer_segments(CONTEXT, None, "answer")]
@@ -82,7 +82,7 @@ def derivatives(model):
     """
     (asked,) = CONTEXT.weights.nonzero()
     inside = (0 < np.arange(CONTEXT.length)) & (np.arange(CONTEXT.length) < 32)
-    weights = np.stack([np.isin(asked, one.places) * CONTEXT.weights[asked] for one in PARTS])
+    weights = np.stack([np.isin(asked, one.positions) * CONTEXT.weights[asked] for one in PARTS])
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
 
     def of_row(row, log_weights):
@@ -110,7 +110,7 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     *tokens, whole = scores.by_token
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.by_part.T, DOCUMENTS, strict=True):
-        np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+        np.testing.assert_allclose(column, derivatives[:, part.positions].sum(axis=1), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     assert scores.total_effect is not None and scores.by_token is not None
     sums = scores.by_token.sum(axis=1)
     for row, added, given in zip(rows, sums, scores.total_effect, strict=True):
-        weights = jnp.asarray(np.isin(asked, row.places) * CONTEXT.weights[asked])
+        weights = jnp.asarray(np.isin(asked, row.positions) * CONTEXT.weights[asked])
         expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
         np.testing.assert_allclose(given, expected, rtol=1e-8)
         assert abs(added - given) <= abs(given) / 20
@@ -234,4 +234,4 @@ def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest(
     others = [("user 1", " | "), ("question", "Who?"), ("", " It is é. So"[:0])]
     assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
     rest = context_segments(CONTEXT)[-1]
-    assert rest.label == ("", "rest") and rest.places.tolist() == [*range(39, CONTEXT.length)]
+    assert rest.label == ("", "rest") and rest.positions.tolist() == [*range(39, CONTEXT.length)]

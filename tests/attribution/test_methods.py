@@ -73,10 +73,10 @@ def by_formula(model, context, method):
         return -np.sum(np.asarray(x) * gradient(x, y), axis=1)
     if method == "rollout":
         matrix = np.asarray(eqx.filter_jit(rollout)(model, x))
-        return np.asarray(y.weights) @ matrix[np.asarray(y.places)]
+        return np.asarray(y.weights) @ matrix[np.asarray(y.positions)]
     inside = np.zeros(len(x), bool)
     for span in context.spans:
-        inside[span.places] = True
+        inside[span.positions] = True
     words = np.asarray(model.embedding)
     step = np.where(inside[:, None], words[context.window[:-1]] - words.mean(axis=0), 0)
     slopes = [
@@ -106,7 +106,7 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
         assert [*by_name] == [name for name in NAMES if name in by_name]
         for span in context.spans:
             part = by_name[span.name, "part"]
-            np.testing.assert_allclose(part, expected[span.places].sum(), rtol=1e-9, atol=1e-13)
+            np.testing.assert_allclose(part, expected[span.positions].sum(), rtol=1e-9, atol=1e-13)
         np.testing.assert_allclose(sum(by_name.values()), expected.sum(), atol=1e-12)
 
 

@@ -155,7 +155,7 @@ def segments(text, *spans, parts="sentences"):
     """Places and texts of the parts of one document, whose ends are in characters."""
     laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
     found = document_segments(context_of(laid, " I"), parts)
-    return [(part.text, part.places.tolist()) for part in found]
+    return [(part.text, part.positions.tolist()) for part in found]
 
 
 def test_a_sentence_may_begin_with_a_character_of_many_bytes():
@@ -175,7 +175,7 @@ def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
     """As where a document's last character ends in a token behind it."""
     cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
     short = cut._replace(spans=(Span("a", np.arange(6)),))
-    assert [part.places.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
+    assert [part.positions.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_document_in_two_stretches_has_parts_in_each():

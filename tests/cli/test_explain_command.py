@@ -260,7 +260,7 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     assert asked is {"margin": models.CausalLM.margin_loss, "answer": models.CausalLM.loss}[loss]
     for context, window in zip(contexts, windows, strict=True):
         assert context.window is window and len(context.tokens) == context.length
-        spans = {span.name: span.places.tolist() for span in context.spans}
+        spans = {span.name: span.positions.tolist() for span in context.spans}
         assert spans == {"a": [0, 1, 2], "b": [3, 4]}
     if loss == "margin":
         require_heads(models.load(folder, "float64"), contexts, by_head)

@@ -81,7 +81,7 @@ def test_a_message_ends_no_turn_and_begins_none():
     )
     assert "".join(found.tokens) == laid.text + "No<|im_end|"
     (span,) = found.spans
-    assert "".join(found.tokens[place] for place in span.places) == EVIL
+    assert "".join(found.tokens[place] for place in span.positions) == EVIL
     assert TOKENIZER.encode("<|im_end|>").ids == [START, END], "the tokenizer is left as it was"
 
 

@@ -22,7 +22,7 @@ def test_every_context_has_the_documents_at_the_places_of_its_order():
         text = "\n\n".join(SHOWN[number] for number in order)
         assert "".join(context.tokens).startswith(text + "\n\nQuestion: Who sings?\nAnswer: ")
         assert bytes(context.window[-5:].tolist()) == b"wrens" and context.id == "q7"
-        parts = {span.name: span.places for span in context.spans}
+        parts = {span.name: span.positions for span in context.spans}
         for name, shown in zip(found.names, SHOWN, strict=True):
             assert "".join(context.tokens[place] for place in parts[name]) == shown
 
@@ -51,7 +51,7 @@ def test_a_title_and_a_text_that_stand_apart_are_one_document():
         halves = [
             Span(span.name, places)
             for span in context.spans
-            for places in (span.places[:4], span.places[2:])
+            for places in (span.positions[:4], span.positions[2:])
         ]
         return context._replace(spans=tuple(halves))
 

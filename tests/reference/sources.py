@@ -27,7 +27,7 @@ def made_context():
     # Whole tokens that are no markup either: one of no document, one of the third.
     tokens = list(context.tokens)
     spans = list(context.spans)
-    tokens[0] = tokens[int(spans[2].places[0])] = SCRIPT
+    tokens[0] = tokens[int(spans[2].positions[0])] = SCRIPT
     spans[2] = spans[2]._replace(texts=(SCRIPT,))
     return context._replace(tokens=tuple(tokens), spans=tuple(spans))
 

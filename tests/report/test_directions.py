@@ -28,7 +28,7 @@ def answer(cut=False):
     parts = answer_segments(context)
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
-        drawn[:, span.places[:4]] += 99
+        drawn[:, span.positions[:4]] += 99
     scores = scores_by_token(parts, [], drawn)
     return sources_page(scores, context, question="متى؟", how="drawn", findings=SAID)
 

@@ -32,7 +32,7 @@ def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> To
     """Average the rows of the attention rollout at the queries by the query weights."""
     x = loss.embed(model, ids, y)
     matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
-    return y.weights @ matrix[y.places]
+    return y.weights @ matrix[y.positions]
 
 
 METHOD = Method(
