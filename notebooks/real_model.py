@@ -165,11 +165,11 @@ documents = [
     lim.prompts.Document("Market", "The market is held on Thursdays."),
 ]
 question = "Who founded the observatory?"
-laid = lim.prompts.document_prompt(documents, question)
+layout = lim.prompts.document_prompt(documents, question)
 if model.chat_template is not None:  # as the model's publisher lays out a chat
     chat = [{"role": "user", "content": question}]
-    laid = lim.prompts.chat_prompt(chat, model.chat_template, documents)
-prompt = lim.prompts.unanswered(laid, tokenizer)
+    layout = lim.prompts.chat_prompt(chat, model.chat_template, documents)
+prompt = lim.prompts.unanswered(layout, tokenizer)
 (context,) = lim.prompts.self_answered([prompt], model, "margin", tokens=12)
 said = lim.checkpoints.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())

@@ -127,7 +127,7 @@ def weights_of_heads(
 
 def attention_to_parts(model: CausalLM, context: Context) -> Attention:
     """The answer's mean attention to all tokens of each part, where every layer has attention."""
-    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.asked])
+    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.ask])
     return np.stack([rows[part.positions].sum(axis=0) for part in parts_of_prompt(context)])
 
 

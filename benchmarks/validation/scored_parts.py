@@ -79,7 +79,7 @@ class MaskVariant(NamedTuple):
                 jax.tree_util.Partial(_where_parts_read_themselves_less, nodes),
                 model,
                 [context.window],
-                ask=[context.asked],
+                ask=[context.ask],
                 loss=loss,
                 parts=[document_numbers(context)],
             )

@@ -30,7 +30,7 @@ def whole_by_token(
         of_tokens,
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         parts=[document_numbers(context)],
         scores_name=name,

@@ -70,9 +70,9 @@ def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         yield ("", UNNAMED), rest
 
 
-def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
+def windows_and_ask(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
     """Return the windows of contexts, and what is asked of each."""
-    return [context.window for context in contexts], [context.asked for context in contexts]
+    return [context.window for context in contexts], [context.ask for context in contexts]
 
 
 def part_text(context: Context, positions: np.ndarray) -> str:

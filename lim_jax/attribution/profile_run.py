@@ -20,7 +20,7 @@ from lim_jax.attribution.parts import (
     mean_shares,
     measured_contexts,
     shares_by_context,
-    windows_and_asked,
+    windows_and_ask,
 )
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
@@ -85,7 +85,7 @@ def measure(
     are averaged: they are not independent. With a folder `checkpoint` an interrupted run goes on
     after the last context.
     """
-    windows, queries = windows_and_asked(contexts)
+    windows, queries = windows_and_ask(contexts)
     loss = loss_kind(asked).loss
     accounts = []
     if shown:

@@ -15,7 +15,7 @@ import numpy as np
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.mask_gradients import whole_mask_gradient, with_documents_at
 from lim_jax.attribution.orders import averages_of_lines
-from lim_jax.attribution.parts import windows_and_asked
+from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.explanations.influence_table import regional_lines
@@ -66,7 +66,7 @@ def signed_profile(
     bar: Bar = no_bar,
 ) -> SignedProfile:
     """Measure the signed profile of contexts, with one gradient for each, and average it."""
-    windows, queries = windows_and_asked(contexts)
+    windows, queries = windows_and_ask(contexts)
     rows = scores_of_ids(
         _gains,
         network,

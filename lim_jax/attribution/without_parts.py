@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import require
 from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows
 from lim_jax.attribution.method import Run
-from lim_jax.attribution.parts import windows_and_asked
+from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, Targets
@@ -68,7 +68,7 @@ def losses_without(
         expected="one that asks for an answer after its prompt",
         cure="Take the loss answer or margin: their prompt can be left out without what is asked.",
     )
-    windows, asked = windows_and_asked([without_parts(context, parts, row) for row in kept])
+    windows, asked = windows_and_ask([without_parts(context, parts, row) for row in kept])
     options = {
         "ask": asked,
         "loss": loss,

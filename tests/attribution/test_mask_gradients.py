@@ -28,7 +28,7 @@ from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
 SPANS = ((0, 31, "birds"), (31, 34, "user 1"), (34, 38, "question"))
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", asked="margin")
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
 DOCUMENTS = document_segments(CONTEXT)
 LOSS = CausalLM.margin_loss
 
@@ -224,7 +224,7 @@ def test_parts_that_are_not_there_are_refused():
         answer_segments(CONTEXT, None, "word")
     with pytest.raises(Refusal, match="document_parts: got 'pages'"):
         document_segments(CONTEXT, "pages")
-    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="contrast", foil=" No")
+    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
     with pytest.raises(Refusal, match="parts: got an answer with a foil"):
         answer_segments(foil)
 

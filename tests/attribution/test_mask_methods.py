@@ -25,7 +25,7 @@ from lim_jax.prompts.documents import RenderedPrompt
 TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="margin")
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
 LENGTH = CONTEXT.length
 HEADS = 2
 DEPTH = 2

@@ -33,7 +33,7 @@ PROMPTS = [
     ),
     (RenderedPrompt("a=1 b=2 b=", ((0, 3, "first"), (4, 7, "second"))), "2"),
 ]
-CONTEXTS = [context_of(laid, answer, asked="margin") for laid, answer in PROMPTS]
+CONTEXTS = [context_of(laid, answer, loss="margin") for laid, answer in PROMPTS]
 NAMES = [("first", "part"), ("second", "part"), ("third", "part"), ("", "rest")]
 
 
@@ -141,7 +141,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     # The rest has the place that asks, which stays.
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
     np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
-    everywhere = context_of(PROMPTS[0][0], asked="next-token")
+    everywhere = context_of(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
@@ -164,7 +164,7 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
 @pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
-    context = context_of(laid, "17", asked="contrast", foil="2")
+    context = context_of(laid, "17", loss="contrast", foil="2")
     found = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
     @eqx.filter_jit
@@ -172,7 +172,7 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
-        one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
+        one = context_of(RenderedPrompt(text), "17", loss="contrast", foil="2")
         assert one.contrast is not None
         return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
@@ -287,7 +287,7 @@ def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
 
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
-    context = context_of(PROMPTS[0][0], "17", asked="contrast", foil="2")
+    context = context_of(PROMPTS[0][0], "17", loss="contrast", foil="2")
     found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit

@@ -218,7 +218,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
     given = sum(part.score for part in answer.parts)
-    y: Any = answer.context.asked
+    y: Any = answer.context.ask
     network = model.network
     u = np.zeros(answer.context.length)
     numbers = np.full(answer.context.length, -1)
@@ -369,11 +369,11 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
     arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
     assert main(arguments) == main([*arguments, "--no-chat"]) == 130
     line, plain = lines
-    assert plain.laid.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
+    assert plain.prompt.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
     asked = PROMPT.split("Question")[0] + "bc"
-    assert line.laid.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    assert line.prompt.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
     assert (line.answer, line.foil) == ("ab", "f")
-    names = [name for _, _, name in line.laid.spans]
+    names = [name for _, _, name in line.prompt.spans]
     assert names == ["first", "second", "question"]
 
 
@@ -405,7 +405,7 @@ def test_what_to_know_of_answers_is_said(chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
     prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
     plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
-    text = context_of(RenderedPrompt("abc"), asked="next-token")
+    text = context_of(RenderedPrompt("abc"), loss="next-token")
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)
     assert answers.answer_notes([plain, chat, text], silent) == []

@@ -75,10 +75,10 @@ def test_lines_that_have_not_these_documents_are_refused(line, message):
 
 
 def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
-    laid = Line.laid.fget
+    laid = Line.prompt.fget
     assert laid is not None
     monkeypatch.setattr(
-        Line, "laid", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
+        Line, "prompt", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
     )
     with pytest.raises(ValueError, match=r"here: got a context without \['Two'\], expected all"):
         shuffled(LINE, ORDERS, None, "answer", 99)

@@ -447,7 +447,7 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     assert isinstance(first, Context) and first.contrast is not None
     assert isinstance(second, Context) and second.contrast is not None
     assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
-    assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
+    assert first.weights.tolist() == [0, 0, 1] and first.ask is first.contrast
     *parts, log_weights, labels = first.contrast
     assert [part.tolist() for part in parts] == [[3, 4], [10], [1, 1], [1], 3]
     assert log_weights is None and labels is None
@@ -473,16 +473,16 @@ def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
     laid = RenderedPrompt("d ab", ((0, 1, "first"),))
-    found = context_of(laid, " a", made, asked="contrast", foil=" d")
+    found = context_of(laid, " a", made, loss="contrast", foil=" d")
     assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
-        context_of(laid, "c", made, asked="contrast", foil=" d")
+        context_of(laid, "c", made, loss="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
-        context_of(laid, " d", made, asked="contrast", foil=" d")
+        context_of(laid, " d", made, loss="contrast", foil=" d")
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), asked="contrast")
+    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), loss="contrast")
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

@@ -32,4 +32,4 @@ def test_read_lines(tmp_path):
     path = tmp_path / "asked.jsonl"
     path.write_text('{"documents": [{"text": "Wrens sing."}], "question": "Who?"}')
     (line,) = read_lines(path)
-    assert (line.laid.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"
+    assert (line.prompt.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"

@@ -23,7 +23,7 @@ def asked(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
     laid = document_prompt(DOCUMENTS, QUESTION)
-    context = context_of(laid, f" {ANSWER}", tokenizer, asked="margin")
+    context = context_of(laid, f" {ANSWER}", tokenizer, loss="margin")
     return request.param, context, tokenizer
 
 

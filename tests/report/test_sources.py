@@ -49,7 +49,7 @@ def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     documents = tuple(f"Sentence {number} of a document." for number in range(150))
     text = " ".join(documents)
     laid = RenderedPrompt(text, ((0, len(text), "long"),))
-    context = context_of(laid, " " + "a" * 49, asked="margin")
+    context = context_of(laid, " " + "a" * 49, loss="margin")
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))

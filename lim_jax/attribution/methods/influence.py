@@ -33,7 +33,7 @@ def scores(
     (energy,) = energies_of_ids(
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         progress_of_layers=partial(run.bar, **LAYERS),
         **of_context("influence", run),
