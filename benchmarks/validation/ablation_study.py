@@ -78,9 +78,9 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
 
     Examples
     --------
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> pieces = [("{", False), ("a", True), (", ", False), ("b", True), ("; ", False), ("c", True)]
-    >>> prompt = laid_out([*pieces, ("}", False)], "", [0])
+    >>> prompt = join_pieces([*pieces, ("}", False)], "", [0])
     >>> ablated_text(prompt, np.array([True, False, True]))
     '{a; c}'
     >>> ablated_text(prompt, np.array([False, True, True]))
@@ -257,9 +257,9 @@ class Ablated:
     --------
     >>> from functools import partial
     >>> from lim_jax.models import byte_model
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
-    >>> prompt = laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
+    >>> prompt = join_pieces([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
     >>> of = Ablated([prompt], [np.array([97])], None, partial(read_answers, model))
     >>> [one.shape for one in of([np.array([[True, True], [False, True]])])]
     [(2,)]

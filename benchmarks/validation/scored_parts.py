@@ -16,8 +16,8 @@ from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.mask_gradients import (
     LEAST,
+    answer_mask_gradient,
     mask_gradients,
-    whole_mask_gradient,
     with_documents_at,
 )
 from lim_jax.attribution.method import Run, scores_by_token
@@ -138,6 +138,6 @@ def _where_parts_read_themselves_less(
     def gradient(node: Float[Array, "2"]) -> Tokens:
         log_weight, share = node
         asked = with_documents_at(log_weight, x, y, parts)._replace(parts=None)
-        return share * whole_mask_gradient(loss.loss, model, x, asked)
+        return share * answer_mask_gradient(loss.loss, model, x, asked)
 
     return -jax.lax.map(gradient, nodes).sum(axis=0)

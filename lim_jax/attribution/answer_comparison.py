@@ -38,7 +38,7 @@ class ComparedAnswers(NamedTuple):
     @property
     def finding(self) -> str:
         """Both answers, the document that changed most, and those in one answer alone, in lines."""
-        said = [shown_answer(one["answer"], one["cut"]) for one in self.answers]
+        said = [shown_answer(answer["answer"], answer["cut"]) for answer in self.answers]
         lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
@@ -47,13 +47,15 @@ class ComparedAnswers(NamedTuple):
         lines.append(f"Of the documents of both “{most.name}” changed most, from {scores}.")
         for name, column in zip(self.names, ("second", "first"), strict=True):
             alone = [part for part in documents if isnan(getattr(part, column))]
-            held = [f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone]
-            if held:
-                lines.append(f"Only in {name}: {', '.join(held)}.")
-        given = [one["given"] for one in self.answers]
-        if None not in given:
+            scores_alone = [
+                f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone
+            ]
+            if scores_alone:
+                lines.append(f"Only in {name}: {', '.join(scores_alone)}.")
+        total_effects = [answer["given"] for answer in self.answers]
+        if None not in total_effects:
             both_give = "All documents together give {:+.2f} and {:+.2f} of log odds."
-            lines.append(both_give.format(*given))
+            lines.append(both_give.format(*total_effects))
         return "\n".join(lines)
 
     @property
@@ -100,8 +102,10 @@ def compare_answers(
     )
     parts = []
     for name, kind in ordered:
-        one, other = (of.get((name, kind), nan) for of in scores)
-        parts.append(ComparedPart(name, kind, one, other, other - one))
+        first_score, second_score = (of.get((name, kind), nan) for of in scores)
+        parts.append(
+            ComparedPart(name, kind, first_score, second_score, second_score - first_score)
+        )
     return ComparedAnswers(names, (first, second), parts)
 
 
@@ -136,9 +140,9 @@ def _read(file: Path, name: str) -> AnswerRecord:
         record = json.loads(file.read_text("utf-8"))
     except ValueError:
         record = {}
-    whole = isinstance(record, dict) and ENTRIES <= record.keys()
+    complete = isinstance(record, dict) and ENTRIES <= record.keys()
     require(
-        whole,
+        complete,
         name,
         got=f"{file}, which is damaged or of another version",
         expected="what lim-jax ask writes",

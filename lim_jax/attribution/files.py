@@ -26,10 +26,12 @@ CONTEXTS = "contexts.npz"
 
 def write_measured(result: Measured, signed: SignedProfile | None, folder: Path) -> None:
     """Write profile.json, profile.csv, tokens.csv, records.csv and those of `write_contexts`."""
-    document: dict[str, Any] = {name: one.record() for name, one in result.influences.items()}
-    whole = result.influence
+    document: dict[str, Any] = {
+        name: influence.record() for name, influence in result.influences.items()
+    }
+    overall = result.influence
     columns = FILES["profile.csv"]
-    numbers = [whole.grid.nodes, whole.density, whole.density_error]
+    numbers = [overall.grid.nodes, overall.density, overall.density_error]
     if signed is not None:
         columns = FILES["profile --signed, profile.csv"]
         numbers += signed.density
@@ -42,7 +44,7 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
     write_table(folder / "records.csv", FILES["records.csv"], result.records)
     orders = len(result.contexts) // len(result.measured.names)
     numbered = range(0, len(result.contexts), orders)
-    write_contexts(result.measured, whole, result.shares, numbered, folder)
+    write_contexts(result.measured, overall, result.shares, numbered, folder)
 
 
 def write_contexts(
@@ -50,18 +52,18 @@ def write_contexts(
 ) -> None:
     """Write contexts.npz, contexts.csv and records_by_context.csv, numbered like tokens.csv."""
     save(measured, folder / CONTEXTS)
-    of_regions = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
-    totals = of_regions.sum(axis=1)
-    parts = of_regions / np.where(totals > 0, totals, 1)[:, None]
+    by_region = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
+    totals = by_region.sum(axis=1)
+    parts = by_region / np.where(totals > 0, totals, 1)[:, None]
     lengths = map(len, measured.energies)
     columns = numbers, measured.names, lengths, measured.asked, totals.tolist()
     rows = zip(*columns, *parts.T.tolist(), strict=True)
     write_table(folder / "contexts.csv", FILES["contexts.csv"], rows)
     records = [
-        (number, id, part.name, part.kind, share, int(tokens), of_tokens)
+        (number, id, part.name, part.kind, share, int(tokens), token_share)
         for at, (number, id) in enumerate(zip(numbers, measured.names, strict=True))
         for part in shares
-        for share, tokens, of_tokens in [part.held[at].tolist()]
+        for share, tokens, token_share in [part.held[at].tolist()]
         if not np.isnan(share)
     ]
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
@@ -71,8 +73,8 @@ def write_scores(scored: ScoresOfContexts, loss: str, folder: Path) -> None:
     """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
     records = [record._asdict() for record in scored.records]
     document: dict[str, Any] = {"method": scored.method, "loss": loss, "records": records}
-    if scored.given is not None:
-        document["given"] = scored.given.tolist()
+    if scored.total_effects is not None:
+        document["given"] = scored.total_effects.tolist()
     write_json(folder / "profile.json", document)
     write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
     names = FILES["profile --method, records_by_context.csv"]
@@ -100,7 +102,7 @@ def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
             yield number, *row
 
 
-def read_contexts(folder: Path, name: str) -> MeasuredContexts:
+def load_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to a folder, which errors call by `name`."""
     path = folder / CONTEXTS
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
@@ -198,10 +200,10 @@ def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:
     said = ("question", "answer", "foil", "given")
     pairs = zip(compared.names, compared.answers, strict=True)
     both = [{"name": name} | {entry: answer[entry] for entry in said} for name, answer in pairs]
-    of_each = dict(zip(("first", "second"), both, strict=True))
+    by_side = dict(zip(("first", "second"), both, strict=True))
     method = compared.answers[0]["method"]
     records = [part._asdict() for part in compared.parts]
-    document = {"finding": compared.finding, "method": method, **of_each, "records": records}
+    document = {"finding": compared.finding, "method": method, **by_side, "records": records}
     write_json(folder / "compare.json", document)
     names = FILES["compare, records.csv of answers"]
     write_table(folder / "records.csv", names, compared.parts)

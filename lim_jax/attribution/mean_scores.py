@@ -44,7 +44,7 @@ class ScoresOfContexts(NamedTuple):
     records: Sequence[MeanScore]
 
     @property
-    def given(self) -> Float[np.ndarray, " contexts"] | None:
+    def total_effects(self) -> Float[np.ndarray, " contexts"] | None:
         """By how much all documents lower each context's loss; None where the method lacks it."""
         effects = [scores.total_effect for scores in self.scores]
         known = [float(effect.sum()) for effect in effects if effect is not None]
@@ -70,9 +70,9 @@ def score_contexts(
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
-        of_context = run.within(f"{number}")._replace(bar=no_bar)
+        context_run = run.within(f"{number}")._replace(bar=no_bar)
         cut = [whole_answer(context)], context_segments(context)
-        rows.append(score(network, context, *cut, loss_kind(loss).loss, of_context))
+        rows.append(score(network, context, *cut, loss_kind(loss).loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
 
 
@@ -91,8 +91,8 @@ def mean_scores_of_parts(contexts: Sequence[Context], scored: Sequence[Scores]) 
         for context, scores in zip(contexts, scored, strict=True)
     ]
     sizes = [
-        sum(abs(score) for part, score in of_context.items() if is_document(*part)) or 1
-        for of_context in by_name
+        sum(abs(score) for part, score in scores_of_context.items() if is_document(*part)) or 1
+        for scores_of_context in by_name
     ]
     records = []
     for part, mean in zip(parts, mean_shares(parts, contexts, speaking_for), strict=True):
@@ -110,14 +110,14 @@ def scores_finding(scored: ScoresOfContexts) -> str:
     finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
     if least.score < 0 < top.score:
         finding += f" “{least.name}” has the least, {_with_error(least)}."
-    if scored.given is None:
+    if scored.total_effects is None:
         return finding
     sums = np.array([scores.by_part[:, scores.documents].sum() for scores in scored.scores])
-    most = abs(scored.given - sums).max()
+    most = abs(scored.total_effects - sums).max()
     return (
-        f"{finding} All documents together give {scored.given.mean():+.3f} on average; their "
-        f"scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in a "
-        "context."
+        f"{finding} All documents together give {scored.total_effects.mean():+.3f} on average; "
+        f"their scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in "
+        "a context."
     )
 
 

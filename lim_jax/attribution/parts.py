@@ -35,8 +35,8 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
     """Return the share of the influence that each named part holds of each context."""
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
-        whole = energy.sum() or 1
-        held = {part: float(energy[at].sum() / whole) for part, at in parts_of(context)}
+        total = energy.sum() or 1
+        held = {part: float(energy[at].sum() / total) for part, at in parts_of(context)}
         scores.append(held)
     return scores_by_context(contexts, scores)
 
@@ -46,12 +46,12 @@ def scores_by_context(
 ) -> Shares:
     """Collect each part's score, in place of a share, and its tokens, a row for each context."""
     parts: dict[tuple[str, str], PartByContext] = {}
-    for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
+    for number, (context, scores_of_context) in enumerate(zip(contexts, scores, strict=True)):
         for part, positions in parts_of(context):
-            without = np.full((len(contexts), 3), np.nan)
-            of_all = parts.setdefault(part, PartByContext(*part, without))
-            score = of_context.get(part, 0.0)
-            of_all.held[number] = score, positions.size, positions.size / context.length
+            missing = np.full((len(contexts), 3), np.nan)
+            part_rows = parts.setdefault(part, PartByContext(*part, missing))
+            score = scores_of_context.get(part, 0.0)
+            part_rows.held[number] = score, positions.size, positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
@@ -113,9 +113,9 @@ def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
     """Return what was measured of contexts, under their ids."""
-    asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
+    first_queries = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
     by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
-    return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)
+    return MeasuredContexts(context_ids(contexts), list(energies), first_queries, by_name, delta)
 
 
 class MeanShare(NamedTuple):
@@ -139,20 +139,20 @@ def mean_shares(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
 ) -> list[MeanShare]:
     """Average what each part holds over `contexts`, and name the tokens that hold most of it."""
-    of_tokens = defaultdict[tuple[str, str], Counter](Counter)
+    by_text = defaultdict[tuple[str, str], Counter](Counter)
     texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
-        of_all = energy / (energy.sum() or 1)
+        shares_of_tokens = energy / (energy.sum() or 1)
         for part, positions in parts_of(context):
-            of_tokens[part].update(held_by_text(context.tokens, of_all, positions.tolist()))
+            by_text[part].update(held_by_text(context.tokens, shares_of_tokens, positions.tolist()))
             texts[part].add(part_text(context, positions))
-    return [_averaged(part, of_tokens[part[:2]], len(texts[part[:2]])) for part in shares]
+    return [_mean_share(part, by_text[part[:2]], len(texts[part[:2]])) for part in shares]
 
 
-def _averaged(part: PartByContext, of_tokens: Counter, texts: int) -> MeanShare:
+def _mean_share(part: PartByContext, by_text: Counter, texts: int) -> MeanShare:
     """Average a part's share and its tokens over the contexts that have it."""
     share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
-    most = most_in_words(of_tokens) if any(of_tokens.values()) else ""
+    most = most_in_words(by_text) if any(by_text.values()) else ""
     return MeanShare(part.name, part.kind, mean, error, *sizes, most)

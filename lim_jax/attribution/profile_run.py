@@ -70,7 +70,7 @@ class Measured(NamedTuple):
 def measure(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossName,
+    loss_name: LossName,
     *,
     delta: float = 0.2,
     orders: Sequence[ShuffledContexts] = (),
@@ -86,21 +86,21 @@ def measure(
     after the last context.
     """
     windows, queries = windows_and_ask(contexts)
-    loss = loss_kind(asked).loss
+    loss = loss_kind(loss_name).loss
     accounts = []
     if shown:
         page = checkpoint and checkpoint / "page"
-        of_page = network, windows[:shown], queries[:shown]
-        accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
-    known = 0 if network.flow.is_offloaded else len(accounts)
-    energies = [np.asarray(account.energy) for account in accounts[:known]]
-    if known < len(contexts):
+        shown_contexts = network, windows[:shown], queries[:shown]
+        accounts = accounts_of_contexts(*shown_contexts, loss=loss, checkpoint=page, bar=bar)
+    reused = 0 if network.flow.is_offloaded else len(accounts)
+    energies = [np.asarray(account.energy) for account in accounts[:reused]]
+    if reused < len(contexts):
         energies += models.energies_of_ids(
             network,
-            windows[known:],
-            ask=queries[known:],
+            windows[reused:],
+            ask=queries[reused:],
             loss=loss,
-            checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
+            checkpoint=checkpoint and checkpoint / ("other energies" if reused else "energies"),
             progress=partial(bar, desc="profile", unit="context"),
             progress_of_layers=partial(bar, **LAYERS),
         )

@@ -95,9 +95,9 @@ def answer_segments(
         expected="an answer alone",
         cure="Leave the foil out.",
     )
-    asked = np.flatnonzero(context.weights)
-    texts = texts_of_ids(context.window[asked + 1], tokenizer)
-    return _segments("answer", asked, texts, parts)
+    query_positions = np.flatnonzero(context.weights)
+    texts = texts_of_ids(context.window[query_positions + 1], tokenizer)
+    return _segments("answer", query_positions, texts, parts)
 
 
 def whole_answer(context: Context, text: str = "") -> Segment:
@@ -108,14 +108,14 @@ def whole_answer(context: Context, text: str = "") -> Segment:
 def context_segments(context: Context, parts: str = "documents") -> list[Segment]:
     """Return all parts of a context: those of documents, other named ones, and the rest."""
     others = [
-        _whole(context, name, positions)
+        _segment(context, name, positions)
         for (name, kind), positions in parts_of(context)
         if not is_document(name, kind) and positions.size
     ]
     return [*document_segments(context, parts), *others]
 
 
-def _whole(context: Context, within: str, positions: Int[np.ndarray, " tokens"]) -> Segment:
+def _segment(context: Context, within: str, positions: Int[np.ndarray, " tokens"]) -> Segment:
     """Return some tokens of a context as one segment."""
     shown = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
     texts = tuple(shown[position] for position in positions.tolist())
@@ -134,16 +134,16 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
         "Pass one of these; pass `parts` for how the answer is cut.",
     )
     if parts == "documents":
-        return [_whole(context, *document) for document in document_positions(context).items()]
+        return [_segment(context, *document) for document in document_positions(context).items()]
     shown = context.part_texts
     return [
         segment
         for name, positions in document_positions(context).items()
-        for segment in _of_document(name, positions, shown[name], parts)
+        for segment in _cut_document(name, positions, shown[name], parts)
     ]
 
 
-def _of_document(
+def _cut_document(
     name: str, positions: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
 ) -> list[Segment]:
     """Cut each run of a document's adjacent tokens into parts; the first may be its title alone."""

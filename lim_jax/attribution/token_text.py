@@ -44,9 +44,9 @@ def held_by_text(
 
 def most_in_words(held: Mapping[str, float]) -> str:
     """Name the tokens that hold most, each with its share of what all hold."""
-    whole = sum(held.values()) or 1
+    total = sum(held.values()) or 1
     most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
-    shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
+    shown = [(in_text(text).replace("\n", ""), percent(part / total)) for text, part in most]
     return ", ".join(f"“{text}” {part}" for text, part in shown)
 
 

@@ -10,7 +10,7 @@ from lim_jax._checks import as_path, require_extra
 from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
-from lim_jax.attribution.files import read_contexts, write_compared_answers
+from lim_jax.attribution.files import load_contexts, write_compared_answers
 from lim_jax.cli.arguments import FirstFolder, Out, Overwrite, SecondFolder
 from lim_jax.report.page import write_comparison
 from lim_jax.results.comparison_tables import (
@@ -60,7 +60,7 @@ def compare(
         if answers:
             sentences, rows, figures = _answers(answers, names, folder)
         else:
-            measured = read_contexts(first, "first"), read_contexts(second, "second")
+            measured = load_contexts(first, "first"), load_contexts(second, "second")
             sentences, rows, figures = _profiles(measured, names, folder)
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
@@ -129,7 +129,7 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 def _names(first: Path, second: Path) -> Names:
     """Return the names of two folders, or their whole paths if both have one name."""
-    one = first.resolve().name
-    two = second.resolve().name
-    names = (one, two) if one != two else (str(first), str(second))
+    first_name = first.resolve().name
+    second_name = second.resolve().name
+    names = (first_name, second_name) if first_name != second_name else (str(first), str(second))
     return in_one_line(names[0]), in_one_line(names[1])

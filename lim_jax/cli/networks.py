@@ -79,9 +79,9 @@ def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
-        of_contexts = options.get("unit") == "context"
+        counts_contexts = options.get("unit") == "context"
         shown = tqdm(items, **options)
-        return record_placement(shown, network, unfinished) if of_contexts else shown
+        return record_placement(shown, network, unfinished) if counts_contexts else shown
 
     return bar
 

@@ -34,7 +34,7 @@ class ShownContext(NamedTuple):
     length: int
 
 
-def own_density(account: TokenBreakdown) -> np.ndarray:
+def context_density(account: TokenBreakdown) -> np.ndarray:
     """Return the density of one context's own influence; zero where it has none."""
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
@@ -44,8 +44,8 @@ def shown_context(
     account: TokenBreakdown, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
     """Return a context's tokens, shaded by its own density, and the card of each."""
-    density = own_density(account)
-    asked = np.asarray(account.query_weights)
+    density = context_density(account)
+    query_weights = np.asarray(account.query_weights)
     groups = joined_tokens(texts[:-1])
     # The cell of the influence's grid in which the middle of each token's own cell lies.
     middles = (np.arange(len(density)) + 0.5) / len(density)
@@ -54,15 +54,15 @@ def shown_context(
     firsts = regions[[group[0] for _, group in groups]]
     begins = np.diff(firsts, prepend=-1) != 0
     shades = shade(np.array([density[group].mean() for _, group in groups])).tolist()
-    everywhere = (asked > 0).all()
+    everywhere = (query_weights > 0).all()
     tokens = [
         {
             "text": in_text(text),
-            "shade": of_group,
-            "asked": bool(asked[group].sum() > 0 and not everywhere),
+            "shade": group_shade,
+            "asked": bool(query_weights[group].sum() > 0 and not everywhere),
             "region": REGIONS[first] if begin else "",
         }
-        for (text, group), of_group, first, begin in zip(
+        for (text, group), group_shade, first, begin in zip(
             groups, shades, firsts.tolist(), begins, strict=True
         )
     ]
@@ -86,7 +86,7 @@ def blocks_of(
     account: TokenBreakdown, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
     """Return the named parts of a context, in its order, and what is in none, with their shares."""
-    density = own_density(account)
+    density = context_density(account)
     named = {name: positions.tolist() for name, positions in positions_by_name(spans).items()}
     outside = [at for positions in named.values() for at in positions if not 0 <= at < len(density)]
     require(
@@ -107,8 +107,8 @@ def _block(
 ) -> Block:
     """Return what the page shows of a named part: its shares, its shade and its main tokens."""
     held = density[positions]
-    whole = density.sum() or 1
-    share = float(held.sum() / whole)
+    total = density.sum() or 1
+    share = float(held.sum() / total)
     mean = np.array([held.mean() if positions else 0.0])
     return Block(
         name,
@@ -133,12 +133,12 @@ def _records(
     mean = np.asarray(influence.density)[cells]
     error = np.asarray(influence.density_error)[cells]
     parts = [np.asarray(energies, float) for energies in (account.channels, account.hops)]
-    asked = np.asarray(account.query_weights)
+    query_weights = np.asarray(account.query_weights)
     records = []
     for text, group in groups:
         first = group[0] + 1
         last = group[-1] + 1
-        weight = asked[group].sum()
+        weight = query_weights[group].sum()
         numbers = f"{first}" if first == last else f"{first} to {last}"
         shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
         records.append(
@@ -160,5 +160,5 @@ def _records(
 def parts_shares(parts: Any) -> np.ndarray:
     """Return each part's share of the parts' sum; zero where that is zero."""
     parts = np.asarray(parts, float)
-    whole = parts.sum(axis=0)
-    return parts / np.where(whole > 0, whole, 1)
+    total = parts.sum(axis=0)
+    return parts / np.where(total > 0, total, 1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
 from lim_jax.attribution.mean_scores import MeanScore, ScoresOfContexts, scores_finding
 from lim_jax.attribution.parts import context_names
@@ -39,12 +39,12 @@ def test_finding_of():
         AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
         AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, ""),
     ]
-    assert finding_of(parts, "Wren") == (
+    assert answer_finding(parts, "Wren") == (
         "The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, "
         "with 40 of their 100 tokens. They hold 40 % of the whole influence."
     )
     parts[1] = parts[1]._replace(score=-0.2)
-    assert finding_of(parts, "Wren", signed=True) == (
+    assert answer_finding(parts, "Wren", signed=True) == (
         "The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. "
         "Against it speaks “b” most: -0.20."
     )

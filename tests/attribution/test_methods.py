@@ -247,8 +247,8 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     known, unknown = (
         mean_scores.score_contexts(model, CONTEXTS, "margin", "mask-path", Run()) for _ in range(2)
     )
-    assert known.given is not None and known.given.tolist() == [3.0, 1.5]
-    assert unknown.given is None
+    assert known.total_effects is not None and known.total_effects.tolist() == [3.0, 1.5]
+    assert unknown.total_effects is None
     assert mean_scores.scores_finding(known) == mean_scores.scores_finding(unknown) + (
         " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
         "from it by at most 0.500 in a context."
@@ -256,7 +256,7 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     for one in (known, unknown):
         write_scores(one, "margin", tmp_path)
         read = json.loads((tmp_path / "profile.json").read_text())
-        assert read.get("given") == (None if one.given is None else [3.0, 1.5])
+        assert read.get("given") == (None if one.total_effects is None else [3.0, 1.5])
 
 
 def test_methods_say_what_they_score():

@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 
 from lim_jax import models
 from lim_jax.attribution import questions
-from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.method import Cost, Method, Scores
 from lim_jax.attribution.methods import mask_path
 from lim_jax.attribution.methods.method_table import METHODS
@@ -236,8 +236,8 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
     assert abs(ends[0] - ends[1]) > 1e-3
     np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
-    assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
-    both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
+    assert answer.total_effect == pytest.approx(ends[0] - ends[1], rel=1e-9)
+    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {given:+.2f}."
     assert f"All documents together {both}" in str(answer)
     assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
     assert len(answer.scores.documents) > 2
@@ -425,13 +425,13 @@ def test_what_to_know_of_answers_is_said(chatting):
 def test_the_finding_of_one_document_and_of_none_that_matters():
     rest = AnswerPart("", "rest", 0.75, None, 2, 0.5, "")
     alone = [AnswerPart("a", "document", 0.25, 1.0, 4, 0.5, ""), rest]
-    said = finding_of(alone, "50% of it")
+    said = answer_finding(alone, "50% of it")
     assert "holds 100 % of what the document holds, with 4 of their 4" in said
     assert "The answer “50% of it” comes" in said, "as it was given"
     nothing = [AnswerPart(name, "document", 0.0, 0.0, 4, 0.5, "") for name in "ab"]
-    assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
+    assert "0 % of what the 2 documents hold" in answer_finding(nothing, "b")
     against = [one._replace(score=-0.5 - at) for at, one in enumerate(nothing)]
-    said = finding_of(against, "b", signed=True)
+    said = answer_finding(against, "b", signed=True)
     assert said == (
         "No document speaks for “b”; the least against it, “a”: -0.50, with 4 of 8 tokens of "
         "documents."

@@ -312,8 +312,8 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     model = models.LanguageModel(network)
     text = "a window's é, others".encode()
     contexts = [context_of_bytes(text[at : at + 4]) for at in range(9, 16)]
-    read = runs.read_contexts(contexts)
-    asked = runs.network_and_loss(network, contexts, "last-token")
+    read = runs.batch_contexts(contexts)
+    asked = runs.pair_with_loss(network, contexts, "last-token")
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
     parts: Any = dict.fromkeys(explanations.Explanation._fields, "given")
@@ -505,7 +505,7 @@ def test_of_experts_a_token_meets_those_that_are_chosen():
     """Of four with two matrices of six weights, beside a router of twelve."""
     experts = Experts(None, jnp.ones((4, 2, 3)), jnp.ones((4, 3, 2)))
     mixture = MixtureOfExperts(lambda z: z, jnp.ones((4, 3)), experts, Routing(3))
-    assert time_budget._weights_met(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
+    assert time_budget._count_weights(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
 
 
 def asked_of_ten(windows):

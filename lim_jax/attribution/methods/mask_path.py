@@ -39,14 +39,14 @@ def scores(
     inside = document_numbers(context) >= 0
     by_token = np.zeros((len(answer), context.length))
     nodes = NODES
-    left = np.arange(len(answer))
+    unfinished = np.arange(len(answer))
     while True:
-        rows = [answer[number] for number in left.tolist()]
-        kept = run.within(f"{nodes} gradients")
-        found = mask_gradients(model, context, rows, loss, path_rule(nodes, LEAST), kept)
-        by_token[left] = np.where(inside, found, 0)
-        left = left[unresolved(by_token[left].sum(axis=1), effects[left])]
-        if not left.size or 2 * nodes > MOST_NODES:
+        rows = [answer[number] for number in unfinished.tolist()]
+        node_run = run.within(f"{nodes} gradients")
+        gradients = mask_gradients(model, context, rows, loss, path_rule(nodes, LEAST), node_run)
+        by_token[unfinished] = np.where(inside, gradients, 0)
+        unfinished = unfinished[unresolved(by_token[unfinished].sum(axis=1), effects[unfinished])]
+        if not unfinished.size or 2 * nodes > MOST_NODES:
             return scores_by_token(answer, parts, by_token, effects, _note(by_token, effects))
         nodes *= 2
 
