@@ -49,7 +49,7 @@ def losses_of_rows(
 
     def row_loss(row: Float[Array, " queries"]) -> Float[Array, ""]:
         total_weight, targets = with_query_weights(y, row)
-        return total_weight * loss_of_logits.of_logits(logits, targets)
+        return total_weight * loss_of_logits.from_logits(logits, targets)
 
     return jax.lax.map(row_loss, padded_rows(rows, y))
 

@@ -26,7 +26,7 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import Profile, Windows
+from lim_jax.models.ids import PerPosition, Windows
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
@@ -126,7 +126,7 @@ def measure(
 def accounts_of_contexts(
     network: CausalLM,
     windows: Windows,
-    query_weights: Sequence[Profile],
+    query_weights: Sequence[PerPosition],
     *,
     depth: int = 0,
     loss: Loss = CausalLM.loss,

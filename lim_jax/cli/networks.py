@@ -57,12 +57,12 @@ def network_within(
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
     as_before = memory is None and recorded.exists()
-    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.in_memory <= most
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
-    takes = needed.whole if fits else needed.by_layers
+    takes = needed.in_memory if fits else needed.by_layers
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
-        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
+        + ("." if fits else f", whole {needed.in_memory / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
     return model.loaded() if fits else model
 

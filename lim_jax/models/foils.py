@@ -127,11 +127,11 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     True
     """
     require_kind(y, Contrast, "y", MADE)
-    answer = _continued(model, x, y, y.answer, y.answer_weights)
-    return answer - _continued(model, x, y, y.foil, y.foil_weights)
+    answer = _continuation_loss(model, x, y, y.answer, y.answer_weights)
+    return answer - _continuation_loss(model, x, y, y.foil, y.foil_weights)
 
 
-def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
+def _continuation_loss(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r"""Compute :math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
     got = f"shape {weights.shape}"

@@ -62,7 +62,7 @@ class LanguageModel(NamedTuple):
         cls,
         path: AnyPath,
         dtype: str = "float32",
-        kept: HalfPrecision | None = None,
+        storage_dtype: HalfPrecision | None = None,
         *,
         compute: str | None = None,
         on_host: bool = False,
@@ -78,15 +78,15 @@ class LanguageModel(NamedTuple):
             the Hugging Face cache.
         dtype
             The precision in which the model computes: "float32", the default, or "float64".
-        kept
+        storage_dtype
             A half precision in which matrices are kept: "float16", "bfloat16" or "as published";
             None for arrays of `dtype`. `models.load` says what each does.
         compute
             The precision of products: "bfloat16" rounds their operands; None is for what
             `jax.default_matmul_precision` says.
         on_host
-            Whether what is `kept` stays in the host's memory, and a layer goes to the device as it
-            is needed.
+            Whether what has a `storage_dtype` stays in the host's memory, and a layer goes to the
+            device as it is needed.
         download
             Whether to download the files of a public name that the cache lacks.
 
@@ -103,7 +103,9 @@ class LanguageModel(NamedTuple):
             If `models.load` refuses the files, or there is no tokenizer, or one of another kind.
         """
         said = _looked_through(path, download)
-        network = load_network(said["source"], dtype, kept, compute=compute, on_host=on_host)
+        network = load_network(
+            said["source"], dtype, storage_dtype, compute=compute, on_host=on_host
+        )
         return cls(network, **said)
 
     @classmethod

@@ -90,7 +90,9 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
 @pytest.mark.usefixtures("as_users_run")
 def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
     """Thrice the margin, at the answer's first place: contexts, energies and a page's accounts."""
-    triple = LossOfLogits("triple", lambda logits, y: 3 * CausalLM.margin_loss.of_logits(logits, y))
+    triple = LossOfLogits(
+        "triple", lambda logits, y: 3 * CausalLM.margin_loss.from_logits(logits, y)
+    )
 
     def first(answered):
         return np.eye(answered.size)[answered.argmax()]
