@@ -67,13 +67,13 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
-        of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        row_readers = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
         packing = None if self.quantisation is None else self.quantisation.packing
         if packing is not None and integers.is_packed(packing, name, self.stored):
             words = self._stored_shape(name) if name in self.stored else ()
             return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
-        return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
+        return (self._rows if scheme is None else row_readers[scheme])(name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor as its file holds it."""

@@ -108,8 +108,8 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
 def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
     """Read the shared expert, or in a dense layer the MLP in its place, padded to one size."""
     width = recipe.sizes.width
-    of_dense = mixture.dense_intermediate_size
-    of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
+    dense_size = mixture.dense_intermediate_size
+    dense_size = recipe.sizes.intermediate_size if dense_size is None else dense_size
     name, hidden = mixture.shared or (None, 0)
     if not mixture.dense_layers:
         sizes = recipe.sizes._replace(intermediate_size=hidden)
@@ -120,9 +120,9 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
         if mixture.shared_scale == 1:
             return network
         return replace(network, down=mixture.shared_scale * network.down)
-    most = max(hidden, of_dense)
+    most = max(hidden, dense_size)
     matrices = [read.zeros(most, width) for _ in range(3)]
-    at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
+    at, size = (at, dense_size) if dense else (f"{at}.{name}", hidden)
     if dense or name is not None:
         for rows, part in zip(matrices, ("gate", "up", "down"), strict=True):
             shape = (width, size) if part == "down" else (size, width)

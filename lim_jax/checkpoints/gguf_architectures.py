@@ -57,7 +57,7 @@ def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 
 def _ints(options: Configuration, **names: str) -> dict[str, Any]:
     """Read integer options, and return them by other names."""
-    return {own: options.get_int(name) for own, name in names.items()}
+    return {published_name: options.get_int(name) for published_name, name in names.items()}
 
 
 def _expert_counts(options: Configuration) -> dict[str, Any]:
@@ -76,20 +76,20 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
         _require_same(options, other, small, "attention.key_length_swa")
     groups = options.get(name, sizes["num_attention_heads"])
     groups = groups if isinstance(groups, list) else depth * [groups]
-    of_kind = {
+    groups_by_kind = {
         kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
         for kind in (SLIDING, FULL)
     }
-    same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
+    same = len(groups) == depth and all(len(counts) == 1 for counts in groups_by_kind.values())
     same = same and all(type(n) is int and n > 0 for n in groups)
     options.require(name, groups, same, "one number for each kind of layers")
-    (sliding,), (full,) = of_kind.values()
+    (sliding,), (full,) = groups_by_kind.values()
     rope = sizes["rope_parameters"]
-    own = {"head_dim": sizes["head_dim"]}
-    own["num_key_value_heads"] = full
+    full_sizes = {"head_dim": sizes["head_dim"]}
+    full_sizes["num_key_value_heads"] = full
     config = {
         "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
-        "per_layer_config": {f"{k}": own for k, kind in enumerate(kinds) if kind == FULL},
+        "per_layer_config": {f"{k}": full_sizes for k, kind in enumerate(kinds) if kind == FULL},
         "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in stored,
         "sliding_window": options.get_int("attention.sliding_window"),
         "rope_parameters": {
@@ -156,8 +156,8 @@ def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     if options.get("attention.sliding_window", 0) == 0:
         return {}
     rope = sizes["rope_parameters"]
-    of_kinds = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
-    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": of_kinds}
+    by_kind = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
+    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": by_kind}
 
 
 def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -357,8 +357,8 @@ def _exaone4(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Return gpt-oss's experts, windows and hidden size."""
     hidden = options.get_int("expert_feed_forward_length")
-    own = _expert_counts(options) | _windows(options, sizes, 2)
-    return own | {"intermediate_size": hidden}
+    published = _expert_counts(options) | _windows(options, sizes, 2)
+    return published | {"intermediate_size": hidden}
 
 
 def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -477,7 +477,8 @@ def published_config(
     sizes["rope_parameters"] = rope
     config = sizes | architecture.further(file, sizes, stored)
     for option, value in options.items():
-        known = option in file.asked or option in HARMLESS or value in SUPPORTED.get(option, ())
+        known = option in file.read_names or option in HARMLESS
+        known = known or value in SUPPORTED.get(option, ())
         file.require(option, value, known, "options of the architecture", OTHER_NETWORK)
     return {architecture.names.get(name, name): value for name, value in config.items()}
 

@@ -54,12 +54,12 @@ class WeightPlacement(NamedTuple):
 def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
     """Place layers of several kinds; `order` has the number of each layer's kind."""
 
-    def of_kind(kind: int) -> PyTree:
+    def place_kind(kind: int) -> PyTree:
         """Place all layers of one kind."""
-        numbers = [number for number, own in enumerate(order) if own == kind]
+        numbers = [number for number, layer_kind in enumerate(order) if layer_kind == kind]
         return placement.layers(lambda position: layer(numbers[position]), len(numbers))
 
-    return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
+    return LayersByKind(tuple(place_kind(kind) for kind in range(max(order) + 1)), tuple(order))
 
 
 def on_device(precision: str | None = None) -> WeightPlacement:
@@ -86,7 +86,7 @@ ON_DEVICE = on_device()
 
 def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
     """Return a placement in host memory: matrices in half precision, norms and vectors in full."""
-    told = fingerprint(checkpoint, precision)
+    identity = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Read all layers into host memory, from which each is fetched as it is used."""
@@ -96,12 +96,12 @@ def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
             """Return one layer of those in memory."""
             return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
 
-        return FetchedLayers(told, LayerSource(read, depth))
+        return FetchedLayers(identity, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
         """Read a matrix into host memory, from which rows are fetched."""
         table = _table(read, name, shape, precision)
-        return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
+        return FetchedRows(identity, RowSource(table.__getitem__, shape, precision))
 
     return WeightPlacement(layers, rows, precision=precision)
 

@@ -109,9 +109,10 @@ def sizes_of(
     )
 
 
-def _stated(config: Configuration, own: str, usual: str) -> str:
+def _stated(config: Configuration, family_name: str, usual: str) -> str:
     """Return the family's name of a size, or Llama's if only that one is stated."""
-    return own if config.get(own) is not None or config.get(usual) is None else usual
+    is_stated = config.get(family_name) is not None or config.get(usual) is None
+    return family_name if is_stated else usual
 
 
 class Names(NamedTuple):

@@ -221,7 +221,7 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
         holds = value is None or isinstance(value, Mapping)
         config.require(name, value, holds, "an object of names and values")
     if kind is not None:
-        return Configuration(_of_kind(newer or {}, older or {}, kind))
+        return Configuration(_options_of_kind(newer or {}, older or {}, kind))
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
         got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
@@ -230,7 +230,7 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
     return Configuration(older or newer or {})
 
 
-def _of_kind(newer: Options, older: Options, kind: str) -> Options:
+def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
     """Return the options of one kind of layers; raise ValueError if some are for all kinds."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
         expected = f"an entry for each kind of layers, such as {FULL}"
@@ -283,5 +283,5 @@ def masks_of(
         }
     if CHUNKED in kinds:
         seen[CHUNKED] = {"chunk": config.get_int("attention_chunk_size", CHUNK)}
-    of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
-    return tuple(of_kind[kind] for kind in kinds)
+    mask_of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
+    return tuple(mask_of_kind[kind] for kind in kinds)

@@ -63,14 +63,14 @@ def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNor
 def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor."""
     scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
-    return _norms_of_heads(scale, recipe.sizes.norm_eps)
+    return _head_norms(scale, recipe.sizes.norm_eps)
 
 
 def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor each."""
     size = recipe.sizes.head_dim
     scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
-    return _norms_of_heads(scales, recipe.sizes.norm_eps)
+    return _head_norms(scales, recipe.sizes.norm_eps)
 
 
 def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -89,7 +89,7 @@ def clipped(limit: float) -> Callable[..., HeadNorm]:
     return lambda read, name, heads, recipe: Clipped(limit)
 
 
-def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+def _head_norms(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
     """Return layer norms of heads with these scales and no shift."""
     norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
     return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
