@@ -172,9 +172,9 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
         reader = mixture.read
     part = re.search(r"ffn_(gate|up|down)_exps$", stem)
     if isinstance(reader, ByExpert) and part is not None:
-        own = getattr(reader, part[1])
+        matrix = getattr(reader, part[1])
         each = range(tensor.shape[0])
-        return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
+        return {f"{at}experts.{n}.{matrix}.{kind}": _expert(tensor, n) for n in each}
     biased = isinstance(reader, Stacked) and reader.interleaved
     if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
         return _fused_experts(name, stored, at, reader)

@@ -382,13 +382,13 @@ def test_the_answers_of_the_models_own_are_shown(folder):
     contexts = [one.answered(np.array([1, 2])) for one in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     model = models.LanguageModel.open(folder)
-    shown = answers.own_answers(read, contexts, model)
+    shown = answers.own_answer_lines(read, contexts, model)
     assert shown == [
         f"Of context {number} the model's own answer is asked: “b c”" for number in (0, 1, 3, 4, 5)
     ]
-    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], model)
+    more = answers.own_answer_lines([*prompts, *prompts], [*contexts, *contexts], model)
     assert more[-1] == "So it is of 7 more." and len(more) == 6
-    assert answers.own_answers(contexts, contexts, model) == []
+    assert answers.own_answer_lines(contexts, contexts, model) == []
 
 
 def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
@@ -409,10 +409,10 @@ def test_what_to_know_of_answers_is_said(chatting):
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)
     assert answers.answer_notes([plain, chat, text], silent) == []
-    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
+    shown = answers.own_answer_lines(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
     stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
-    said, _ = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    said, _ = answers.own_answer_lines(prompts[:1], [stopped], silent._replace(tokenizer=None))
     assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)

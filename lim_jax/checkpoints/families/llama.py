@@ -144,9 +144,11 @@ def ministral3(config: Configuration) -> Recipe:
     """Ministral 3: Mistral whose queries grow beyond the length of training; usually no window."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     rope = Configuration(rope_options(config) or OF_MINISTRAL)
-    own = {name: rope[name] for name in rope if name not in (TEMPERED, "max_position_embeddings")}
+    rope_parameters = {
+        name: rope[name] for name in rope if name not in (TEMPERED, "max_position_embeddings")
+    }
     config.ignore("rope_theta")  # which is read here, without the rest being taken for read
-    stated = {**config.options, "rope_parameters": own, "rope_scaling": None}
+    stated = {**config.options, "rope_parameters": rope_parameters, "rope_scaling": None}
     rotary = rotary_of(Configuration(stated), sizes.head_dim)
     if rope.get(TEMPERED) != 0:  # each token's factor counts from the first, which is 0
         growth = rope.get_positive(TEMPERED)
@@ -316,9 +318,9 @@ def _by_bases(
         """Return rotary positions with this base, or None for zero."""
         if base == 0:
             return None
-        own = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
+        theta = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
         stated = config.replaced(
-            rope_parameters={**rope, "rope_theta": own}, rope_scaling=None, rope_theta=None
+            rope_parameters={**rope, "rope_theta": theta}, rope_scaling=None, rope_theta=None
         )
         return rotary_of(stated, sizes.head_dim)
 
