@@ -51,10 +51,10 @@ def losses_of_rows(
         total_weight, targets = with_query_weights(y, row)
         return total_weight * loss_of_logits.from_logits(logits, targets)
 
-    return jax.lax.map(row_loss, padded_rows(rows, y))
+    return jax.lax.map(row_loss, pad_rows(rows, y))
 
 
-def padded_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
+def pad_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
     """Pad query weights with zeros to as many queries as the targets have."""
     return jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
 

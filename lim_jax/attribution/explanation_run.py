@@ -46,16 +46,16 @@ class ContextBatch(NamedTuple):
 
 def batch_contexts(contexts: list[Context]) -> ContextBatch:
     """Return contexts with their windows, which are one array if all have one length."""
-    return ContextBatch(stacked_rows([context.window for context in contexts]), contexts)
+    return ContextBatch(stack_rows([context.window for context in contexts]), contexts)
 
 
-def recorded_contexts(unfinished: Path) -> int | None:
+def count_recorded_contexts(unfinished: Path) -> int | None:
     """Return how many contexts an interrupted run explained; None where it explained none."""
     file = unfinished / EXPLANATION
     return load(file)["contexts"] if file.exists() else None
 
 
-def stacked_rows(rows: list[np.ndarray]) -> Any:
+def stack_rows(rows: list[np.ndarray]) -> Any:
     """Stack rows of one length into an array; return rows of several lengths as they are."""
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
@@ -63,7 +63,7 @@ def stacked_rows(rows: list[np.ndarray]) -> Any:
 def pair_with_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
     """Return a network with its loss and, in its precision, the contexts' query weights."""
     rows = [context.weights.astype(network.embedding.dtype) for context in contexts]
-    return NetworkAndLoss(network, stacked_rows(rows), loss_kind(loss).loss)
+    return NetworkAndLoss(network, stack_rows(rows), loss_kind(loss).loss)
 
 
 def explain_contexts(

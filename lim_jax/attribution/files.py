@@ -15,7 +15,7 @@ from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
 from lim_jax.attribution.profile_run import Measured
 from lim_jax.attribution.signed_profile import SignedProfile
-from lim_jax.attribution.token_text import joined_tokens
+from lim_jax.attribution.token_text import group_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
 from lim_jax.results.context_energies import MeasuredContexts
@@ -139,7 +139,7 @@ def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Return the text that each token shows, and which piece of a character it is, such as 1/3."""
     return [
         (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
-        for text, group in joined_tokens(tokens)
+        for text, group in group_tokens(tokens)
         for piece in range(1, len(group) + 1)
     ]
 

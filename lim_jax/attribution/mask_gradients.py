@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from lim_jax.attribution.answer_losses import (
     answer_rows,
     losses_of_rows,
-    padded_rows,
+    pad_rows,
     with_query_weights,
 )
 from lim_jax.attribution.gradients import Tokens
@@ -55,7 +55,7 @@ def mask_gradients(
     batches = None if rows is None else _in_batches(rows)
     nodes = rule.T.astype(model.embedding.dtype)
     (columns,) = scores_of_ids(
-        jax.tree_util.Partial(_summed_gradients, *jax.device_put((batches, nodes))),
+        jax.tree_util.Partial(_sum_gradients, *jax.device_put((batches, nodes))),
         model,
         [context.window],
         ask=[context.ask],
@@ -120,7 +120,7 @@ def _losses_at_ends(
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
 
-def _summed_gradients(
+def _sum_gradients(
     batches: Float[Array, "batches rows queries"] | None,
     nodes: Float[Array, "nodes 2"],
     loss: LossOfIds,
@@ -182,7 +182,7 @@ def _gradients_of_rows(
         return (covectors, gradients + layer_gradients), None
 
     def batch_gradients(rows):
-        rows = padded_rows(rows, y)
+        rows = pad_rows(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 

@@ -27,7 +27,7 @@ class ShuffledShares(NamedTuple):
     same: bool
 
 
-def averaged_orders(
+def average_orders(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> tuple[list[Context], list[np.ndarray], Shares]:
     """Return the first context of each line, with energies and shares averaged over its orders."""

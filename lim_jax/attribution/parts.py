@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax.attribution.token_text import held_by_text, most_in_words
+from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.probes import sample_mean
 from lim_jax.prompts.contexts import Context, positions_by_name
 from lim_jax.prompts.documents import QUESTION, is_reserved
@@ -144,7 +144,7 @@ def mean_shares(
     for context, energy in zip(contexts, energies, strict=True):
         shares_of_tokens = energy / (energy.sum() or 1)
         for part, positions in parts_of(context):
-            by_text[part].update(held_by_text(context.tokens, shares_of_tokens, positions.tolist()))
+            by_text[part].update(sum_by_text(context.tokens, shares_of_tokens, positions.tolist()))
             texts[part].add(part_text(context, positions))
     return [_mean_share(part, by_text[part[:2]], len(texts[part[:2]])) for part in shares]
 

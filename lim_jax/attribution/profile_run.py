@@ -12,7 +12,7 @@ from lim_jax import explanations, models
 from lim_jax._checks import require
 from lim_jax._digest import digest
 from lim_jax._partial_runs import once
-from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
+from lim_jax.attribution.orders import ShuffledShares, average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     Energy,
     MeanShare,
@@ -105,7 +105,7 @@ def measure(
             progress_of_layers=partial(bar, **LAYERS),
         )
     if orders:
-        alone, averaged, shares = averaged_orders(orders, energies)
+        alone, averaged, shares = average_orders(orders, energies)
     else:
         alone = contexts
         averaged = energies

@@ -22,7 +22,7 @@ from lim_jax.attribution.segments import (
     context_segments,
     whole_answer,
 )
-from lim_jax.attribution.token_text import held_by_text, most_in_words
+from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
@@ -202,7 +202,7 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
 def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Answer:
     """Let the model answer, where the answer is not given, and score the parts of the context."""
     question = prompt.question
-    context = answered_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
+    context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
     scores = method_named(question.method).scores(
         model.network,
         context,
@@ -296,7 +296,7 @@ def require_documents(documents: object) -> None:
     )
 
 
-def answered_context(
+def answer_context(
     model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
 ) -> Context:
     """Return the context with its answer, which the model gives itself where there is none."""
@@ -320,7 +320,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
         kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)
-            by_text = held_by_text(context.tokens, speaking_for, positions.tolist())
+            by_text = sum_by_text(context.tokens, speaking_for, positions.tolist())
             most = most_in_words(by_text) if any(by_text.values()) else ""
         share_of_documents = score / total if kind == "document" else None
         share = positions.size / context.length

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
 from lim_jax.attribution.parts import UNNAMED, is_document, parts_of
-from lim_jax.attribution.token_text import joined_tokens
+from lim_jax.attribution.token_text import group_tokens
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, cut_text, positions_by_name
 from lim_jax.prompts.documents import title_size
@@ -184,7 +184,7 @@ def _segments(
         case "answer":
             cut = [([*range(len(texts))], tuple(texts))]
         case "token" | "tokens":
-            groups = [group for _, group in joined_tokens(texts)]
+            groups = [group for _, group in group_tokens(texts)]
             cut = [(group, tuple(texts[number] for number in group)) for group in groups]
         case "paragraphs":
             cut = cut_tokens(texts, paragraphs(text))

@@ -78,22 +78,22 @@ def choose_contexts(
     `SECONDS`, at least two. `named` are those of which heads are told too.
     """
 
-    def measured(start: int, count: int) -> Influence:
+    def measure(start: int, count: int) -> Influence:
         rows = slice(start, start + count)
         return jax.block_until_ready(_influence(network_and_loss, windows, rows, regions))
 
-    measured(0, 1)  # compiles
+    measure(0, 1)  # compiles
     begun = perf_counter()
-    measured(0, 1)
+    measure(0, 1)
     each = perf_counter() - begun
     count = chosen
     if count is None:
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
         count = min(FIRST_LOOK, most)
         if count < most:
-            pooled = measured(0, count)
+            pooled = measure(0, count)
             while count + FIRST_LOOK <= most and _too_wide(pooled):
-                pooled = pooled.merge(measured(count, FIRST_LOOK))
+                pooled = pooled.merge(measure(count, FIRST_LOOK))
                 count += FIRST_LOOK
     seconds = COMPILING + GRADIENTS * each * count
     heads = min(HEADS, sum(named[:count]))
@@ -124,7 +124,7 @@ def _too_wide(influence: Influence) -> bool:
     return needed is None or needed > int(influence.count)
 
 
-def measuring_seconds(
+def estimate_seconds(
     network: CausalLM,
     lengths: Sequence[int],
     shown: int,
@@ -236,7 +236,7 @@ def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient
     return NORMS * gradient * contexts + blocks / rate
 
 
-def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
+def describe_contexts(lengths: Sequence[int], orders: int = 0) -> str:
     """Say how many contexts there are, of how many tokens, and in how many orders of each line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     contexts = "1 context" if len(lengths) == 1 else f"{len(lengths)} contexts"

@@ -15,7 +15,7 @@ JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 MOST = 3  # tokens of a part that are named
 
 
-def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+def group_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Group the tokens of one character, and return each group's text with its tokens' numbers."""
     groups = []
     begun = 0
@@ -27,7 +27,7 @@ def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     return [*groups, (UNKNOWN, rest)] if rest else groups
 
 
-def held_by_text(
+def sum_by_text(
     texts: Sequence[str],
     energies: Sequence[float] | Float[Any, " tokens"],
     positions: Sequence[int],
@@ -35,7 +35,7 @@ def held_by_text(
     """Sum the energies of the tokens at some positions by the text that they show."""
     chosen = set(positions)
     by_text = {}
-    for text, group in joined_tokens(texts):
+    for text, group in group_tokens(texts):
         inside = [at for at in group if at in chosen]
         if inside:
             by_text[text] = by_text.get(text, 0.0) + sum(float(energies[at]) for at in inside)

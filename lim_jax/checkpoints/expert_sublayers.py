@@ -11,7 +11,7 @@ from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.sublayers import (
     Arrays,
-    deinterleaved,
+    deinterleave,
     gated_mlp,
     read_matrix,
     read_norm,
@@ -93,7 +93,7 @@ class Mixture(NamedTuple):
             Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
             self.routing,
             **parts,
-            shared=_shared(read, at, self, recipe, dense),
+            shared=_read_shared(read, at, self, recipe, dense),
             weighs_input=self.weighs_input,
             output_norm=output_norm,
         )
@@ -105,7 +105,9 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
-def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
+def _read_shared(
+    read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
+) -> Field | None:
     """Read the shared expert, or in a dense layer the MLP in its place, padded to one size."""
     width = recipe.sizes.width
     dense_size = mixture.dense_intermediate_size
@@ -271,8 +273,8 @@ def read_mla(
         up = read(f"{at}.kv_b_proj.weight", heads * (still + features), rank)
         up = up.reshape(heads, still + features, rank)
         # Files hold the rotated features last, the module first.
-        query = deinterleaved(np.roll(query, rotary, axis=1), rotated)
-        shared = deinterleaved(down[None, rank:], rotated)[0]
+        query = deinterleave(np.roll(query, rotary, axis=1), rotated)
+        shared = deinterleave(down[None, rank:], rotated)[0]
         output = read(f"{layer}.{names.output}.weight", width, heads * features)
         if names.output_gate is not None:  # the same of all features of a head
             gate = read(f"{layer}.{names.output_gate}.weight", heads, width)

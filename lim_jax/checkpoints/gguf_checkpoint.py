@@ -50,7 +50,9 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
-            return tensor.from_rows(*(dequantized(name, stored, part) for stored in tensor.stored))
+            return tensor.from_rows(
+                *(dequantize_rows(name, stored, part) for stored in tensor.stored)
+            )
 
         return rows
 
@@ -82,7 +84,7 @@ class GGUFCheckpoint(NamedTuple):
         return {part.kind.name for part in stored if len(part.shape) > 1}
 
 
-def dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
+def dequantize_rows(name: str, tensor: Stored, part: slice) -> np.ndarray:
     """Read and dequantise some rows of a tensor; raise ValueError at unknown quantisations."""
     size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
     count = part.stop - part.start

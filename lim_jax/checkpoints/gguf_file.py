@@ -18,7 +18,7 @@ from lim_jax.checkpoints.gguf_architectures import (
     SHORT,
     published_config,
 )
-from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantized
+from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantize_rows
 from lim_jax.checkpoints.gguf_header import Stored, read_header
 from lim_jax.checkpoints.options import Configuration, require_in
 from lim_jax.checkpoints.recipe import Recipe
@@ -78,7 +78,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     factors = {}
     for stem in FACTORS:
         if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
-            factors[stem] = dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
+            factors[stem] = dequantize_rows(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
     config = published_config(str(name), architecture_options, words, frozenset(stored), factors)
     recipe = recipe_of(Configuration(config))
@@ -86,7 +86,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     names = _layer_names(recipe, config["model_type"])
     tensors = {}
     for tensor_name in stored:
-        tensors |= _published(tensor_name, stored, recipe, names, permuted)
+        tensors |= _published_tensors(tensor_name, stored, recipe, names, permuted)
     return GGUFCheckpoint(Configuration(config), tensors, options)
 
 
@@ -110,7 +110,7 @@ def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
     return {stem: name for stem, name in published.items() if name is not None}
 
 
-def _published(
+def _published_tensors(
     name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
     """Return the publisher's tensors made of one of the file's; unknown ones keep their names."""

@@ -80,7 +80,9 @@ def packed_rows(
     expected = f"unquantised numbers of shape {shape}"
     fits = len(shape) == 2 and shape[1] % size == 0
     require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
-    read = {"pack-quantized": _compressed, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[packing.scheme]
+    read = {"pack-quantized": _compressed_rows, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[
+        packing.scheme
+    ]
     at = name.removesuffix("weight")
     indices = (at + "g_idx", at + "weight_g_idx")
     index = next((name for name in indices if name in stored), None)
@@ -106,7 +108,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
     return numbers.reshape(*words.shape[:-1], -1).astype(np.int64)
 
 
-def _compressed(
+def _compressed_rows(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
     """Return a reader of compressed-tensors rows: packed along inputs, zeros along outputs."""

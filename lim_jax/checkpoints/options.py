@@ -88,9 +88,9 @@ class Configuration(Mapping[str, Any]):
 
     def with_defaults(self, **defaults: Any) -> "Configuration":
         """Return a configuration with defaults for the options that the file does not state."""
-        return self.replaced(**{**defaults, **self.options})
+        return self.replace(**{**defaults, **self.options})
 
-    def replaced(self, **options: Any) -> "Configuration":
+    def replace(self, **options: Any) -> "Configuration":
         """Return a configuration with some options replaced, and one record of names read."""
         same = Configuration({**self.options, **options}, self.file)
         same.read_names = self.read_names

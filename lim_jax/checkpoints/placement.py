@@ -67,7 +67,7 @@ def on_device(precision: str | None = None) -> WeightPlacement:
 
     def layers(layer: Layer, depth: int) -> Any:
         """Read all layers into arrays with a layer axis, and put these on the device."""
-        leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
+        leaves, tree = _join(lambda index: in_bits(layer(index), precision), depth)
         layers = jax.tree.unflatten(tree, jax.device_put(leaves))
         return layers if precision is None else HalfLayers(layers, precision)
 
@@ -90,7 +90,7 @@ def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Read all layers into host memory, from which each is fetched as it is used."""
-        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
+        leaves, tree = _join(lambda index: halve(layer(index), precision), depth)
 
         def read(index: int) -> Any:
             """Return one layer of those in memory."""
@@ -160,17 +160,17 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
 
 
 def in_bits(layer: Any, precision: str | None) -> Any:
-    """Return a layer with `halved` matrices viewed as 16-bit integers; None leaves it unchanged."""
+    """Return a layer whose matrices are halved and in 16-bit integers; None leaves it unchanged."""
     if precision is None:
         return layer
 
     def bits(leaf: Any) -> Any:
         return leaf.view(np.uint16) if leaf.dtype == precision else leaf
 
-    return jax.tree.map(bits, halved(layer, precision))
+    return jax.tree.map(bits, halve(layer, precision))
 
 
-def halved(layer: Any, precision: str) -> Any:
+def halve(layer: Any, precision: str) -> Any:
     """Return a layer with its `MATRICES` in half precision, and the rest unchanged."""
 
     def half(path: tuple, leaf: Any) -> Any:
@@ -181,7 +181,7 @@ def halved(layer: Any, precision: str) -> Any:
     return jax.tree.map_with_path(half, layer)
 
 
-def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
+def _join(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
     """Stack all layers along a leading axis as they are read; at most one is in memory twice."""
     joined = []
     tree = None

@@ -116,7 +116,7 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     if method == "modelopt":
         return Quantisation(_modelopt_schemes(stated))
     if method == "compressed-tensors":
-        return _compressed(stated)
+        return _read_compressed(stated)
     if method in PACKED_BY:
         return Quantisation((), packing=_packing(str(method), stated))
     return Quantisation((str(method),), _block("weight_block_size", stated))
@@ -174,7 +174,7 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
     return tuple(sorted(schemes))
 
 
-def _compressed(stated: Options) -> Quantisation:
+def _read_compressed(stated: Options) -> Quantisation:
     """Return how compressed-tensors' groups are quantised; raise ValueError at unknown ways."""
     kinds = set()
     groups: Options = stated.get("config_groups") or {}
@@ -269,19 +269,19 @@ def eight_bits(stored: np.ndarray) -> np.ndarray:
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
-def _unpacked(pairs: np.ndarray) -> np.ndarray:
+def _unpack(pairs: np.ndarray) -> np.ndarray:
     """Return the two 4-bit numbers of every byte, the lower half first."""
     return FOUR_BITS[np.stack([pairs & 0x0F, pairs >> 4], axis=-1)]
 
 
 def dequantise_nvfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Dequantise NVFP4: multiply every group of 16 numbers of a row by its scale."""
-    numbers = _unpacked(pairs).reshape(*scales.shape, GROUP)
+    numbers = _unpack(pairs).reshape(*scales.shape, GROUP)
     return (numbers * scales[..., None]).reshape(len(scales), -1)
 
 
 def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Dequantise MXFP4: multiply blocks of experts' rows by powers of two, and transpose them."""
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
-    scaled = _unpacked(blocks).reshape(*scales.shape, -1) * powers[..., None]
+    scaled = _unpack(blocks).reshape(*scales.shape, -1) * powers[..., None]
     return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

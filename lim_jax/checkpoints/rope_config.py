@@ -94,7 +94,7 @@ def rotary_of(
     if scaling == "linear":
         return Rotary(linear_scaling(frequencies, rope.get_positive("factor")))
     if scaling == "factors":
-        return Rotary(_divided(frequencies, rope["factors"]))
+        return Rotary(_divide(frequencies, rope["factors"]))
     if scaling == "llama3":
         factor, low, high = (rope.get_positive(name) for name in SCALINGS[scaling][:3])
         bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
@@ -158,12 +158,12 @@ def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[
         factors = rope.get(name)
         fits = isinstance(factors, list) and len(factors) == len(frequencies)
         fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
-        scaled.append(_divided(frequencies, rope.require(name, factors, fits, expected)))
+        scaled.append(_divide(frequencies, rope.require(name, factors, fits, expected)))
     short, long = scaled
     return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
 
 
-def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+def _divide(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
     """Divide each frequency by its factor."""
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 

@@ -50,7 +50,7 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
     return lines
 
 
-def answered(
+def answer_contexts(
     contexts: Sequence[Context | PromptOnly], model: LanguageModel, loss: LossName, tokens: int
 ) -> list[Context]:
     """Return all contexts with their answers; where a context has none the model gives its own."""

@@ -41,10 +41,12 @@ def require_arguments(name: str, command: Callable[..., int], words: Sequence[st
         flag, equals, value = token.partition("=")
         argument = flags.get(flag.replace("_", "-"))
         if argument is None:
-            raise _refusal(name, flag, "is no option", f"the options are {_listed(flags)}", flags)
+            raise _refusal(
+                name, flag, "is no option", f"the options are {_list_flags(flags)}", flags
+            )
         if equals:
             rest.insert(0, value)
-        words_of_option = _taken(argument, rest, literal=bool(equals))
+        words_of_option = _option_values(argument, rest, literal=bool(equals))
         del rest[: len(words_of_option)]
         values.append((argument, words_of_option))
     wanted = [argument for argument in arguments if argument.positional]
@@ -85,7 +87,7 @@ def _flags(argument: Argument) -> list[str]:
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
-def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
+def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
     """Return the tokens that are an option's values; if `literal`, the first may be a flag."""
     if argument.kind is bool:
         return []
@@ -141,7 +143,7 @@ def _fits(kind: Any, value: str) -> bool:
     return True
 
 
-def _listed(flags: Sequence[str] | dict[str, Argument]) -> str:
+def _list_flags(flags: Sequence[str] | dict[str, Argument]) -> str:
     """Return the flags in one line, without the negative ones."""
     return ", ".join(flag for flag in flags if not flag.startswith("--no-"))
 

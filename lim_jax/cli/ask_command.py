@@ -25,7 +25,7 @@ from lim_jax.cli.arguments import (
     Overwrite,
     QuestionText,
 )
-from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.prompts.contexts import PromptOnly
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
@@ -103,7 +103,7 @@ def ask(
         at_once = max(prompt.read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         opened = network_within(opened, memory, at_once, unfinished)
         _announce(opened, prompt)
-        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        run = Run(unfinished, placement_bar(opened.network, unfinished))
         answered = answer_question(opened, prompt, run)
         _print(answered, answer_notes([answered.context], opened))
         write_answer(answered, folder)

@@ -11,9 +11,9 @@ from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.explanation_run import (
     ContextBatch,
     batch_contexts,
+    count_recorded_contexts,
     explain_contexts,
     pair_with_loss,
-    recorded_contexts,
 )
 from lim_jax.attribution.heads import strongest_heads
 from lim_jax.attribution.profile_run import require_fitting
@@ -21,10 +21,10 @@ from lim_jax.attribution.time_budget import (
     FIRST_LOOK,
     TimeBudget,
     choose_contexts,
-    described_contexts,
+    describe_contexts,
     duration,
 )
-from lim_jax.cli.answers import answered, own_answer_lines
+from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
     Data,
@@ -116,7 +116,7 @@ def explain(
         lines = read_prompts(data, opened, loss, max_length)
         tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
         opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
-        answers = answered(lines, opened, loss, ANSWER)
+        answers = answer_contexts(lines, opened, loss, ANSWER)
         print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
         network = opened.network
         require_fitting(network, answers)
@@ -126,7 +126,7 @@ def explain(
         regions = common_regions(batch.lengths, delta, network.embedding.dtype)
         network_and_loss = pair_with_loss(network, batch.contexts, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        count_of_contexts = contexts or recorded_contexts(unfinished)
+        count_of_contexts = contexts or count_recorded_contexts(unfinished)
         budget = choose_contexts(
             network_and_loss, batch.windows, regions, count_of_contexts, batch.named
         )
@@ -134,7 +134,7 @@ def explain(
         network_and_loss = network_and_loss._replace(weights=network_and_loss.weights[:count])
         batch = ContextBatch(batch.windows[:count], batch.contexts[:count])
         title = f"{opened.name}, {loss}"
-        print(announced(title, batch.lengths, budget, certificates), flush=True)
+        print(announcement(title, batch.lengths, budget, certificates), flush=True)
         result, mass = explain_contexts(
             network_and_loss,
             batch.windows,
@@ -146,7 +146,7 @@ def explain(
             tqdm,
         )
         heads = strongest_heads(network_and_loss, batch, tqdm)
-        described = described_contexts(batch.lengths)
+        described = describe_contexts(batch.lengths)
         print(f"\n== {model} on {data}: {described}, loss {loss} ==")
         report_explanation(result, mass, heads, batch.contexts, title, folder)
         if html:
@@ -185,7 +185,9 @@ def _require_within(
     as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
 
 
-def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
+def announcement(
+    title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged
+) -> str:
     """Say what will be done on contexts of these lengths, and how long it is likely to take."""
     what = "certificates that can decide"
     seconds = budget.seconds
@@ -193,7 +195,7 @@ def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificat
         what = "all certificates and cone masses"
         seconds += budget.certificate_seconds
     lines = [
-        f"Explaining {title}, on {described_contexts(lengths)}: "
+        f"Explaining {title}, on {describe_contexts(lengths)}: "
         f"density, channels, hops, heads, {what}: about {duration(seconds)}."
     ]
     if len(set(lengths)) > 1:

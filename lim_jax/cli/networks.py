@@ -13,7 +13,7 @@ from lim_jax import models
 from lim_jax._atomic_files import write_file
 from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
-from lim_jax.attribution.time_budget import duration, measuring_seconds
+from lim_jax.attribution.time_budget import duration, estimate_seconds
 from lim_jax.checkpoints.hub import model_path
 from lim_jax.models import CausalLM, LanguageModel
 
@@ -75,7 +75,7 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
         write_file(unfinished / PLACEMENT, placement.encode())
 
 
-def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
+def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
@@ -90,11 +90,11 @@ def estimated_time(
     network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> str:
     """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
-    seconds = measuring_seconds(network, lengths, shown, answered, cost)
+    seconds = estimate_seconds(network, lengths, shown, answered, cost)
     said = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
         return said
-    half = measuring_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
+    half = estimate_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
     if half >= MUCH * seconds:
         return said
     return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."

@@ -16,8 +16,8 @@ from lim_jax.attribution.methods.method_table import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.profile_run import SHOWN, Measured, measure, require_fitting
 from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
-from lim_jax.attribution.time_budget import described_contexts
-from lim_jax.cli.answers import answered, own_answer_lines
+from lim_jax.attribution.time_budget import describe_contexts
+from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
     Data,
@@ -29,7 +29,7 @@ from lim_jax.cli.arguments import (
     Overwrite,
     PartsMethod,
 )
-from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.cli.shuffle_command import (
     shuffled_findings,
     shuffled_lines,
@@ -121,15 +121,15 @@ def profile(
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
         prompts = contexts
-        contexts = answered(contexts, opened, loss, answer_tokens)
+        contexts = answer_contexts(contexts, opened, loss, answer_tokens)
         require_fitting(opened.network, contexts)
-        described = described_contexts([context.length for context in contexts], shuffle)
+        described = describe_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
         _announce(opened.network, contexts, method, shown, described, 3 * signed)
         task = ProfileTask(opened, data, contexts, lines, loss, described)
         said = [f"== {model} on {data}: {described}, loss {loss} =="]
         print(*said, *own_answer_lines(prompts, contexts, opened), sep="\n")
-        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        run = Run(unfinished, placement_bar(opened.network, unfinished))
         if method is None:
             profile_densities(task, run, folder, delta=delta, signed=signed, shown=shown)
         else:

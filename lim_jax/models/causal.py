@@ -256,7 +256,7 @@ class CausalLM(eqx.Module):
             If an id is outside the vocabulary, or a packed context longer than the `limit`.
         """
         require_indices(ids, "ids")
-        ids = _checked_numbers(ids, "ids", self.vocabulary)
+        ids = _check_numbers(ids, "ids", self.vocabulary)
         length = ids.shape[0]
         positions = slice(length)
         most, why = self.limit or (length, "")
@@ -445,7 +445,7 @@ class CausalLM(eqx.Module):
         """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.positions is not None:
-            state = state[_checked_numbers(y.positions, "positions", state.shape[0])]
+            state = state[_check_numbers(y.positions, "positions", state.shape[0])]
         queries = y.weights.shape[0]
         length = state.shape[0]
         got = f"{queries} queries of a context of {length} places"
@@ -458,7 +458,7 @@ class CausalLM(eqx.Module):
         return self.readout(state, _grid_of(state))
 
 
-def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+def _check_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
     """Return numbers; their use raises where one is not from 0 to below `count`."""
     message = (
         f"{name}: expected numbers from 0 to {count - 1}, got others. Take the ids of this model's "

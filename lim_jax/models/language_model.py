@@ -102,7 +102,7 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.load` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _looked_through(path, download)
+        said = _look_through(path, download)
         network = load_network(
             said["source"], dtype, storage_dtype, compute=compute, on_host=on_host
         )
@@ -143,7 +143,7 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.open` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _looked_through(path, download)
+        said = _look_through(path, download)
         return cls(open_network(said["source"], dtype, compute), **said)
 
     def loaded(self) -> "LanguageModel":
@@ -155,7 +155,7 @@ class LanguageModel(NamedTuple):
         return self._replace(network=load_network(self.source, dtype, compute=compute))
 
 
-def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
+def _look_through(path: AnyPath, download: bool) -> dict[str, Any]:
     """Read all but the network, so that what is missing is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)

@@ -50,12 +50,12 @@ class _Layout(NamedTuple):
         self.said.update(numbers if said else ())
         return _Text(numbers)
 
-    def marked(self, value: Any) -> Any:
+    def mark_texts(self, value: Any) -> Any:
         """Put a `_Text` in place of each text of lists and objects that is more than a word."""
         if isinstance(value, Mapping):
-            return {name: self.marked(entry) for name, entry in value.items()}
+            return {name: self.mark_texts(entry) for name, entry in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self.marked(entry) for entry in value]
+            return [self.mark_texts(entry) for entry in value]
         more = isinstance(value, str) and WORD.fullmatch(value) is None
         return self.put([(value, "")], said=False) if more else value
 
@@ -244,7 +244,7 @@ def _layout(
         # Where nothing is said beside a call, a template is to see that it is nothing.
         content = layout.put(pieces) if text else ""
         further = {
-            key: layout.marked(message[key])
+            key: layout.mark_texts(message[key])
             for key in FURTHER.get(role, ())
             if message.get(key) is not None
         }
@@ -252,7 +252,7 @@ def _layout(
     open_end = messages[-1]["role"] == "assistant"
     layout.chat["add_generation_prompt"] = not open_end
     if tools:
-        layout.chat["tools"] = layout.marked(tools)
+        layout.chat["tools"] = layout.mark_texts(tools)
     return layout
 
 

@@ -24,7 +24,7 @@ from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
 from lim_jax.report.sentences import IN_NO_PART, influence_finding, parts_finding, records_finding
-from lim_jax.report.shades import COUNT, Shading, shading, style
+from lim_jax.report.shades import COUNT, Shading, choose_shades, style
 from lim_jax.report.token_cards import (
     FIELDS,
     blocks_of,
@@ -108,7 +108,7 @@ def page_of(
     """Return the HTML of the page that `write_page` writes."""
     require_page_packages()
     _require_fitting(influence, accounts, texts)
-    shade = shading(np.concatenate([context_density(account) for account in accounts]))
+    shade = choose_shades(np.concatenate([context_density(account) for account in accounts]))
     contexts = [
         shown_context(account, context_texts, influence, shade)
         for account, context_texts in zip(accounts, texts, strict=True)
@@ -240,8 +240,8 @@ def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str,
     """Draw the charts by head and by depth, and return them with their legends."""
     heads = 100 * np.mean([_head_energies(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
-    head_shades = shading(heads)
-    depth_shades = shading(depths)
+    head_shades = choose_shades(heads)
+    depth_shades = choose_shades(depths)
     drawn = {
         "heads": head_chart(heads, accounts[0].depth, head_shades),
         "depths": depth_chart(depths, depth_shades),

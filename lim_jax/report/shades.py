@@ -28,7 +28,7 @@ class Shading(NamedTuple):
         return np.clip(intervals, 0, COUNT - 1)
 
 
-def shading(values: np.ndarray) -> Shading:
+def choose_shades(values: np.ndarray) -> Shading:
     """Choose shades from zero to the greatest value; logarithmic ones for over two decades.
 
     These begin at the least positive value, or four decades below the greatest.

@@ -13,7 +13,7 @@ from lim_jax.attribution.answer_comparison import dots_after
 from lim_jax.attribution.method import Scores, scores_by_token
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
-from lim_jax.attribution.token_text import UNKNOWN, in_text, joined_tokens, readable
+from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, readable
 from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.notebook import Page
@@ -115,8 +115,8 @@ def sources_page(
         unit=unit,
         documents=documents,
         rest=rest,
-        data=_quantised(scores, [positions for _, positions in tokens])
-        | {"parts": _rounded(scores.by_part[:, order])},
+        data=_quantise(scores, [positions for _, positions in tokens])
+        | {"parts": _round(scores.by_part[:, order])},
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
     )
@@ -159,7 +159,7 @@ def _documents(
 
 def _tokens(texts: Sequence[str], positions: np.ndarray) -> list[tuple[str, list[int]]]:
     """Return tokens as they are shown, each with its positions in the context."""
-    return [(readable(text), positions[group].tolist()) for text, group in joined_tokens(texts)]
+    return [(readable(text), positions[group].tolist()) for text, group in group_tokens(texts)]
 
 
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
@@ -170,7 +170,7 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     return [[(row, shown[row]) for row in rows] for rows, _ in sentences]
 
 
-def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _quantise(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return the scores of shown tokens as bytes, a row and a scale for each part of the answer."""
     assert scores.by_token is not None
     columns = [scores.by_token[:, positions].sum(axis=1) for positions in tokens]
@@ -178,10 +178,10 @@ def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any
     scales = np.abs(by_token).max(axis=1, initial=0) / STEPS
     steps = by_token / np.where(scales > 0, scales, 1)[:, None]
     written = base64.b64encode(np.round(steps).astype(np.int8).tobytes()).decode()
-    return {"steps": written, "scales": _rounded(scales)}
+    return {"steps": written, "scales": _round(scales)}
 
 
-def _rounded(values: np.ndarray) -> list[Any]:
+def _round(values: np.ndarray) -> list[Any]:
     """Return an array as lists of numbers of `DIGITS` digits."""
     written = [float(f"{value:.{DIGITS}g}") for value in values.ravel().tolist()]
     return np.array(written).reshape(values.shape).tolist()

@@ -8,10 +8,10 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.token_text import (
-    held_by_text,
+    group_tokens,
     in_text,
-    joined_tokens,
     most_in_words,
+    sum_by_text,
     visible,
 )
 from lim_jax.density.statistics import Influence
@@ -46,7 +46,7 @@ def shown_context(
     """Return a context's tokens, shaded by its own density, and the card of each."""
     density = context_density(account)
     query_weights = np.asarray(account.query_weights)
-    groups = joined_tokens(texts[:-1])
+    groups = group_tokens(texts[:-1])
     # The cell of the influence's grid in which the middle of each token's own cell lies.
     middles = (np.arange(len(density)) + 0.5) / len(density)
     cells = np.searchsorted(np.asarray(influence.grid.edges), middles) - 1
@@ -116,7 +116,7 @@ def _block(
         percent(len(positions) / len(density)),
         round(100 * share, 2),
         int(shade(mean)[0]),
-        most_in_words(held_by_text(texts[: len(density)], density, positions)),
+        most_in_words(sum_by_text(texts[: len(density)], density, positions)),
     )
 
 

@@ -7,13 +7,13 @@ from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
 from lim_jax.attribution.mean_scores import MeanScore, ScoresOfContexts, scores_finding
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
-from lim_jax.attribution.time_budget import described_contexts, duration
+from lim_jax.attribution.time_budget import describe_contexts, duration
 from lim_jax.attribution.token_text import (
-    held_by_text,
+    group_tokens,
     in_text,
-    joined_tokens,
     most_in_words,
     readable,
+    sum_by_text,
 )
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.prompts import context_of
@@ -34,7 +34,7 @@ def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
     }
 
 
-def test_finding_of():
+def test_answer_finding():
     parts = [
         AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
         AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, ""),
@@ -98,8 +98,8 @@ def test_document_numbers():
     ) == [-2, 0, 0, -1, -1, -1, -1, -1, -1]
 
 
-def test_described_contexts():
-    assert (described_contexts([12]), described_contexts([30, 28])) == (
+def test_describe_contexts():
+    assert (describe_contexts([12]), describe_contexts([30, 28])) == (
         "1 context of 12 tokens",
         "2 contexts of 28 to 30 tokens",
     )
@@ -114,8 +114,8 @@ def test_duration():
     )
 
 
-def test_joined_tokens():
-    assert (joined_tokens(["n", "", "é", "!", ""])) == [
+def test_group_tokens():
+    assert (group_tokens(["n", "", "é", "!", ""])) == [
         ("n", [0]),
         ("é", [1, 2]),
         ("!", [3]),
@@ -123,8 +123,8 @@ def test_joined_tokens():
     ]
 
 
-def test_held_by_text():
-    assert (held_by_text(["a", "", "é", "a"], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3])) == {
+def test_sum_by_text():
+    assert (sum_by_text(["a", "", "é", "a"], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3])) == {
         "a": 5.0,
         "é": 5.0,
     }

@@ -154,7 +154,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     once = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
     assert once.total_effect is not None and once.by_token is not None
     off = np.abs(once.by_token.sum(axis=1) - once.total_effect)
-    far = mask_path.unresolved(once.by_token.sum(axis=1), once.total_effect)
+    far = mask_path.is_unresolved(once.by_token.sum(axis=1), once.total_effect)
     assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.note
     assert f"by {off[far].max():.2f} at most" in once.note
 
@@ -171,7 +171,7 @@ def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
     sums = np.array([-0.897, -0.84, 0.004, 0.008])
     given = np.array([-0.809, -0.809, 0.0, 0.002])
-    assert mask_path.unresolved(sums, given).tolist() == [True, False, False, True]
+    assert mask_path.is_unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):

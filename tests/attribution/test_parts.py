@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lim_jax.attribution.answer_comparison import compare_answers, read_answers
-from lim_jax.attribution.orders import averaged_orders, shuffled_shares
+from lim_jax.attribution.orders import average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     context_names,
     is_document,
@@ -14,7 +14,7 @@ from lim_jax.attribution.parts import (
     shares_by_context,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
-from lim_jax.attribution.token_text import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.token_text import group_tokens, in_text, most_in_words, sum_by_text
 from lim_jax.prompts.contexts import Context, Span, context_of
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
@@ -118,7 +118,7 @@ ENERGIES = [np.array([6.0, 1, 1, 2]), np.array([2.0, 2, 4, 2]), np.array([1.0, 3
 def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
     """Of each order the energies sum to ten; the first shuffle begins with another document."""
     shuffled = line("ABC", ORDERS)
-    alone, averaged, shares = averaged_orders([shuffled], ENERGIES)
+    alone, averaged, shares = average_orders([shuffled], ENERGIES)
     assert alone == [shuffled.contexts[0]]
     np.testing.assert_allclose(averaged[0], np.mean(ENERGIES, axis=0))
     assert [part.name for part in shares] == ["A", "B", "C", ""]
@@ -200,9 +200,9 @@ def test_only_a_document_that_begins_the_context_has_a_first_token_of_its_own():
 
 def test_tokens_of_one_text_are_held_together_and_pieces_with_their_character():
     texts = ["a", "", "é", "a", ""]
-    held = held_by_text(texts, [1.0, 2.0, 4.0, 8.0, 16.0], [0, 2, 3, 4])
+    held = sum_by_text(texts, [1.0, 2.0, 4.0, 8.0, 16.0], [0, 2, 3, 4])
     assert held == {"a": 9.0, "é": 4.0, "\N{REPLACEMENT CHARACTER}": 16.0}
-    assert joined_tokens(["a", ""]) == [("a", [0]), ("\N{REPLACEMENT CHARACTER}", [1])]
+    assert group_tokens(["a", ""]) == [("a", [0]), ("\N{REPLACEMENT CHARACTER}", [1])]
     assert most_in_words({"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}) == "“b” 40 %, “d” 30 %, “c” 20 %"
 
 

@@ -256,7 +256,7 @@ def test_a_norm_of_any_class_stays_whole(folder):
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
     whitening = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     layer = eqx.tree_at(lambda layer: layer.attention.norm, layer, whitening)
-    attention = placement.halved(layer, "bfloat16").attention
+    attention = placement.halve(layer, "bfloat16").attention
     np.testing.assert_array_equal(attention.norm.weight, whitening.weight)
     assert attention.query.dtype == "bfloat16"
 

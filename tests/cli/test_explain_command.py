@@ -404,14 +404,14 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
     file = unfinished / runs.EXPLANATION
-    assert runs.recorded_contexts(unfinished) is None
+    assert runs.count_recorded_contexts(unfinished) is None
     with pytest.raises(ZeroDivisionError):
         runs._once(file, 3, lambda: 1 / 0)
-    assert runs.recorded_contexts(unfinished) is None
+    assert runs.count_recorded_contexts(unfinished) is None
     runs._once(file, 3, lambda: measured)
     found = runs._once(file, 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
-    assert runs.recorded_contexts(unfinished) == 3
+    assert runs.count_recorded_contexts(unfinished) == 3
 
 
 def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monkeypatch, tmp_path):
@@ -470,13 +470,13 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
         ([9, 10], 1, 0, 4.5 + 9),
         ([10, 10], 2, 1, 18 + 1),
     ):
-        found = time_budget.measuring_seconds(network, lengths, shown, answered)
+        found = time_budget.estimate_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
     half = dataclasses.replace(network, flow=dataclasses.replace(network.flow, compute="bfloat16"))
     for found in (
-        time_budget.measuring_seconds(half, [10], 0),
-        time_budget.measuring_seconds(network, [10], 0, compute="bfloat16"),
+        time_budget.estimate_seconds(half, [10], 0),
+        time_budget.estimate_seconds(network, [10], 0, compute="bfloat16"),
     ):
         expected = 4.5 * one * (0.65 / 2 + 0.35)
         np.testing.assert_allclose(found - time_budget.COMPILING, expected, rtol=1e-9)
@@ -555,7 +555,7 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     found = time_budget.choose_contexts(asked_of_ten(windows), windows, regions, None)
     assert found.contexts == 1
     budget = found._replace(seconds=42.0, certificate_seconds=400.0)
-    said = explain_command.announced("Wren, answer", [10], budget, "deciding")
+    said = explain_command.announcement("Wren, answer", [10], budget, "deciding")
     assert said == (
         "Explaining Wren, answer, on 1 context of 10 tokens: density, channels, hops, heads, "
         "certificates that can decide: about 40 seconds. "

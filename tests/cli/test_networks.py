@@ -117,7 +117,7 @@ def test_it_is_said_what_bfloat16_would_save_of_minutes(model, monkeypatch):
     ):
         of = {None: seconds, "bfloat16": half}
         monkeypatch.setattr(
-            networks, "measuring_seconds", lambda *_, compute=None, of=of: of[compute]
+            networks, "estimate_seconds", lambda *_, compute=None, of=of: of[compute]
         )
         assert networks.estimated_time(network, [7], 0) == said
 

@@ -329,7 +329,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
-        blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
+        blocks_of(account, pages.TEXTS[0], [beyond], shades.choose_shades(np.asarray(shares)))
 
 
 def test_one_context_says_once_that_it_has_no_error(tmp_path):

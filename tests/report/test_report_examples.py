@@ -16,7 +16,7 @@ from lim_jax.report.sentences import (
     parts_finding,
     records_finding,
 )
-from lim_jax.report.shades import shading
+from lim_jax.report.shades import choose_shades
 from lim_jax.report.wording import certificate_words, digits, with_error
 
 
@@ -67,9 +67,13 @@ def test_certificate_lines():
     ]
 
 
-def test_shading():
-    assert (shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()) == [0, 5, 9]
-    shade = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
+def test_choose_shades():
+    assert (choose_shades(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()) == [
+        0,
+        5,
+        9,
+    ]
+    shade = choose_shades(np.array([0.0, 1e-3, 1e-2, 10.0]))
     assert (shade.logarithmic, shade(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()) == (
         True,
         [0, 0, 2, 9],

@@ -129,7 +129,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
     )
     config.ignore("mtp_loss_scaling_factor", "mtp_use_kda", "router_dtype", PART)
     rope = {name: value for name, value in rope_config.rope_options(config).items() if name != PART}
-    config = _with_newer_names(config).replaced(rope_parameters=rope, rope_scaling=None)
+    config = _with_newer_names(config).replace(rope_parameters=rope, rope_scaling=None)
     recipe = latent_like(config, 1e-6, 6e6, names=OF_LING)
     depth = recipe.sizes.depth
     mixture = beside_shared(config, depth, dense=2, count=512, hidden=768, groups=(8, 4))

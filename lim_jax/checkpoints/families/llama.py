@@ -319,7 +319,7 @@ def _by_bases(
         if base == 0:
             return None
         theta = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
-        stated = config.replaced(
+        stated = config.replace(
             rope_parameters={**rope, "rope_theta": theta}, rope_scaling=None, rope_theta=None
         )
         return rotary_of(stated, sizes.head_dim)
@@ -339,7 +339,7 @@ def nanochat(config: Configuration) -> Recipe:
         biases=Biases(biased, biased),
         activation="relu2",
         network=sublayers.plain_mlp,
-        projections=sublayers.rotated_backwards,
+        projections=sublayers.rotate_backwards,
         norm=sublayers.rms_norm_without_weights,
         head_norm=sublayers.shared_head_norm,
         rope_before_qk_norm=True,
