@@ -80,16 +80,16 @@ class Answer(NamedTuple):
         """Which document gave most, in a sentence, and what all of them give."""
         signed = METHODS[self.method].signed
         foil = shown_answer(self.foil, cut=False)
-        said = [answer_finding(self.parts, self.shown, foil, signed=signed)]
+        sentences = [answer_finding(self.parts, self.shown, foil, signed=signed)]
         if self.total_effect is not None:
             sum_of_scores = sum(part.score for part in self.parts if part.kind == "document")
-            said.append(
+            sentences.append(
                 f"All documents together give {self.total_effect:+.2f} of log odds; their scores "
                 f"add up to {sum_of_scores:+.2f}."
             )
         if self.scores.note:
-            said.append(self.scores.note)
-        return " ".join(said)
+            sentences.append(self.scores.note)
+        return " ".join(sentences)
 
     def record(self) -> dict[str, Any]:
         """Return the answer as plain numbers and words, as they stand in answer.json."""

@@ -38,8 +38,8 @@ class ComparedAnswers(NamedTuple):
     @property
     def finding(self) -> str:
         """Both answers, the document that changed most, and those in one answer alone, in lines."""
-        said = [shown_answer(answer["answer"], answer["cut"]) for answer in self.answers]
-        lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
+        texts = [shown_answer(answer["answer"], answer["cut"]) for answer in self.answers]
+        lines = [f"{name}: “{text}”" for name, text in zip(self.names, texts, strict=True)]
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
         most = max(both, key=lambda part: abs(part.difference))
@@ -61,9 +61,9 @@ class ComparedAnswers(NamedTuple):
     @property
     def rows(self) -> list[list[str]]:
         """The rows of the table; the first names the columns."""
-        named = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
+        names = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
         numbers = [list(map(self._spelt, part[2:])) for part in self.parts]
-        cells = [[name, *row] for name, row in zip(named, numbers, strict=True)]
+        cells = [[name, *row] for name, row in zip(names, numbers, strict=True)]
         return [["score", *self.names, "difference"], *cells]
 
     def __str__(self) -> str:
@@ -97,11 +97,9 @@ def compare_answers(
         expected="at least one document of the first's",
         cure="Give the documents the same names in both: they are compared by name.",
     )
-    ordered = sorted(
-        {**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document")
-    )
+    labels = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document"))
     parts = []
-    for name, kind in ordered:
+    for name, kind in labels:
         first_score, second_score = (of.get((name, kind), nan) for of in scores)
         parts.append(
             ComparedPart(name, kind, first_score, second_score, second_score - first_score)

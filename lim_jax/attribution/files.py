@@ -63,31 +63,31 @@ def write_contexts(
         (number, id, part.name, part.kind, share, int(tokens), token_share)
         for at, (number, id) in enumerate(zip(numbers, measured.names, strict=True))
         for part in shares
-        for share, tokens, token_share in [part.held[at].tolist()]
+        for share, tokens, token_share in [part.values[at].tolist()]
         if not np.isnan(share)
     ]
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
 
 
-def write_scores(scored: ScoresOfContexts, loss: str, folder: Path) -> None:
+def write_scores(result: ScoresOfContexts, loss: str, folder: Path) -> None:
     """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
-    records = [record._asdict() for record in scored.records]
-    document: dict[str, Any] = {"method": scored.method, "loss": loss, "records": records}
-    if scored.total_effects is not None:
-        document["given"] = scored.total_effects.tolist()
+    records = [record._asdict() for record in result.records]
+    document: dict[str, Any] = {"method": result.method, "loss": loss, "records": records}
+    if result.total_effects is not None:
+        document["given"] = result.total_effects.tolist()
     write_json(folder / "profile.json", document)
-    write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
+    write_table(folder / "records.csv", FILES["profile --method, records.csv"], result.records)
     names = FILES["profile --method, records_by_context.csv"]
-    write_table(folder / "records_by_context.csv", names, _scores_by_context(scored))
-    if scored.scores[0].tokens is not None:
+    write_table(folder / "records_by_context.csv", names, _scores_by_context(result))
+    if result.scores[0].tokens is not None:
         names = FILES["profile --method, scores.csv"]
-        write_table(folder / "scores.csv", names, _scores_by_token(scored))
+        write_table(folder / "scores.csv", names, _scores_by_token(result))
 
 
-def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_context(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of records_by_context.csv: the score of each part of each context."""
-    ids = context_ids(scored.contexts)
-    columns = ids, scored.contexts, scored.scores
+    ids = context_ids(result.contexts)
+    columns = ids, result.contexts, result.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         by_name = scores.by_name()
         for part, positions in parts_of(context):
@@ -95,9 +95,9 @@ def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
             yield number, id, *part, by_name.get(part, 0.0), positions.size, share
 
 
-def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_token(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of scores.csv: the score of each token of each context."""
-    for number, (context, scores) in enumerate(zip(scored.contexts, scored.scores, strict=True)):
+    for number, (context, scores) in enumerate(zip(result.contexts, result.scores, strict=True)):
         for row in _by_token(context.tokens, context.weights, scores.tokens):
             yield number, *row
 
@@ -176,13 +176,13 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
         yield line * orders + order, line, order, ids[line], place + 1, name, float(share)
 
 
-def write_answer(answered: Answer, folder: Path) -> None:
+def write_answer(answer: Answer, folder: Path) -> None:
     """Write answer.json, matrix.csv, and scores.csv where tokens have scores."""
-    write_json(folder / ANSWER, answered.record())
-    write_table(folder / "matrix.csv", FILES["matrix.csv"], _matrix(answered.scores))
-    if answered.tokens is not None:
-        context = answered.context
-        rows = _by_token(context.tokens, context.weights, answered.tokens)
+    write_json(folder / ANSWER, answer.record())
+    write_table(folder / "matrix.csv", FILES["matrix.csv"], _matrix(answer.scores))
+    if answer.tokens is not None:
+        context = answer.context
+        rows = _by_token(context.tokens, context.weights, answer.tokens)
         write_table(folder / "scores.csv", FILES["scores.csv"], rows)
 
 
@@ -195,15 +195,15 @@ def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
             yield row, answer.text, number, part.within, part.text, part.positions.size, score
 
 
-def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:
+def write_compared_answers(comparison: ComparedAnswers, folder: Path) -> None:
     """Write compare.json and records.csv."""
-    said = ("question", "answer", "foil", "given")
-    pairs = zip(compared.names, compared.answers, strict=True)
-    both = [{"name": name} | {entry: answer[entry] for entry in said} for name, answer in pairs]
+    entries = ("question", "answer", "foil", "given")
+    pairs = zip(comparison.names, comparison.answers, strict=True)
+    both = [{"name": name} | {entry: answer[entry] for entry in entries} for name, answer in pairs]
     by_side = dict(zip(("first", "second"), both, strict=True))
-    method = compared.answers[0]["method"]
-    records = [part._asdict() for part in compared.parts]
-    document = {"finding": compared.finding, "method": method, **by_side, "records": records}
+    method = comparison.answers[0]["method"]
+    records = [part._asdict() for part in comparison.parts]
+    document = {"finding": comparison.finding, "method": method, **by_side, "records": records}
     write_json(folder / "compare.json", document)
     names = FILES["compare, records.csv of answers"]
-    write_table(folder / "records.csv", names, compared.parts)
+    write_table(folder / "records.csv", names, comparison.parts)

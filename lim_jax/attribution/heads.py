@@ -79,9 +79,9 @@ def _by_head(
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     terminal = jax.tree_util.Partial(as_loss_of_logits(loss.loss).terminal, model)
-    scored = jnp.where(parts == SINK, 0, grid.weights)
+    weights = jnp.where(parts == SINK, 0, grid.weights)
     by_head = mask_gradient(model.flow, terminal, (x, y), grid).by_head
-    return jnp.moveaxis(-scored[None, None, :] * by_head, -1, 0)
+    return jnp.moveaxis(-weights[None, None, :] * by_head, -1, 0)
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:

@@ -34,7 +34,7 @@ def average_orders(
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
-        part._replace(held=part.held.reshape(len(lines), -1, 3).mean(axis=1))
+        part._replace(values=part.values.reshape(len(lines), -1, 3).mean(axis=1))
         for part in shares_by_context(every, energies)
     ]
     # In the order in which the lines have them, not that of the first shuffle.
@@ -49,8 +49,8 @@ def averages_of_lines(
     averages = []
     for line, by_order in zip(lines, _by_line(lines, densities), strict=True):
         grid = token_grid(line.contexts[0].length)
-        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in by_order]
-        averages.append(np.mean(carried, axis=0).astype(by_order[0].dtype))
+        densities_on_grid = [carrying_shares(token_grid(row.size), grid) @ row for row in by_order]
+        averages.append(np.mean(densities_on_grid, axis=0).astype(by_order[0].dtype))
     return averages
 
 

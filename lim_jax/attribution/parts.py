@@ -25,7 +25,7 @@ class PartByContext(NamedTuple):
 
     name: str
     kind: str
-    held: Float[np.ndarray, "contexts 3"]
+    values: Float[np.ndarray, "contexts 3"]
 
 
 Shares = Sequence[PartByContext]
@@ -51,7 +51,7 @@ def scores_by_context(
             missing = np.full((len(contexts), 3), np.nan)
             part_rows = parts.setdefault(part, PartByContext(*part, missing))
             score = scores_of_context.get(part, 0.0)
-            part_rows.held[number] = score, positions.size, positions.size / context.length
+            part_rows.values[number] = score, positions.size, positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
@@ -114,7 +114,7 @@ def measured_contexts(
 ) -> MeasuredContexts:
     """Return what was measured of contexts, under their ids."""
     first_queries = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
+    by_name = {part.name: part.values[:, 0].tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), first_queries, by_name, delta)
 
 
@@ -151,7 +151,7 @@ def mean_shares(
 
 def _mean_share(part: PartByContext, by_text: Counter, texts: int) -> MeanShare:
     """Average a part's share and its tokens over the contexts that have it."""
-    share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
+    share, tokens, share_of_tokens = part.values[~np.isnan(part.values[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
     most = most_in_words(by_text) if any(by_text.values()) else ""

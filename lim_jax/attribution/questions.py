@@ -284,13 +284,13 @@ def question_line(
 
 def require_documents(documents: object) -> None:
     """Raise ValueError unless this is a list of texts or of documents, at least one."""
-    listed = documents if isinstance(documents, Sequence) else ()
-    others = [at for at, document in enumerate(listed) if not isinstance(document, str | Document)]
+    entries = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, document in enumerate(entries) if not isinstance(document, str | Document)]
     got = "none" if isinstance(documents, Sequence) else described(documents)
     require(
-        len(listed) > 0 and not others,
+        len(entries) > 0 and not others,
         "documents",
-        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        got=f"{described(entries[others[0]])} at index {others[0]}" if others else got,
         expected="a folder, a file, or a list of texts or of Document, at least one",
         cure="Pass the texts themselves, or Document(title, text) for each.",
     )

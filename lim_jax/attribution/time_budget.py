@@ -240,8 +240,8 @@ def describe_contexts(lengths: Sequence[int], orders: int = 0) -> str:
     """Say how many contexts there are, of how many tokens, and in how many orders of each line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     contexts = "1 context" if len(lengths) == 1 else f"{len(lengths)} contexts"
-    described = f"{contexts} of {spread} tokens"
-    return f"{described}, {orders} orders of each line" if orders > 0 else described
+    description = f"{contexts} of {spread} tokens"
+    return f"{description}, {orders} orders of each line" if orders > 0 else description
 
 
 def duration(seconds: float) -> str:

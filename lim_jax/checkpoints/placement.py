@@ -134,11 +134,11 @@ def published_precision(checkpoint: Source) -> str | None:
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
     """Return a placement that leaves weights in their files, from which each layer is fetched."""
-    told = fingerprint(checkpoint, dtype)
+    identity = fingerprint(checkpoint, dtype)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
         """Return a matrix whose rows are read from the file as they are used."""
-        return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
+        return FetchedRows(identity, RowSource(read.rows(name, *shape), shape, read.dtype))
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Return layers that are read from the files as they are used."""
@@ -147,7 +147,7 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
             """Read one layer in row-major order, in the thread that reads ahead."""
             return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
 
-        return FetchedLayers(told, LayerSource(read, depth))
+        return FetchedLayers(identity, LayerSource(read, depth))
 
     return WeightPlacement(layers, rows, each_layer=False)
 

@@ -59,8 +59,8 @@ def require_arguments(name: str, command: Callable[..., int], words: Sequence[st
     if missing:
         verb = "are" if len(missing) > 1 else "is"
         usage = " ".join(a.shown for a in arguments if a.required)
-        said = ", ".join(missing)
-        raise _refusal(name, said, f"{verb} missing", f"the command is lim-jax {name} {usage}")
+        names = ", ".join(missing)
+        raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
     for argument, words_of_option in values:
         _require_values(name, argument, words_of_option)
 

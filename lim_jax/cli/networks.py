@@ -91,13 +91,15 @@ def estimated_time(
 ) -> str:
     """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
     seconds = estimate_seconds(network, lengths, shown, answered, cost)
-    said = f"about {duration(seconds)}."
+    estimate = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
-        return said
+        return estimate
     half = estimate_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
     if half >= MUCH * seconds:
-        return said
-    return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+        return estimate
+    return (
+        f"{estimate} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+    )
 
 
 def free_memory() -> int:

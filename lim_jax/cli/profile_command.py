@@ -127,8 +127,8 @@ def profile(
         shown = min(SHOWN, len(contexts)) if html else 0
         _announce(opened.network, contexts, method, shown, described, 3 * signed)
         task = ProfileTask(opened, data, contexts, lines, loss, described)
-        said = [f"== {model} on {data}: {described}, loss {loss} =="]
-        print(*said, *own_answer_lines(prompts, contexts, opened), sep="\n")
+        heading = f"== {model} on {data}: {described}, loss {loss} =="
+        print(heading, *own_answer_lines(prompts, contexts, opened), sep="\n")
         run = Run(unfinished, placement_bar(opened.network, unfinished))
         if method is None:
             profile_densities(task, run, folder, delta=delta, signed=signed, shown=shown)
@@ -191,9 +191,9 @@ def profile_densities(
 
 def profile_parts(task: ProfileTask, run: Run, folder: Path, method: MethodName) -> None:
     """Score the named parts by a method, print what was found, and write it."""
-    scored = score_contexts(task.model.network, task.contexts, task.loss, method, run)
-    print(scores_finding(scored), *score_lines(scored.records), sep="\n")
-    write_scores(scored, task.loss, folder)
+    result = score_contexts(task.model.network, task.contexts, task.loss, method, run)
+    print(scores_finding(result), *score_lines(result.records), sep="\n")
+    write_scores(result, task.loss, folder)
     print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
 
 
@@ -278,8 +278,10 @@ def write_profile(
     for name, influence in result.influences.items():
         plots.figure_style.save_figure(plots.influence_profile(influence, title), folder, name)
     if signed is not None:
-        drawn = plots.profile.signed_density(signed.density, signed.regions, signed.contexts, title)
-        plots.figure_style.save_figure(drawn, folder, "signed")
+        figure = plots.profile.signed_density(
+            signed.density, signed.regions, signed.contexts, title
+        )
+        plots.figure_style.save_figure(figure, folder, "signed")
 
 
 def write_profile_page(

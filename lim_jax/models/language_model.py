@@ -102,11 +102,11 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.load` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _look_through(path, download)
+        parts = _look_through(path, download)
         network = load_network(
-            said["source"], dtype, storage_dtype, compute=compute, on_host=on_host
+            parts["source"], dtype, storage_dtype, compute=compute, on_host=on_host
         )
-        return cls(network, **said)
+        return cls(network, **parts)
 
     @classmethod
     def open(
@@ -143,8 +143,8 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.open` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _look_through(path, download)
-        return cls(open_network(said["source"], dtype, compute), **said)
+        parts = _look_through(path, download)
+        return cls(open_network(parts["source"], dtype, compute), **parts)
 
     def loaded(self) -> "LanguageModel":
         """Return the same model with its weights read into memory from the opened files."""

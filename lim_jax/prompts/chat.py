@@ -41,13 +41,13 @@ class _Layout(NamedTuple):
 
     pieces: list[tuple[str, str]]
     chat: dict[str, Any]  # the template's variables, with a `_Text` for each text
-    said: set[int]  # pieces that the template must lay out: the others are parts of calls
+    required: set[int]  # pieces that the template must lay out: the others are parts of calls
 
-    def put(self, texts: Pieces, said: bool = True) -> _Text:
+    def put(self, texts: Pieces, required: bool = True) -> _Text:
         """Add pieces, and return the `_Text` that stands for them in the chat."""
         numbers = range(len(self.pieces), len(self.pieces) + len(texts))
         self.pieces.extend(texts)
-        self.said.update(numbers if said else ())
+        self.required.update(numbers if required else ())
         return _Text(numbers)
 
     def mark_texts(self, value: Any) -> Any:
@@ -57,7 +57,7 @@ class _Layout(NamedTuple):
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.mark_texts(entry) for entry in value]
         more = isinstance(value, str) and WORD.fullmatch(value) is None
-        return self.put([(value, "")], said=False) if more else value
+        return self.put([(value, "")], required=False) if more else value
 
 
 def _fill(value: Any, texts: Sequence[str]) -> Any:
@@ -261,7 +261,7 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
     layout = _layout(messages, tools, (), documents)
     layout.chat["documents"] = [
         {
-            part: layout.put([(text, document.name)], said=part == "text")
+            part: layout.put([(text, document.name)], required=part == "text")
             for part in ("title", "text")
             if (text := getattr(document, part))
         }
@@ -277,12 +277,12 @@ def _find_pieces(
 
     The second list has what stands between them, in order.
     """
-    said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
-    numbers = [int(number) for number in said[1::2]]
-    names = {layout.pieces[number][1] for number in layout.said - set(numbers)}
+    split_frame = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
+    numbers = [int(number) for number in split_frame[1::2]]
+    names = {layout.pieces[number][1] for number in layout.required - set(numbers)}
     _require_none_left_out(sorted(names - {""}))
     put = [f"({'|'.join(_as_put(layout.pieces[number][0]))})" for number in numbers]
-    between = [re.escape(text_between) for text_between in said[::2]]
+    between = [re.escape(text_between) for text_between in split_frame[::2]]
     pairs = zip(between, [*put, ""], strict=True)
     pattern = "".join(text_between + here for text_between, here in pairs)
     match = re.fullmatch(pattern, text)

@@ -30,11 +30,11 @@ def influence_finding(influence: Influence, rest: Influence | None = None) -> st
     With `rest`, the influence without the tokens that the loss asks from, it is told of this.
     """
     if rest is not None:
-        said = influence_finding(rest)
-        return f"Before the tokens that the loss asks for, {said[0].lower()}{said[1:]}"
-    said = verdict(influence)
+        sentence = influence_finding(rest)
+        return f"Before the tokens that the loss asks for, {sentence[0].lower()}{sentence[1:]}"
+    sentence = verdict(influence)
     if bool(influence.degenerate):
-        return said
+        return sentence
     indices = influence.indices()
     delta = float(influence.regions.delta)
     lim = float(indices.lim)
@@ -48,7 +48,7 @@ def influence_finding(influence: Influence, rest: Influence | None = None) -> st
         much = f"{percent(abs(lim), error)} {less} influence than one"
     return (
         f"A token in the middle {percent(1 - 2 * delta)} of the context has on average {much} in "
-        f"the {end} {percent(delta)}, the weaker end. {said}"
+        f"the {end} {percent(delta)}, the weaker end. {sentence}"
     )
 
 

@@ -106,10 +106,10 @@ def _block(
     name: str, positions: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
     """Return what the page shows of a named part: its shares, its shade and its main tokens."""
-    held = density[positions]
+    part_density = density[positions]
     total = density.sum() or 1
-    share = float(held.sum() / total)
-    mean = np.array([held.mean() if positions else 0.0])
+    share = float(part_density.sum() / total)
+    mean = np.array([part_density.mean() if positions else 0.0])
     return Block(
         name,
         percent(share),

@@ -258,5 +258,5 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     assert [(one.name, one.kind) for one in shares] == [("the rest", "part"), ("", "rest")], (
         "a name of ours"
     )
-    np.testing.assert_allclose(shares[0].held, expected)
-    np.testing.assert_allclose(shares[1].held, np.array([[1, 5, 1]]) - expected)
+    np.testing.assert_allclose(shares[0].values, expected)
+    np.testing.assert_allclose(shares[1].values, np.array([[1, 5, 1]]) - expected)
