@@ -7,6 +7,7 @@ benchmarks/results/parity.json. What a family is, its recipe's first line says.
 import csv
 import io
 import json
+import textwrap
 from pathlib import Path
 
 from lim_jax.checkpoints.families.family_table import FAMILIES
@@ -19,7 +20,8 @@ MARK = "<!-- parity -->"
 SECTION = """
 ## Every family
 
-The name is that of `model_type` in `config.json`: {names}.
+These are the values of `model_type` in `config.json`:
+{names}.
 
 <details markdown="1">
 <summary>What each family is, and in which variants it was compared</summary>
@@ -65,7 +67,7 @@ def data_file() -> str:
 def written() -> str:
     """Return the page with the families in their place, which is the end."""
     head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    names = ", ".join(f"`{family}`" for family in sorted(FAMILIES))
+    names = textwrap.fill(", ".join(f"`{family}`" for family in sorted(FAMILIES)), 116)
     return f"{head}{MARK}\n{SECTION.format(names=names, table=table())}"
 
 
