@@ -310,7 +310,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     out = tmp_path / "out"
     expected = [
-        "== C minus B: “B?” and “C?” ==",
+        "== C minus B: two questions ==",
+        "They answer different questions: “B?” and “C?”.",
         "B: “of B”",
         "C: “of C...”",
         "Of the documents of both “a” changed most, from +0.500 to -0.750.",
@@ -324,7 +325,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     ]
     assert printed[:-1] == expected
     document = json.loads((out / "compare.json").read_text())
-    assert document["finding"].splitlines() == expected[1:6]
+    assert document["finding"].splitlines() == expected[1:7]
     assert document["second"] == {
         "name": "C",
         "question": "C?",
@@ -338,8 +339,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     assert tuple(rows[0]) == FILES["compare, records.csv of answers"]
     page = Frames((out / "compare.html").read_text("utf-8"))
     assert page.held == ["<p>B</p>", "<p>C</p>"] and page.told["p"] == [
-        "“B?” and “C?”",
-        *expected[1:6],
+        "two questions",
+        *expected[1:7],
     ]
     assert {path.name for path in out.iterdir()} == {
         "compare.json",
@@ -347,7 +348,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         "compare.html",
         "run.json",
     }
-    about = {"method": "influence", "foil": "", "cut": False, "answer": "a", "given": None}
+    about = {"question": "", "answer": "a", "cut": False, "foil": "", "given": None}
+    about["method"] = "influence"
     first, second = (
         {**about, "parts": [{"name": "a", "kind": "document", "score": share}]}
         for share in (0.5, 0.25)
