@@ -77,8 +77,7 @@ def gaussian_model(
     require_key(key)
     vocabulary = as_int(vocabulary, "vocabulary")
     depth = as_int(depth, "depth")
-    if rotary is None:
-        length = as_int(length, "length")
+    learned = as_int(length, "length") if rotary is None else None
     require(
         rotary is None or length is None,
         "length",
@@ -94,7 +93,7 @@ def gaussian_model(
     layers = jax.vmap(field)(jax.random.split(layers, depth))  # first, since it checks the width
     return CausalLM(
         embedding=gaussian(embedding, (vocabulary, width)),
-        positions=gaussian(positions, (length, width)) if rotary is None else None,
+        positions=None if learned is None else gaussian(positions, (learned, width)),
         flow=ResidualFlow(layers, horizon=float(depth), step=split),
         norm=eqx.nn.Identity(),
         head=LinearReadout.init(width, vocabulary, key=readout).weight.T,

@@ -984,7 +984,7 @@ def test_a_network_without_a_name_of_its_own_stands_in_its_layer(read, network):
     reader = NamesOnly()
     recipe = recipe_of(least("llama"))
     recipe = recipe._replace(names=recipe.names._replace(network=network))
-    read(reader, "layers.0", recipe, RMSNorm(np.ones(64), 0.1), None)
+    read(reader, "layers.0", recipe, RMSNorm(jax.device_put(np.ones(64)), 0.1), None)
     before = f"layers.0.{network}." if network else "layers.0."
     inside = [name.removeprefix(before) for name in reader.names]
     assert {"up_proj.weight", "down_proj.weight"} <= set(inside)

@@ -1,7 +1,7 @@
 """The language model and its explanation: learning, and numbers that other modules give."""
 
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -105,12 +105,12 @@ def squared_norms(vectors):
 class RestOfNetwork(NamedTuple):
     """What the layer after depth one has of each context."""
 
-    states: np.ndarray
-    initial: np.ndarray
-    parts: np.ndarray  # the three channels of the initial covector
-    derivatives: np.ndarray
-    blocks: np.ndarray  # of its attention
-    met: np.ndarray  # covectors that the attention meets
+    states: Any
+    initial: Any
+    parts: Any  # the three channels of the initial covector
+    derivatives: Any
+    blocks: Any  # of its attention
+    met: Any  # covectors that the attention meets
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +185,8 @@ def test_at_a_depth_recencys_survival_is_judged_by_the_layers_that_follow(
     size = rest.states[0].size
     moved = rest.derivatives.reshape(-1, size, size) - np.eye(size)
     growth = np.linalg.norm(moved, ord=2, axis=(1, 2))
-    numbers = jax.device_put((rest.parts[:, 0], rest.initial, growth))
-    expected = criteria.recency_survival(*numbers, REGIONS)
+    terminal, initial, growth = jax.device_put((rest.parts[:, 0], rest.initial, growth))
+    expected = criteria.recency_survival(terminal, initial, growth, REGIONS)
     assert_judges_alike(explained_from_depth_one.certificates[1], expected)
 
 

@@ -125,8 +125,8 @@ def head_by_tokens(field, h, z, c, starts, left):
         else:
             state = decay[i] * state + left[i] * write[i] * np.outer(key[i], value[i])
         read[i] = state.T @ query[i]
-    skips = not delta and field.skip is not None
-    return read + float(field.skip[h]) * value if skips else read
+    skip = None if delta else field.skip
+    return read if skip is None else read + float(skip[h]) * value
 
 
 def gated_and_normed(field, z, read):
