@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 from tqdm import tqdm
 
 from lim_jax import models
@@ -22,7 +23,6 @@ MUCH = 0.9  # the share of the time above which it saves too little to be said
 PLACEMENT = "weights.txt"
 WHOLE = "in memory"
 FILES = "in their files"
-AVAILABLE = Path("/proc/meminfo")
 
 
 def open_model(model: Path, download: bool, compute: str | None = None) -> LanguageModel:
@@ -45,7 +45,7 @@ def network_within(
     """Read an opened model's weights where they fit the memory, else leave them in their files.
 
     `memory` is in GiB; None stands for all that is free, or for the placement recorded in
-    `unfinished`. Where the system does not say what is free, nothing is known to fit.
+    `unfinished`.
     """
     if memory is not None:
         require_positive(
@@ -56,14 +56,12 @@ def network_within(
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
     as_before = memory is None and recorded.exists()
-    known_to_fit = most is not None and needed.whole <= most
-    fits = recorded.read_bytes() == WHOLE.encode() if as_before else known_to_fit
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
     takes = needed.whole if fits else needed.by_layers
-    limit = "an unknown number of GiB: pass --memory" if most is None else f"{most / GIB:.1f} GiB"
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
-        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {limit}.")
+        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
     return model.loaded() if fits else model
 
@@ -101,13 +99,10 @@ def estimated_time(
     return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
 
 
-def free_memory() -> int | None:
-    """Return the free bytes of the device, or on a CPU of the machine; None where unknown."""
+def free_memory() -> int:
+    """Return the free bytes of the device, or on a CPU of the machine."""
     (device, *_) = jax.local_devices()
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if AVAILABLE.exists():
-        lines = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
-    return None
+    return psutil.virtual_memory().available

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from matplotlib.figure import Figure
 from reference.publishers import CONFIGS, WORDS, spelt, write_with_letters
@@ -46,18 +48,6 @@ def test_a_network_that_does_not_fit_is_left_in_its_files(model, tmp_path, monke
         assert not is_fetched(networks.network_within(model, 99.0, 7, tmp_path))
     with pytest.raises(ValueError, match="memory: got -1"):
         networks.network_within(model, -1.0, 7, tmp_path)
-
-
-def test_a_network_is_left_in_its_files_where_nobody_says_what_is_free(
-    model, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(networks, "AVAILABLE", tmp_path / "none")
-    assert is_fetched(networks.network_within(model, None, 7, tmp_path))
-    printed = capsys.readouterr().out
-    assert "Weights stay in their files" in printed and "pass --memory." in printed
-    assert not is_fetched(networks.network_within(model, 99.0, 7, tmp_path))
-    list(networks.record_placement([3], model.loaded().network, tmp_path))
-    assert not is_fetched(networks.network_within(model, None, 7, tmp_path))
 
 
 def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, monkeypatch):
@@ -134,13 +124,10 @@ def test_it_is_said_what_bfloat16_would_save_of_minutes(model, monkeypatch):
         assert networks.estimated_time(network, [7], 0) == said
 
 
-def test_what_is_free_is_the_devices_or_the_machines(tmp_path, monkeypatch):
-    told = tmp_path / "meminfo"
-    told.write_text("MemTotal:  16 kB\nMemAvailable:    3 kB\nActive(file):  2 kB\n")
-    monkeypatch.setattr(networks, "AVAILABLE", told)
+def test_what_is_free_is_the_devices_or_the_machines(monkeypatch):
+    machine = SimpleNamespace(total=16 * 1024, available=3 * 1024, free=2 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     assert networks.free_memory() == 3 * 1024
-    monkeypatch.setattr(networks, "AVAILABLE", tmp_path / "none")
-    assert networks.free_memory() is None
 
     class Device:
         def memory_stats(self):
