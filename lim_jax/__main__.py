@@ -21,7 +21,7 @@ try:
     if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
         raise ModuleNotFoundError(name="matplotlib")
 except ModuleNotFoundError as error:
-    if error.name not in ("matplotlib", "platformdirs", "tqdm", "tyro"):
+    if error.name not in ("matplotlib", "platformdirs", "psutil", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax.attribution.answer_losses import (
     answer_rows,
+    cut_rows,
     losses_of_rows,
-    pad_rows,
     with_query_weights,
 )
 from lim_jax.attribution.gradients import Tokens
@@ -182,7 +182,7 @@ def _gradients_of_rows(
         return (covectors, gradients + layer_gradients), None
 
     def batch_gradients(rows):
-        rows = pad_rows(rows, y)
+        rows = cut_rows(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 

@@ -1,12 +1,12 @@
 """A network from a terminal: whole in memory, or left in its files where it does not fit."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 from tqdm import tqdm
 
 from lim_jax import models
@@ -23,7 +23,6 @@ MUCH = 0.9  # the share of the time above which it saves too little to be said
 PLACEMENT = "weights.txt"
 WHOLE = "in memory"
 FILES = "in their files"
-AVAILABLE = Path("/proc/meminfo")
 
 
 def open_model(model: Path, download: bool, compute: str | None = None) -> LanguageModel:
@@ -103,12 +102,9 @@ def estimated_time(
 
 
 def free_memory() -> int:
-    """Return the free memory of the device, or on a CPU of the machine, in bytes."""
+    """Return the free bytes of the device, or on a CPU of the machine."""
     (device, *_) = jax.local_devices()
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if AVAILABLE.exists():
-        lines = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return psutil.virtual_memory().available
