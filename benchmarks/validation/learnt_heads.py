@@ -151,7 +151,7 @@ def _attention(
         prefix = prefixes.prefix_weights()[y.places]
         of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
         key = by_head(key, query.shape[0])
-        weights = attention.of_heads(of_head, query[:, y.places], key)
+        weights = attention.map_heads(of_head, query[:, y.places], key)
         return model.flow.transition(layer, x, grid), y.weights @ weights
 
     _, rows = model.flow.scan(read, x)

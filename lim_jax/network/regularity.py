@@ -210,12 +210,12 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
     head = head_local + HARDY * head_hardy
     # By a head's query, key and value, each of C|dW| + |db| + |W||du|.
-    moved = (values * keys / scale, values * queries / scale, 1.0)
-    own = jnp.linalg.norm(_root(*moved)) * _root(token, 1.0)
-    shared = jnp.linalg.norm(moved[0] * query + moved[1] * key + value)
-    by_parameters = _root(own, shared * math.sqrt(attention.query.shape[-1] + 1))
-    joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
-    output = _operator_norms(joined[..., None, :, :])[0]
+    slopes = (values * keys / scale, values * queries / scale, 1.0)
+    separate = jnp.linalg.norm(_root(*slopes)) * _root(token, 1.0)
+    shared = jnp.linalg.norm(slopes[0] * query + slopes[1] * key + value)
+    by_parameters = _root(separate, shared * math.sqrt(attention.query.shape[-1] + 1))
+    output_matrix = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
+    output = _operator_norms(output_matrix[..., None, :, :])[0]
     output_bias = attention.output_bias
     return AttentionRegularity(
         score,
@@ -321,16 +321,16 @@ def hardy_bound(grid: CellGrid) -> float:
     share = float(1 - grid.offset)
     prefixes = np.cumsum(weights) - (1 - share) * weights
 
-    def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
+    def average_and_adjoint(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
         """Apply the average and then its adjoint to a function of the cells."""
         mass = weights * u
-        pulled = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
-        return np.cumsum(pulled[::-1])[::-1] - (1 - share) * pulled
+        quotient = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
+        return np.cumsum(quotient[::-1])[::-1] - (1 - share) * quotient
 
     u = np.cumsum(weights) ** -0.5
     for _ in range(3):
-        u = squared(u)
-    return math.sqrt((squared(u) / u).max())
+        u = average_and_adjoint(u)
+    return math.sqrt((average_and_adjoint(u) / u).max())
 
 
 def field_regularity(field: TransformerField) -> FieldRegularity:
