@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._jit import cached_jit, filter_jit
-from lim_jax.adjoint.certificate import Certificate, compare
+from lim_jax.adjoint.certificate import Certificate, make_inequality
 from lim_jax.adjoint.cone import JointCone, joint_cone
 from lim_jax.adjoint.criteria import (
     bearable_amplification,
@@ -54,7 +54,7 @@ def survival_of_recency(
         return recency_survival(terminal, initial, products, regions)
     most = bearable_amplification(regions)
     least = from_below[:, 0].min()
-    needed = compare("what c may be > the least c, from below", most, least, least.dtype)
+    needed = make_inequality("what c may be > the least c, from below", most, least, least.dtype)
     return below._replace(inequalities=(needed,))
 
 
@@ -80,7 +80,7 @@ def primacy_of_the_cone(
     horizon = jnp.asarray(model.flow.horizon * layers / model.flow.depth, energy.dtype)
     largest = jnp.maximum(jnp.abs(every), energy / (horizon * length) ** 2)  # at least
     refuted = JointCone(every, largest, energy, length, horizon)
-    needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
+    needed = make_inequality("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
     return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
 
 
