@@ -59,9 +59,9 @@ class DepthProfile(NamedTuple):
         """Raise ValueError if the profile exceeds its bound or its slope at 4,097 times."""
         cure = "State the largest value, and the steepest slope, of the profile on [0, T]."
         sampled = sampled_profile(self.function, horizon)
-        for name, stated, seen in zip(self._fields[1:], self[1:], sampled, strict=True):
-            holds = bool(seen <= stated * (1 + 1e-6))
-            expected = f"at least {seen:g}, which the profile reaches"
+        for name, stated, reached in zip(self._fields[1:], self[1:], sampled, strict=True):
+            holds = bool(reached <= stated * (1 + 1e-6))
+            expected = f"at least {reached:g}, which the profile reaches"
             require(holds, f"profile.{name}", got=f"{stated:g}", expected=expected, cure=cure)
 
 
@@ -228,8 +228,8 @@ def _averages_by_hardy(grid: Grid) -> bool:
     """Tell whether averages over this grid's prefixes obey the bound of `field_regularity`."""
     if type(grid) is not CellGrid or not 0 <= grid.offset < 1:
         return False
-    whole = grid.starts is None and grid.log_weights is None
-    return whole and hardy_bound(grid) <= HARDY
+    unmasked = grid.starts is None and grid.log_weights is None
+    return unmasked and hardy_bound(grid) <= HARDY
 
 
 def _spans(knots: Array, horizon: float) -> bool:
@@ -247,10 +247,10 @@ def largest_control_distances(
     layers: PyTree, control: Any, horizon: float = 1.0
 ) -> Float[np.ndarray, " depth"]:
     """Bound each layer's distance from a linear control (`eq:control-l1-convergence`)."""
-    joined = linear_knots(control)
-    assert joined is not None
-    knots = np.asarray(joined[0])
-    values = _flattened(joined[1])
+    knots_and_values = linear_knots(control)
+    assert knots_and_values is not None
+    knots = np.asarray(knots_and_values[0])
+    values = _flattened(knots_and_values[1])
     ours = _flattened(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
@@ -258,8 +258,10 @@ def largest_control_distances(
     part = ((ends - knots[piece]) / np.diff(knots)[piece])[:, None]
     theirs = (1 - part) * values[piece] + part * values[piece + 1]
     layer = np.clip((ends[:-1] + ends[1:]) / 2 * depth / horizon, 0, depth - 1).astype(int)
-    apart = sum(np.linalg.norm(ours[layer] - side, axis=1) for side in (theirs[:-1], theirs[1:]))
-    return np.bincount(layer, np.diff(ends) / 2 * apart, minlength=depth)
+    distances = sum(
+        np.linalg.norm(ours[layer] - side, axis=1) for side in (theirs[:-1], theirs[1:])
+    )
+    return np.bincount(layer, np.diff(ends) / 2 * distances, minlength=depth)
 
 
 def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
@@ -282,12 +284,12 @@ def depth_constants(
         arrays, static = eqx.partition(field, eqx.is_inexact_array)
         parameters, unravel = ravel_pytree(arrays)
 
-        def scaled(parameters: Array, z: Array) -> Array:
-            moved = eqx.combine(unravel(parameters), static)
-            return (root * moved(z / root, z / root, grid)).ravel()
+        def scaled_field(parameters: Array, z: Array) -> Array:
+            field_at = eqx.combine(unravel(parameters), static)
+            return (root * field_at(z / root, z / root, grid)).ravel()
 
-        by_control, by_state = jax.jacrev(scaled, argnums=(0, 1))(parameters, root * x)
-        image = scaled(parameters, root * x)
+        by_control, by_state = jax.jacrev(scaled_field, argnums=(0, 1))(parameters, root * x)
+        image = scaled_field(parameters, root * x)
         norm = partial(jnp.linalg.norm, ord=2)
         return norm(by_state.reshape(x.size, x.size)), norm(by_control), norm(image)
 

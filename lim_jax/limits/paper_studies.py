@@ -156,11 +156,11 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     cure = "Pass some of these names, or leave it out for all studies."
     expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
-    whole = [as_int(size, "sizes") for size in sizes]
+    counts = [as_int(size, "sizes") for size in sizes]
     require(
-        not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
+        not counts or (bool(only) and len(counts) >= 4 and counts == sorted(set(counts))),
         "sizes",
-        got=f"{whole}{'' if only else ' of all studies'}",
+        got=f"{counts}{'' if only else ' of all studies'}",
         expected="at least four numbers of tokens or layers, rising, of the studies in only",
         cure=(
             "Pass at least four sizes, and the studies they are for in `only`: a slope through "
