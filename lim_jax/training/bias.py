@@ -23,13 +23,13 @@ from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 
 @filter_jit
 def ratio_bias(
     energies: Float[Array, "examples length"], grid: Grid, *, epsilon: Scalar | float = 0.0
-) -> Profile:
+) -> PerPosition:
     r"""Estimate by the jackknife how far off a batch's density is on average.
 
     The density of a batch is a ratio of means, whose mean over batches is not the ratio of the
@@ -174,12 +174,12 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    pushed = abs(strength) * _size(slope)
-    rest = _size(jax.grad(risk)(params))
+    penalty_size = abs(strength) * _size(slope)
+    risk_size = _size(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
-        (pushed > 0) & (2 * rest >= pushed),
+        (penalty_size > 0) & (2 * risk_size >= penalty_size),
         "params: expected those at which the risk is least, got some where its slope is half of "
         "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
         "strength: the shift is proportional to it.",
