@@ -57,7 +57,7 @@ class Tiling(NamedTuple):
         """The number of positions on this device."""
         return self.grid.size // self.devices
 
-    def of_at_most(self, most: int) -> "Tiling":
+    def with_tiles_up_to(self, most: int) -> "Tiling":
         """Return a tiling of equal tiles with `most` positions at most."""
         return self._replace(tile=-(-self.size // -(-self.size // most)))
 
@@ -76,7 +76,7 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
     names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
-    return Tiling(grid.whole, most, axis, wide=here, arrays=names).of_at_most(most)
+    return Tiling(grid.unmasked, most, axis, wide=here, arrays=names).with_tiles_up_to(most)
 
 
 def per_position(grid: CellGrid) -> PerPosition:
@@ -126,7 +126,7 @@ def in_groups(sweep: Sweep) -> Program:
         between = 1 if vectors else 0
         if tiling.wide:
             group = count
-            tiling = tiling.of_at_most(max(WIDE, tiling.tile))
+            tiling = tiling.with_tiles_up_to(max(WIDE, tiling.tile))
         elif not isinstance(count, int):
             group = count  # a symbolic number of examples, in `jax.export`, has no known divisors
         else:
