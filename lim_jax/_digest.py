@@ -89,10 +89,10 @@ def _held_by_library(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in LIBRARIES
     module = getattr(value, "__module__", None) or ""
-    held: Any = sys.modules.get(module) if module.partition(".")[0] in LIBRARIES else None
+    entry: Any = sys.modules.get(module) if module.partition(".")[0] in LIBRARIES else None
     for part in (getattr(value, "__qualname__", None) or "").split("."):
-        held = getattr(held, part, None)
-    return held is not None and held is value
+        entry = getattr(entry, part, None)
+    return entry is not None and entry is value
 
 
 def _joined(kind: type, *parts: Any) -> bytes:
@@ -105,8 +105,8 @@ def _joined(kind: type, *parts: Any) -> bytes:
 
 def _name(value: Any) -> str:
     """Return the module and qualified name of a function, class or module."""
-    own = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
-    return f"{getattr(value, '__module__', '')}.{own}"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    return f"{getattr(value, '__module__', '')}.{name}"
 
 
 def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:

@@ -37,7 +37,7 @@ class Routing(NamedTuple):
     normalised: bool = True  # whether the chosen ones' weights are divided by their sum
     factor: float = 1.0  # of all weights, at last
     groups: int = 1  # into which experts are cut in order
-    kept: int = 1  # of the groups, open to a token
+    topk_group: int = 1  # of the groups, open to a token
     best: int = 1  # of a group's experts, by the sum of whose scores it is judged
     epsilon: float = 0.0  # added to the sum by which weights are divided
 
@@ -50,7 +50,7 @@ class Routing(NamedTuple):
         preferred = (
             scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
         )
-        if self.kept < self.groups:
+        if self.topk_group < self.groups:
             preferred = jnp.where(self._open(preferred), preferred, -jnp.inf)
         _, chosen = jax.lax.top_k(preferred, self.top)
         weights = jnp.take_along_axis(scores, chosen, axis=1)
@@ -62,7 +62,7 @@ class Routing(NamedTuple):
         """Tell which experts are in the groups that are open to each token."""
         grouped = preferred.reshape(len(preferred), self.groups, -1)
         merit = jax.lax.top_k(grouped, self.best)[0].sum(axis=2)
-        _, best_groups = jax.lax.top_k(merit, self.kept)
+        _, best_groups = jax.lax.top_k(merit, self.topk_group)
         open_groups = jax.nn.one_hot(best_groups, self.groups).sum(axis=1) > 0
         return jnp.repeat(open_groups, grouped.shape[2], axis=1)
 
@@ -73,7 +73,7 @@ class SparseMixer(NamedTuple):
     jitter: float
     top: int = 2
     groups: int = 1
-    kept: int = 1
+    topk_group: int = 1
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Any
@@ -163,14 +163,14 @@ class MixtureOfExperts(eqx.Module):
         count = self.router.shape[-2]
         routing = self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
-        got = f"{routing.kept} of {routing.groups} groups of {count} experts"
+        got = f"{routing.topk_group} of {routing.groups} groups of {count} experts"
         expected = "groups that share the experts evenly, and at least one that is open"
-        fits = count % routing.groups == 0 and 0 < routing.kept <= routing.groups
+        fits = count % routing.groups == 0 and 0 < routing.topk_group <= routing.groups
         cure = "Take a checkpoint's own numbers."
         require(fits, "routing.groups", got=got, expected=expected, cure=cure)
         best = getattr(routing, "best", 1)
         group_size = count // routing.groups
-        enough = routing.kept == routing.groups or best <= group_size
+        enough = routing.topk_group == routing.groups or best <= group_size
         expected = f"groups of at least {best}, by whose scores each is judged"
         require(enough, "routing.best", got=f"groups of {group_size}", expected=expected, cure=cure)
 

@@ -34,7 +34,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
+from lim_jax._linear import at, batched_primitive, derived, on_platform, set_on, transposes
 from lim_jax._precision import accumulator
 from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
@@ -270,7 +270,7 @@ def _pull_back(points, vectors, tiling):
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
-_attention = of_many("attention", _attend)
+_attention = batched_primitive("attention", _attend)
 _push, _pull = transposes(("attention_push", _push_forward), ("attention_pull", _pull_back))
 derived(_attention, _slope)
 for _primitive in (_attention, _push, _pull):

@@ -156,7 +156,7 @@ def _latent(key, width):
         scale=0.4,
     )
     shared = dataclasses.replace(_gated(key, width), norm=eqx.nn.Identity())
-    routing = Routing(3, "sigmoid", factor=2.5, groups=3, kept=2, best=2)
+    routing = Routing(3, "sigmoid", factor=2.5, groups=3, topk_group=2, best=2)
     return attention, _experts(width, routing, preference=jnp.zeros(6), shared=shared)
 
 

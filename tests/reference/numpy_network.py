@@ -207,7 +207,7 @@ def mixture(layer, z):
     wanted = scores.real + (0 if layer.preference is None else np.asarray(layer.preference))
     groups = np.split(np.arange(len(wanted)), routing.groups)
     merits = [np.sort(wanted[group])[-routing.best :].sum() for group in groups]
-    kept = np.concatenate([groups[g] for g in np.argsort(merits)[-routing.kept :]])
+    kept = np.concatenate([groups[g] for g in np.argsort(merits)[-routing.topk_group :]])
     top = kept[np.argsort(wanted[kept])[-routing.top :]]
     total = scores[top].sum() if routing.normalised else 1
     result = np.zeros_like(z)
