@@ -27,7 +27,7 @@ from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
     WIDTH,
-    Profile,
+    PerPosition,
     Scalar,
     gate_gramians,
     gate_influence,
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     indices: Indices
     imbalance: Scalar
     Z: Scalar  # Euclidean: the density's total over L
-    density: Profile
+    density: PerPosition
 
 
 def table_row(result: Influence) -> Row:
@@ -118,7 +118,7 @@ class Section4(NamedTuple):
     minimiser: dict[str, Row]  # of "algorithm1" and "algorithm3", beyond the 400 steps of Adam
     objectives: dict[str, Scalar]  # there
     runs: dict[str, GateRun]
-    trace_densities: dict[str, Profile]  # "before" and "after" Algorithm 3
+    trace_densities: dict[str, PerPosition]  # "before" and "after" Algorithm 3
     condition_numbers: Summary
     probes: ProbeStudy
 
