@@ -162,9 +162,11 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
             return one._replace(scores=scores, drops=drops)
 
         learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
-        return {
-            name: run._replace(found=list(map(with_ours, run.found))) for name, run in runs.items()
-        }, learnt
+        judged = {
+            name: run._replace(prompts=[with_ours(one) for one in run.prompts])
+            for name, run in runs.items()
+        }
+        return judged, learnt
 
     monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
