@@ -69,7 +69,7 @@ def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
     return about, [take_array(leaf, arrays) for leaf in about["leaves"]]
 
 
-def _plain(value: Any) -> Any:
+def _as_read_from_json(value: Any) -> Any:
     """Return a value as JSON reads it back: lists in place of tuples."""
     return json.loads(json.dumps(value))
 
@@ -90,7 +90,7 @@ def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
     expected = "what a run stored"
     require(isinstance(stored_run, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
     assert isinstance(stored_run, dict)
-    for name, value in _plain(run).items():
+    for name, value in _as_read_from_json(run).items():
         got = f"{path}, of {name} {stored_run.get(name)}"
         expected = f"one of {name} {value}"
         require(stored_run.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
@@ -109,7 +109,7 @@ def each_once(
     for name in progress(list(groups)):
         if name in done:
             continue
-        done[name] = _plain(groups[name]())
+        done[name] = _as_read_from_json(groups[name]())
         if file is not None:
             if not begun:
                 write_file(file, _line({"run": run}))

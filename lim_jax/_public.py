@@ -30,7 +30,7 @@ def attach_stub(
 
 def missing(room: str, name: str) -> str:
     """Say where a missing name is, or list names that begin like it, and the public packages."""
-    room_of = _places()
+    room_of = _rooms_by_name()
     start = name[:5].lower()
     like = [each for each in room_of if any(word.startswith(start) for word in each.split("_"))]
     if name in room_of:
@@ -47,7 +47,7 @@ def missing(room: str, name: str) -> str:
 
 
 @cache
-def _places() -> dict[str, str]:
+def _rooms_by_name() -> dict[str, str]:
     """Return the package that exports each public name, `lim_jax` itself where it does."""
     doors = [*sorted(PACKAGE.glob("*/__init__.pyi")), PACKAGE / "__init__.pyi"]
     return {

@@ -576,16 +576,16 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         return []
     gains = recall_gains(recalls)
     rows = [
-        (name, *(f"{np.mean(one):.2f}" for one in record["accuracy"]))
+        (name, *(f"{np.mean(each):.2f}" for each in record["accuracy"]))
         for name, record in recalls.items()
     ]
     rows += [
-        (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
+        (f"gain, equal {cost}", "", *(_interval(getattr(each, field)) for each in gains.values()))
         for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
     ]
     task = setting["task"]
     plain, ours = recalls.values()
-    ends = (np.mean(one["accuracy"][-1]) for one in (ours, plain))
+    ends = (np.mean(each["accuracy"][-1]) for each in (ours, plain))
     finding = (
         "Where every pair of a context is asked for, drawing influence to the evidence of one "
         "question ends after {} steps at an accuracy of {:.2f}, and plain training at {:.2f}."

@@ -169,8 +169,8 @@ def probed_cone_mass(
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
 
-    def squares(pushed: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
-        return (pushed**2).sum(axis=1)
+    def squares(images: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
+        return (images**2).sum(axis=1)
 
     samples = _over_columns(attention, x, grid, normalisation, probes, squares)
     return sample_mean(samples.T)

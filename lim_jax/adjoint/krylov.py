@@ -76,7 +76,7 @@ def _attained_norm(
     operator: Callable[[PyTree], Push], steps: int, arguments: PyTree, start: Vector
 ) -> Float[Array, ""]:
     r"""Return :math:`\|Bv\|` at the unit vector v of the Krylov space where it is largest."""
-    return _size(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
+    return _norm(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
 
 
 @_attained_norm.defjvp
@@ -84,7 +84,7 @@ def _attained_jvp(operator, steps, primals, tangents):
     """Differentiate the attained norm in the arguments, with the vector held fixed."""
     arguments, start = no_derivative(primals, TWICE)
     vector = _leading_vector(operator(arguments), start, steps)
-    return jax.jvp(lambda arguments: _size(operator(arguments)(vector)), primals[:1], tangents[:1])
+    return jax.jvp(lambda arguments: _norm(operator(arguments)(vector)), primals[:1], tangents[:1])
 
 
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
@@ -100,11 +100,11 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
         basis = basis.at[index].set(vector)
         image = push(vector)
         (vector,) = transpose(image)
-        rounding = 1000 * jnp.finfo(start.dtype).eps * _size(vector)
+        rounding = 1000 * jnp.finfo(start.dtype).eps * _norm(vector)
         for _ in range(2):
             shares = jnp.tensordot(basis, vector, vector.ndim)
             vector = vector - jnp.tensordot(shares, basis, 1)
-        return (basis, jnp.where(_size(vector) <= rounding, 0, _normalise(vector))), image
+        return (basis, jnp.where(_norm(vector) <= rounding, 0, _normalise(vector))), image
 
     (basis, _), images = jax.lax.scan(grow, (basis, _normalise(start)), jnp.arange(steps))
     images = images.reshape(steps, -1)
@@ -113,7 +113,7 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
     return _normalise(jnp.tensordot(ritz[:, -1], basis, 1))
 
 
-def _size(vector: Vector) -> Float[Array, ""]:
+def _norm(vector: Vector) -> Float[Array, ""]:
     """Return the Euclidean norm, without underflow of the squares of small entries."""
     # In units of the largest entry: squares of small ones would underflow.
     peak = _peak(vector)
@@ -122,7 +122,7 @@ def _size(vector: Vector) -> Float[Array, ""]:
 
 
 def _normalise(vector: Vector) -> Vector:
-    size = _size(vector)
+    size = _norm(vector)
     return vector / jnp.where(size == 0, 1, size)
 
 

@@ -142,7 +142,7 @@ def mask_gradient(
     >>> (grid.weights * gradient.total).tolist()  # A (v - o) = (1 - 2)/2 and (3 - 2)/2
     [-0.5, 0.5]
     """
-    heads = _heads(flow)
+    heads = _num_heads(flow)
     (_, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
     log_weights = jnp.broadcast_to(_log_weights(grid), (heads, grid.size))
 
@@ -224,7 +224,7 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    heads = _heads(flow)
+    heads = _num_heads(flow)
     x, y = require_loss(terminal_loss, example)
     require_grid(grid)
     holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
@@ -271,7 +271,7 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 
-def _heads(flow: ResidualFlow) -> int:
+def _num_heads(flow: ResidualFlow) -> int:
     """Return the largest number of heads; raise ValueError unless all layers read log weights."""
     require_attention(flow)
     readers = [attention_of(kind) for kind in flow.kinds]

@@ -92,7 +92,7 @@ def linearised_stages(
 
     stages = []
     for field in fields:
-        value, pull = _linearised(field, x, grid)
+        value, pull = _linearise(field, x, grid)
         stages.append((field, x, scaled(pull)))
         x = x + increment * value
     return stages[::-1]
@@ -113,7 +113,7 @@ def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
 @filter_jit
 def pull_back_heads(attention: Any, x: State, covector: State, grid: Grid) -> Heads:
     r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`."""
-    _, pull = _linearised(attention, x, grid)
+    _, pull = _linearise(attention, x, grid)
     heads = pull(covector[None], None).heads
     assert heads is not None
     return heads
@@ -124,7 +124,7 @@ def with_rows(heads: Heads, most: int) -> Float[Array, "most length width"]:
     return jnp.pad(heads, ((0, most - len(heads)), (0, 0), (0, 0)))
 
 
-def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
     """Linearise attention or a recurrent layer at x, once for all covectors and heads."""
     weights = grid.weights[:, None]
     softmax = isinstance(attention, CausalAttention)
@@ -204,7 +204,7 @@ def _pull_rows(
     return rows / weights, *source_gradients
 
 
-def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     """Return the value at x of a field without heads, and its `Pull`."""
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
@@ -221,13 +221,13 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     return value, pull_all
 
 
-def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     """Return a field's value at x, and its `Pull`, the adjoint for several covectors at once."""
     if isinstance(field, FIELDS_WITH_HEADS):
-        return _linearised_heads(field, x, grid)
+        return _linearise_heads(field, x, grid)
     if not isinstance(field, TransformerField | SumOfFields):
-        return _linearised_field(field, x, grid)
-    values, pulls = zip(*(_linearised(part, x, grid) for part in field.sublayers), strict=True)
+        return _linearise_field(field, x, grid)
+    values, pulls = zip(*(_linearise(part, x, grid) for part in field.sublayers), strict=True)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
         parts, sparse_parts, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)

@@ -166,7 +166,7 @@ def influence_stream(
     size = require_pair(loss, first)[0].shape[0]
 
     def measure(batch: Batch) -> Influence:
-        filled, counts = _filled(loss, batch, size)
+        filled, counts = _fill_batch(loss, batch, size)
         result = _influence(loss, params, filled, counts, regions, keep_examples)
         energies = result.example_energies
         energies = None if energies is None else energies[: len(batch[0])]
@@ -202,7 +202,7 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
     return regions
 
 
-def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
+def _fill_batch(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
     """Repeat the last example up to a size, and mark the examples that count."""
     require_pair(loss, batch)
     count = batch[0].shape[0]

@@ -413,7 +413,7 @@ class Influence(eqx.Module):
         expected = f"influence over {in_a_line(regions)}"
         cure = "Measure both with the same regions, which contexts of two lengths do not have."
         require(bool(regions == theirs), "other", got=got, expected=expected, cure=cure)
-        examples = _joined(self.example_energies, other.example_energies)
+        examples = _concatenate(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)
 
@@ -545,16 +545,16 @@ def number_lines(
     indices: Indices, index_errors: Indices, total: Scalar, total_error: Scalar
 ) -> list[str]:
     """Lay out regional averages, indices and total, each with its error."""
-    left, middle, right, gap, lim, contrast = map(_spelt, indices, index_errors)
+    left, middle, right, gap, lim, contrast = map(_with_error, indices, index_errors)
     return [
         " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
         "density " + "".join(f"{words:>19s}" for words in (left, middle, right)),
         f"gap {gap}   LIM {lim}   contrast {contrast}",
-        f"total {_spelt(total, total_error)}",
+        f"total {_with_error(total, total_error)}",
     ]
 
 
-def _spelt(value: Scalar, error: Scalar) -> str:
+def _with_error(value: Scalar, error: Scalar) -> str:
     return f"{float(value):.3g} ± {float(error):.3g}"
 
 
@@ -569,7 +569,7 @@ def all_known(result: PyTree) -> bool:
     return all(isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer) for leaf in leaves)
 
 
-def _joined(
+def _concatenate(
     first: Float[Array, "_ length"] | None, second: Float[Array, "_ length"] | None
 ) -> Float[Array, "_ length"] | None:
     """Concatenate energies, on the host if known, so that no number of examples is compiled for."""

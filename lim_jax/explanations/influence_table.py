@@ -26,11 +26,15 @@ def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
 
 def density_rows(influence: Influence, without_queries: Influence | None) -> dict[str, Any]:
     """Return a density's regional averages with errors, and those without the queried tokens."""
-    left_out = {} if without_queries is None else _averages("  queries left out", without_queries)
-    return {**_averages("influence density", influence), **left_out}
+    left_out = (
+        {}
+        if without_queries is None
+        else _averages_with_errors("  queries left out", without_queries)
+    )
+    return {**_averages_with_errors("influence density", influence), **left_out}
 
 
-def _averages(name: str, influence: Influence) -> dict[str, Any]:
+def _averages_with_errors(name: str, influence: Influence) -> dict[str, Any]:
     """Return the regional averages of a density, and their errors if these are finite."""
     averages = influence.indices()[:3]
     errors = influence.index_errors()[:3]

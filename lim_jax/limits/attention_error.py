@@ -238,21 +238,21 @@ def _cell_errors(
     attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
 ) -> list[np.ndarray]:
     """Compute the norm of attention's error at every node of each grid."""
-    limit = _attended(attention, states, reference)
-    attended = np.concatenate([_attended(attention, states, grid) for grid in grids])
+    limit = _attend(attention, states, reference)
+    attended = np.concatenate([_attend(attention, states, grid) for grid in grids])
     nodes = jnp.asarray(np.concatenate([grid.nodes for grid in grids]))
-    errors = np.linalg.norm(attended - _interpolated(reference, limit, nodes), axis=1)
+    errors = np.linalg.norm(attended - _interpolate(reference, limit, nodes), axis=1)
     return np.split(errors, np.cumsum([grid.size for grid in grids])[:-1])
 
 
 @filter_jit
-def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
+def _attend(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
     x = states(grid.nodes)
     return attention(x, x, grid)
 
 
 @filter_jit
-def _interpolated(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
+def _interpolate(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
     return reference.interpolate(values, nodes)
 
 

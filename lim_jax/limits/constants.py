@@ -200,7 +200,7 @@ def proved_constants(
     """
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
-    between = control is None or (knots is not None and _spans(knots[0], horizon))
+    between = control is None or (knots is not None and _span_horizon(knots[0], horizon))
     fields = [*layers, *(knots or ())[1:]]
     transformers = all(type(field) is TransformerField for field in fields)
     if not (stated and between and transformers and _averages_by_hardy(grid)):
@@ -232,7 +232,7 @@ def _averages_by_hardy(grid: Grid) -> bool:
     return unmasked and hardy_bound(grid) <= HARDY
 
 
-def _spans(knots: Array, horizon: float) -> bool:
+def _span_horizon(knots: Array, horizon: float) -> bool:
     """Tell whether knots span [0, T], up to rounding: beyond them a control extrapolates."""
     return bool(knots[0] <= 0) and bool(horizon <= knots[-1] * (1 + 1e-6))
 
@@ -250,8 +250,8 @@ def largest_control_distances(
     knots_and_values = linear_knots(control)
     assert knots_and_values is not None
     knots = np.asarray(knots_and_values[0])
-    values = _flattened(knots_and_values[1])
-    ours = _flattened(layers)
+    values = _flatten(knots_and_values[1])
+    ours = _flatten(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
     piece = np.clip(np.searchsorted(knots, ends, "right") - 1, 0, len(knots) - 2)
@@ -264,7 +264,7 @@ def largest_control_distances(
     return np.bincount(layer, np.diff(ends) / 2 * distances, minlength=depth)
 
 
-def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
+def _flatten(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
     """Join the floating-point leaves of stacked fields to one row of parameters for each field."""
     leaves = [
         np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
@@ -373,7 +373,7 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
         return None
     if isinstance(flow.profile, DepthProfile):
         flow.profile.require_stated(flow.horizon)
-    moves = np.linalg.norm(np.diff(_flattened(knots[1]), axis=0), axis=1)
+    moves = np.linalg.norm(np.diff(_flatten(knots[1]), axis=0), axis=1)
     speeds = moves / np.diff(np.asarray(knots[0]))
     moving = constants.profile * constants.control * speeds
     return moving + constants.profile_slope * constants.speed

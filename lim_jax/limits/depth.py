@@ -160,7 +160,7 @@ class _DepthLimit(NamedTuple):
     grid: Grid
     times: np.ndarray
     states: np.ndarray
-    own_error: float
+    flow_error: float
 
     @property
     def horizon(self) -> float:
@@ -200,7 +200,7 @@ def _scheme_studies(
     control = limit.control
     grid = limit.grid
     horizon = limit.horizon
-    runs = _runs(scheme, depths, limit)
+    runs = _recursion_runs(scheme, depths, limit)
     size = _largest_norm(limit.states, grid) / horizon**2
     theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
     layers = [run.layers for run in runs.values()]
@@ -221,7 +221,7 @@ def _scheme_studies(
             claimed,
             depths,
             (error(runs[depth].states) for depth in depths),
-            limit.own_error,
+            limit.flow_error,
             constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
             sampled=sampled,
         )
@@ -281,7 +281,9 @@ def _premises(
     return stated and (lipschitz or (proved is not None and step in STEPS))
 
 
-def _runs(scheme: Scheme, depths: Sequence[int], limit: _DepthLimit) -> dict[int, _RecursionRun]:
+def _recursion_runs(
+    scheme: Scheme, depths: Sequence[int], limit: _DepthLimit
+) -> dict[int, _RecursionRun]:
     """Run the scheme at every depth, beside the flow's states and what enters the bound."""
     control = limit.control
     horizon = limit.horizon
@@ -413,7 +415,7 @@ def shadowing_study(
         defect = _largest_norm(defects, grid) * (depth / horizon) ** 2
         return _RecursionRun(layers, states, flow, horizon / depth, defect)
 
-    check, reference = references or (_followed(profile, horizon, count) for count in (6, 8))
+    check, reference = references or (_follow(profile, horizon, count) for count in (6, 8))
     runs = {depth: run(depth, reference) for depth in depths}
     size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
     theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
@@ -435,7 +437,7 @@ def shadowing_study(
     )
 
 
-def _followed(profile: DepthFunction, horizon: float, count: int) -> Follow:
+def _follow(profile: DepthFunction, horizon: float, count: int) -> Follow:
     """Make a function that solves the flow that layers drive, by `count` steps of `rk4` each."""
     nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 

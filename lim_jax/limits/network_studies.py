@@ -182,11 +182,11 @@ def convergence_study(
     if scheme is not None:
         require_kind(scheme, Scheme, "scheme", "Leave it out for Euler's steps.")
     measured = _as_quantities(quantities)
-    runs = _runs(network, grids, depths, scheme)
+    runs = _network_runs(network, grids, depths, scheme)
     known = _reference_runs(network, grids, references, measured)
     values = {name: quantity.value for name, quantity in measured.items()}
     everything = [*runs.values(), *known]
-    observed, twins = _observed(everything, states, values)
+    observed, twins = _observe(everything, states, values)
     fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
@@ -224,7 +224,7 @@ def convergence_study(
         study = refine(
             quantity.source, order, tuple(runs), errors.values(), limit_error, quantity.bound
         )
-        cubic_change = _change([of[name] for of in twins], panels, name in fields)
+        cubic_change = _largest_change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
         limit_change = limit_error / size if smooth else 0.0
         dtype = observed[-1][name].dtype
@@ -238,11 +238,11 @@ def convergence_study(
     return rates
 
 
-def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
+def _largest_change(twins: list[Array], grids: list[Grid], field: bool) -> float:
     """Return the largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
-    first = _interpolated(twins[0], *grids) if field else twins[0]
+    first = _interpolate_at(twins[0], *grids) if field else twins[0]
     second = twins[1]
     with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
         return float(np.abs(np.asarray(first) - np.asarray(second)).max())
@@ -263,7 +263,7 @@ class _QuantityLimits(NamedTuple):
         """Return the limit of a quantity; at the positions of a grid if it is a field."""
         *coarse, fine = (
             np.asarray(
-                _interpolated(values[name], source, grid) if name in self.fields else values[name]
+                _interpolate_at(values[name], source, grid) if name in self.fields else values[name]
             )
             for source, values in self.parts
         )
@@ -274,12 +274,12 @@ class _QuantityLimits(NamedTuple):
 
 
 @filter_jit
-def _interpolated(values: Array, source: Grid, target: Grid) -> Array:
+def _interpolate_at(values: Array, source: Grid, target: Grid) -> Array:
     return source.interpolate(values, target.nodes)
 
 
 @filter_jit  # all in one program: one program each would take longer to compile
-def _observed(
+def _observe(
     runs: Sequence[_NetworkRun], states: PositionField, values: dict[str, Measure]
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
     """Measure every quantity of each run's result, and of cubics that replace the last two."""
@@ -329,7 +329,9 @@ def _solutions(network: Any) -> tuple[Network, Network]:
     return solved, other
 
 
-def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _NetworkRun]:
+def _network_runs(
+    network: Any, grids: Any, depths: Any, scheme: Scheme | None
+) -> dict[int, _NetworkRun]:
     """Return every network to run and its grid, by number of positions or of layers."""
     if depths is None:
         got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
@@ -353,15 +355,15 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
     return {size: _NetworkRun(flow, grid) for (size, grid), flow in pairs}
 
 
-def _listed(values: Any) -> list:
+def _as_list(values: Any) -> list:
     return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _grids(values: Any, name: str) -> list[Grid]:
     """Return one grid or several as a list; raise ValueError at anything else."""
-    for grid in _listed(values):
+    for grid in _as_list(values):
         require_grid(grid, name)
-    return _listed(values)
+    return _as_list(values)
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
@@ -388,7 +390,7 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     cure = "Make one of a single field by ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
     require(continuous, "network", got=described(network), expected=expected, cure=cure)
-    counts = [as_int(depth, "depths") for depth in _listed(depths)]
+    counts = [as_int(depth, "depths") for depth in _as_list(depths)]
     _require_refinements(counts, "depths", "layers")
     parts = network.horizon, network.profile
     return {depth: scheme.recursion(network.control, depth, *parts) for depth in counts}
@@ -408,7 +410,7 @@ def _reference_runs(
     """Return the runs that give the limits and their errors, the finest last."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
-        flows = [other, solved] if references is None else _listed(references)
+        flows = [other, solved] if references is None else _as_list(references)
         got = ", ".join(map(described, flows)) or "none"
         expected = "two depth flows where positions are not refined"
         cure = "Pass two on one grid: the last gives the limit, the first its error."

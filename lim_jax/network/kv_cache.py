@@ -104,7 +104,7 @@ def prefill(
         if isinstance(field, CausalAttention):
             return field(x, x, grid), KVCache(*field.sources(x, field.rope(grid)))
         if isinstance(field, RECURRENT):
-            _require_plain(grid)
+            _require_one_context(grid)
             return field.advance(x, count)
         return field(x, x, grid), ()
 
@@ -173,7 +173,7 @@ def _through(
     return x, tuple(caches)
 
 
-def _require_plain(grid: CellGrid) -> None:
+def _require_one_context(grid: CellGrid) -> None:
     """Raise ValueError unless the grid is one context of equal weights."""
     plain = grid.starts is None and grid.log_weights is None
     got = "one with starts or log weights"

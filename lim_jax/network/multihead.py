@@ -266,8 +266,10 @@ class CausalAttention(eqx.Module):
         """Compute the queries of any tokens, row by row; without `rope` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.rope_before_qk_norm:
-            return self.scaled(_normed(self.query_norm, self.mask.encode_queries(query, rope)))
-        return self.mask.encode_queries(self.scaled(_normed(self.query_norm, query)), rope)
+            return self.scaled(
+                _normalise_heads(self.query_norm, self.mask.encode_queries(query, rope))
+            )
+        return self.mask.encode_queries(self.scaled(_normalise_heads(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
         """Compute the gates of the heads' outputs for each row, or return None without a gate."""
@@ -285,10 +287,10 @@ class CausalAttention(eqx.Module):
         """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
-        value = _normed(self.value_norm, project(self.value, self.value_bias, normed))
+        value = _normalise_heads(self.value_norm, project(self.value, self.value_bias, normed))
         if self.rope_before_qk_norm:
-            return _normed(self.key_norm, self.mask.encode_keys(key, rope)), value
-        return self.mask.encode_keys(_normed(self.key_norm, key), rope), value
+            return _normalise_heads(self.key_norm, self.mask.encode_keys(key, rope)), value
+        return self.mask.encode_keys(_normalise_heads(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""Compute attention's output at position 0 from the state there.
@@ -322,7 +324,7 @@ class CausalAttention(eqx.Module):
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 
 
-def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
+def _normalise_heads(norm: HeadNorm | None, vectors: Array) -> Array:
     """Apply a norm of heads, or return the vectors if there is none."""
     return vectors if norm is None else normalise_heads(norm, vectors)
 

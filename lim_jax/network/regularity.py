@@ -189,7 +189,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     >>> constants.score.shape, float(constants.lipschitz) < 1
     ((2,), True)
     """
-    _require_plain(attention)
+    _require_covered(attention)
     heads, size = attention.query.shape[-3:-1]
     token, slope = norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
@@ -239,7 +239,7 @@ def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
-def _require_plain(attention: CausalAttention) -> None:
+def _require_covered(attention: CausalAttention) -> None:
     """Raise ValueError at attention for which the paper's proposition is not proved."""
     steps = (
         "Pass a CausalAttention, of one matrix each for queries, keys and values: the proposition "
@@ -249,7 +249,7 @@ def _require_plain(attention: CausalAttention) -> None:
     attend = attention.attend
     mask = attention.mask
     holds = attend is causal_attention or type(attend) is RingAttention
-    got = f"heads that attend by {_name(attend)}"
+    got = f"heads that attend by {_function_name(attend)}"
     expected = "causal_attention or a RingAttention"
     cure = "Take one of these: the proposition is proved for a softmax over the prefix."
     require(holds, "attention", got=got, expected=expected, cure=cure)
@@ -461,7 +461,7 @@ def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
 
 
-def _name(function: object) -> str:
+def _function_name(function: object) -> str:
     """Return a function's name, or a description if it has none."""
     return getattr(function, "__name__", described(function))
 
@@ -473,7 +473,7 @@ def _activation_slope(activation: Any) -> float:
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
             return GELU_SLOPES[options["approximate"]]
     slopes = [slope for known, slope in SLOPES if activation is known]
-    got = _name(activation)
+    got = _function_name(activation)
     expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
     cure = "Take one of these: no bound is known for the slope of others."
     require(len(slopes) == 1, "activation", got=got, expected=expected, cure=cure)

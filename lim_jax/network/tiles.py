@@ -94,7 +94,7 @@ class Place(NamedTuple):
     parts: Int[Array, "group tile"] | None = None
 
     @property
-    def seen(self) -> Bool[Array, ""]:
+    def is_visible(self) -> Bool[Array, ""]:
         """Whether any row sees any column of this tile."""
         past = self.column < self.row + self.tile
         if self.starts is None:
@@ -134,7 +134,7 @@ def in_groups(sweep: Sweep) -> Program:
             most = max(CACHE * jax.device_count() // tiling.tile**2, 2)
             group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
         blocks = [
-            [_cut(x, axes, group, tiling.tile) for x in arrays]
+            [_into_blocks(x, axes, group, tiling.tile) for x in arrays]
             for arrays, axes in ((points, 0), (vectors, 1))
         ]
         results = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
@@ -148,7 +148,7 @@ def _spread() -> bool:
     return jax.device_count() > 1
 
 
-def _cut(array: Array, between: int, group: int, tile: int) -> Array:
+def _into_blocks(array: Array, between: int, group: int, tile: int) -> Array:
     """Cut an array into groups, which come first, and blocks; `between` counts axes of vectors."""
     axis = 1 + between
     edges = [(0, 0)] * array.ndim
@@ -166,7 +166,7 @@ def _cut(array: Array, between: int, group: int, tile: int) -> Array:
 
 
 def _join(array: Array, between: int, length: int) -> Array:
-    """Join groups and blocks again: the inverse of `_cut`."""
+    """Join groups and blocks again: the inverse of `_into_blocks`."""
     axis = 1 + between
     array = jnp.moveaxis(array, 2, axis + 1)
     if _spread():
@@ -260,7 +260,7 @@ def _over_pairs(
             row_result, column_result = visit_tile(there)
         else:
             row_result, column_result = jax.lax.cond(
-                place.seen, visit_tile, lambda there: there, there
+                place.is_visible, visit_tile, lambda there: there, there
             )
         return (
             _replace_block(row_results, i, row_result),

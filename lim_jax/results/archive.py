@@ -115,7 +115,7 @@ def load(path: AnyPath) -> Any:
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")
     header, arrays = read_arrays(path, RESULT)
     try:
-        return _read(header["result"], arrays)
+        return _from_json(header["result"], arrays)
     except Exception as error:  # whatever the parts make of what they are not
         if refusal(error) is not None:
             raise
@@ -142,7 +142,7 @@ def _as_json(value: Any, place: str, arrays: Arrays) -> Any:
         entries = _entries_as_json(dict(enumerate(value)), place, arrays)
         return {SEQUENCES[kind_of(value)]: list(entries.values())}
     if kind_of(value) in KINDS:
-        parts = {name: getattr(value, name) for name in _parts(type(value))}
+        parts = {name: getattr(value, name) for name in _field_names(type(value))}
         return {"kind": kind_of(value), "parts": _entries_as_json(parts, place, arrays)}
     kinds = np.generic | bool | int | float | complex
     is_number_type = isinstance(value, type) and issubclass(value, kinds)
@@ -164,7 +164,7 @@ def _entries_as_json(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> 
     }
 
 
-def _read(value: Any, arrays: Arrays) -> Any:
+def _from_json(value: Any, arrays: Arrays) -> Any:
     """Return the value that `_as_json` wrote in this way."""
     match value:
         case {"array": _, "dtype": _}:
@@ -178,16 +178,16 @@ def _read(value: Any, arrays: Arrays) -> Any:
                 cure="Read it with the lim_jax that wrote it.",
             )
             made = getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
-            return made(**{name: _read(part, arrays) for name, part in parts.items()})
+            return made(**{name: _from_json(part, arrays) for name, part in parts.items()})
         case {"dict": entries}:
-            return {name: _read(entry, arrays) for name, entry in entries.items()}
+            return {name: _from_json(entry, arrays) for name, entry in entries.items()}
         case {"list": entries}:
-            return [_read(entry, arrays) for entry in entries]
+            return [_from_json(entry, arrays) for entry in entries]
         case {"tuple": entries}:
-            return tuple(_read(entry, arrays) for entry in entries)
+            return tuple(_from_json(entry, arrays) for entry in entries)
         case {"rates": entries}:  # its file loads the solvers of differential equations
             rates = import_module("lim_jax.limits.network_studies").Rates
-            return rates(_read(entry, arrays) for entry in entries)
+            return rates(_from_json(entry, arrays) for entry in entries)
         case {"float": text}:
             return float(text)
         case {"fraction": text}:
@@ -209,7 +209,7 @@ def _on_device(array: np.ndarray) -> jax.Array:
     return jax.device_put(array)
 
 
-def _parts(kind: type) -> tuple[str, ...]:
+def _field_names(kind: type) -> tuple[str, ...]:
     """Return the names of a result type's fields."""
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
 

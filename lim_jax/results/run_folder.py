@@ -147,7 +147,7 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     record = {
         "command": command,
         "arguments": {**arguments, **{name: str(path) for name, path in paths.items()}},
-        "read": {name: _identity(path) for name, path in paths.items() if path.exists()},
+        "read": {name: _file_identity(path) for name, path in paths.items() if path.exists()},
         "versions": {
             "lim_jax": version("lim_jax"),
             "source": _digest_of_files(PACKAGE, sorted(PACKAGE.rglob("*.py"))),
@@ -158,7 +158,7 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(record)))
 
 
-def _identity(path: Path) -> dict[str, Any]:
+def _file_identity(path: Path) -> dict[str, Any]:
     """Return the path, the size and the digest of a file or folder that a run reads."""
     names = files_within(path) if path.is_dir() else [Path()]
     size = sum((path / name).stat().st_size for name in names)

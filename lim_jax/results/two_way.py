@@ -124,10 +124,10 @@ def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
     least = int(np.argmin(result.by_place.value))
     lines = [
         f"Wherever it stands, “{names[document]}” holds most: "
-        f"{_spelt(result.by_document, document)} % of the influence.",
+        f"{_share_cell(result.by_document, document)} % of the influence.",
         f"Whichever document stands there, place {place + 1} holds most, "
-        f"{_spelt(result.by_place, place)} %; place {least + 1} least, "
-        f"{_spelt(result.by_place, least)} %.",
+        f"{_share_cell(result.by_place, place)} %; place {least + 1} least, "
+        f"{_share_cell(result.by_place, least)} %.",
     ]
     if result.gap is not None:
         points, warning = points_in_words(-float(result.gap.value), float(result.gap.error))
@@ -140,9 +140,9 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
     for number, name in enumerate(names):
-        cells = [_spelt(result.table, (number, place)) for place in places]
-        rows.append([f"“{name}”", *cells, _spelt(result.by_document, number)])
-    by_place = [_spelt(result.by_place, place) for place in places]
+        cells = [_share_cell(result.table, (number, place)) for place in places]
+        rows.append([f"“{name}”", *cells, _share_cell(result.by_document, number)])
+    by_place = [_share_cell(result.by_place, place) for place in places]
     return [*rows, ["any document", *by_place, ""]]
 
 
@@ -189,7 +189,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     return text_table(two_way_cells(result, names))
 
 
-def _spelt(shares: Estimate, place: Any) -> str:
+def _share_cell(shares: Estimate, place: Any) -> str:
     """Write a share in per cent with its error; "-" where no order has the document there."""
     value = 100 * float(shares.value[place])
     error = 100 * float(shares.error[place])

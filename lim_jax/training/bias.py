@@ -174,8 +174,8 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    penalty_size = abs(strength) * _size(slope)
-    risk_size = _size(jax.grad(risk)(params))
+    penalty_size = abs(strength) * _norm(slope)
+    risk_size = _norm(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
@@ -192,14 +192,14 @@ def parameter_shift(
     curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
     solution = error_if(
         solution,
-        (_size(slope) > 0) & (curvature <= 0),
+        (_norm(slope) > 0) & (curvature <= 0),
         "risk: expected a positive definite Hessian at params, got one that is not. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
 
 
-def _size(tree: PyTree) -> Scalar:
+def _norm(tree: PyTree) -> Scalar:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
