@@ -81,8 +81,8 @@ def _require_known(value: Any, named: bool) -> None:
     what = "class" if isinstance(value, type) else "function"
     raise Refusal(
         f"run: got no name for the {what} {_qualified_name(value)}, expected one of your own, by "
-        "which a checkpoint tells this run from others. Pass a text as run, and another text when what it "
-        "computes changes."
+        "which a checkpoint tells this run from others. Pass a text as run, and another text when "
+        "what it computes changes."
     )
 
 

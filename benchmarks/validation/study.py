@@ -343,7 +343,7 @@ class _Study(NamedTuple):
         file = _file(self.folder, f"recall {arm}")
         return recall_record(setting, self.keys, arm, test=test, checkpoint=file)
 
-    def run(self, name: str) -> "_Run":
+    def run(self, name: str) -> "_ArmRun":
         return _ArmRun(self.preset.settings[name], self.preset, jax.random.fold_in(self.keys[0], 7))
 
 
