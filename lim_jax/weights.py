@@ -383,8 +383,8 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
     rows
         The matrix: an array, `HalfRows` or `FetchedRows`.
     numbers
-        Row numbers along one axis. One beyond the last row means the last row, as in JAX's own
-        indexing.
+        Row numbers along one axis. As in JAX's own indexing, those below zero count from the last
+        row, and one outside the matrix means the row at its end.
 
     Returns
     -------
@@ -395,8 +395,9 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
         return _from_bits(rows.bits[numbers], rows.precision)
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
-    # As in JAX's own indexing, a number outside the matrix means the row at its end.
-    known = jnp.clip(numbers, 0, rows.shape[0] - 1)
+    # As in JAX's own indexing.
+    size = rows.shape[0]
+    known = jnp.clip(jnp.where(numbers < 0, numbers + size, numbers), 0, size - 1)
     return rows.fetch(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
 
 

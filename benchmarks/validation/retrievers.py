@@ -161,7 +161,7 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     size = setting.width // setting.heads
     model = gaussian_model(
         task.vocabulary,
-        task.length,
+        None if setting.rotary else task.length,
         width=setting.width,
         heads=setting.heads,
         depth=setting.depth,

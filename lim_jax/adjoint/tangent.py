@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import described, error_if, require, require_callable
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -186,6 +187,9 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
     ------
     ValueError
         If the field cannot be called, or x does not fit the grid.
+    EquinoxRuntimeError
+        If a field that is none of this library's moves a token by its neighbours in the first slot:
+        every other token is moved, and the rest must stand still.
 
     Examples
     --------
@@ -196,7 +200,15 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
     _require_tangent(field, x, x, grid, "x")
     _, push = jax.linearize(lambda x_: field(x_, x, grid), x)
     basis = jnp.eye(x.shape[1], dtype=x.dtype)
-    return jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
+    blocks = jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
+    if causal_by_construction(field):
+        return blocks
+    pushed = push(jnp.ones_like(x).at[1::2].set(0))
+    message = (
+        "field: expected a first slot that is read token by token, got one that mixes tokens. "
+        "Read what mixes them from the second slot, the context."
+    )
+    return error_if(blocks, beyond_rounding(pushed.at[::2].set(0), pushed), message)
 
 
 class KernelFactors(NamedTuple):
@@ -240,6 +252,14 @@ class KernelFactors(NamedTuple):
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
         """Return the map of one token to its keys and values at position j, and the token there."""
+        last = len(self.states) - 1
+        require(
+            isinstance(j, Tracer) or 0 <= int(j) <= last,
+            "j",
+            got=f"{j}",
+            expected=f"a position from 0 to {last}",
+            cure="Pass one of the state's positions.",
+        )
         rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
         def key_and_value(token: Float[Array, " width"]) -> Sources:

@@ -37,9 +37,12 @@ class ComparedAnswers(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Both answers, the document that changed most, and those in one answer alone, in lines."""
+        """Questions that differ, both answers, the largest change, and what one alone has."""
         said = [shown_answer(one["answer"], one["cut"]) for one in self.answers]
         lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
+        first, second = (shown_answer(one["question"], False) for one in self.answers)
+        if first != second:
+            lines.insert(0, f"They answer different questions: “{first}” and “{second}”.")
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
         most = max(both, key=lambda part: abs(part.difference))
@@ -77,7 +80,10 @@ class ComparedAnswers(NamedTuple):
 def compare_answers(
     first: AnswerRecord, second: AnswerRecord, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
-    """Put the scores that two answers by one method give each part beside each other."""
+    """Put the scores that two answers by one method give each part beside each other.
+
+    The questions may differ; the finding says so.
+    """
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
     require(
         kinds[0] == kinds[1],

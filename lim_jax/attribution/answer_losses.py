@@ -12,6 +12,7 @@ from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
+from lim_jax.models.ids import padded_length
 from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 
@@ -21,8 +22,9 @@ def answer_rows(
 ) -> Float[np.ndarray, "answer queries"] | None:
     """Return the query weights of each part of the answer: a row for each, over the queries.
 
-    None for a loss that is no sum over the answer's tokens, as of a foil: it is of the whole answer
-    alone, and ValueError is raised for parts of it.
+    Rows are padded with zeros as the queries of a context are, so that one program serves answers
+    of several lengths. None for a loss that is no sum over the answer's tokens, as of a foil: it is
+    of the whole answer alone, and ValueError is raised for parts of it.
     """
     if context.contrast is not None or not isinstance(loss, LossOfLogits):
         require_whole(answer, "as this loss is of all of it")
@@ -30,7 +32,9 @@ def answer_rows(
     rows = np.zeros((len(answer), context.length))
     for row, segment in zip(rows, answer, strict=True):
         row[segment.places] = context.weights[segment.places]
-    return rows[:, np.flatnonzero(context.weights)].astype(model.embedding.dtype)
+    queries = np.flatnonzero(context.weights)
+    padding = padded_length(queries.size) - queries.size
+    return np.pad(rows[:, queries], [(0, 0), (0, padding)]).astype(model.embedding.dtype)
 
 
 def losses_of_rows(
@@ -51,12 +55,12 @@ def losses_of_rows(
         whole, asked = of_query_weights(y, row)
         return whole * of_logits.of_logits(logits, asked)
 
-    return jax.lax.map(of_row, padded_rows(rows, y))
+    return jax.lax.map(of_row, rows_of_queries(rows, y))
 
 
-def padded_rows(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
-    """Pad query weights with zeros to as many queries as the targets have."""
-    return jnp.pad(rows, [(0, 0), (0, y.weights.shape[0] - rows.shape[1])])
+def rows_of_queries(rows: Float[Array, "rows _"], y: Targets) -> Float[Array, "rows queries"]:
+    """Cut padded query weights to as many as the targets have, which a short context limits."""
+    return rows[:, : y.weights.shape[0]]
 
 
 def of_query_weights(y: Targets, row: Float[Array, " queries"]) -> tuple[Float[Array, ""], Targets]:

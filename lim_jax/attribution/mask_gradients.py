@@ -17,7 +17,7 @@ from lim_jax.attribution.answer_losses import (
     answer_rows,
     losses_of_rows,
     of_query_weights,
-    padded_rows,
+    rows_of_queries,
 )
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.method import Run, of_context
@@ -180,7 +180,7 @@ def _gradients_of_rows(
         return (covectors, gradients + of_layer), None
 
     def of_batch(rows):
-        rows = padded_rows(rows, y)
+        rows = rows_of_queries(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 

@@ -138,8 +138,7 @@ class Names(NamedTuple):
     query_norm, key_norm
         The norms of heads' queries and keys, which a recipe with a `head_norm` reads.
     network
-        Stands before the names of the tokenwise network's matrices; empty for none, which
-        `sublayers.plain_mlp` reads.
+        Stands before the names of the tokenwise network's matrices; empty for none.
     gate, up, down
         The matrices of the tokenwise network; without a gate `up` and `down` alone.
     before_attention, after_attention

@@ -192,7 +192,7 @@ def gated_mlp(
     """Read a gated MLP from three matrices."""
     sizes = recipe.sizes
     names = recipe.names
-    at = f"{at}.{recipe.names.network}"
+    at = _network(at, recipe)
     inner = sizes.intermediate_size
     width = sizes.width
     shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
@@ -209,7 +209,7 @@ def fused_gated_mlp(
     """Read a gated MLP whose gates stand before the rest in one matrix."""
     sizes = recipe.sizes
     names = recipe.names
-    at = f"{at}.{recipe.names.network}"
+    at = _network(at, recipe)
     inner = sizes.intermediate_size
     width = sizes.width
     gate, up = np.split(read.matrix(f"{at}.{names.up}.weight", 2 * inner, width), 2)
@@ -225,7 +225,7 @@ def plain_mlp(
     names = recipe.names
     inner = sizes.intermediate_size
     width = sizes.width
-    at = f"{at}.{names.network}" if names.network else at
+    at = _network(at, recipe)
     arrays = []
     for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
         arrays.append(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
@@ -240,9 +240,14 @@ def xielu_mlp(
     numbers = []
     plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
-        number = read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape)
+        number = read(f"{_network(at, recipe)}.act_fn.{name}", *shape)
         numbers.append(number.reshape(()))
     return dataclasses.replace(plain, activation_numbers=np.stack(numbers))
+
+
+def _network(at: str, recipe: Recipe) -> str:
+    """Return what stands before the names of a layer's tokenwise network."""
+    return f"{at}.{recipe.names.network}" if recipe.names.network else at
 
 
 def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:

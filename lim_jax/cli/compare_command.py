@@ -114,8 +114,9 @@ def _answers(answers: Sequence[AnswerRecord], names: Names, folder: Path) -> Tol
     """Compare two answers and write the files; return sentences, table rows and no figures."""
     compared = compare_answers(answers[0], answers[1], names)
     write_compared_answers(compared, folder)
-    questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)
-    return [" and ".join(questions), *compared.finding.splitlines()], compared.rows, {}
+    first, second = (answer["question"] for answer in answers)
+    title = f"“{first}”" if first == second else "two questions"
+    return [title, *compared.finding.splitlines()], compared.rows, {}
 
 
 def _pages(first: Path, second: Path) -> list[str]:

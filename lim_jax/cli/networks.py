@@ -1,6 +1,5 @@
 """A network from a terminal: whole in memory, or left in its files where it does not fit."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ def network_within(
     """Read an opened model's weights where they fit the memory, else leave them in their files.
 
     `memory` is in GiB; None stands for all that is free, or for the placement recorded in
-    `unfinished`.
+    `unfinished`. Where the system does not say what is free, nothing is known to fit.
     """
     if memory is not None:
         require_positive(
@@ -57,12 +56,14 @@ def network_within(
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
     as_before = memory is None and recorded.exists()
-    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
+    known_to_fit = most is not None and needed.whole <= most
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else known_to_fit
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
     takes = needed.whole if fits else needed.by_layers
+    limit = "an unknown number of GiB: pass --memory" if most is None else f"{most / GIB:.1f} GiB"
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
-        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
+        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {limit}.")
     )
     return model.loaded() if fits else model
 
@@ -100,8 +101,8 @@ def estimated_time(
     return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
 
 
-def free_memory() -> int:
-    """Return the free memory of the device, or on a CPU of the machine, in bytes."""
+def free_memory() -> int | None:
+    """Return the free bytes of the device, or on a CPU of the machine; None where unknown."""
     (device, *_) = jax.local_devices()
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -109,4 +110,4 @@ def free_memory() -> int:
     if AVAILABLE.exists():
         lines = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
         return 1024 * int(lines["MemAvailable"].split()[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

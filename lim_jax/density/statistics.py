@@ -74,7 +74,8 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
               \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
 
-    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`. NaN passes on.
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`. Of averages that are all
+    zero LIM and SC are zero, also where :math:`\varepsilon_0` is. NaN passes on.
 
     Parameters
     ----------
@@ -108,8 +109,14 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle
-    lim = gap / (boundary + epsilon)
-    return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
+    lim = _ratio(gap, boundary + epsilon)
+    contrast = _ratio(gap, boundary + middle + epsilon)
+    return Indices(left, middle, right, gap, lim, contrast)
+
+
+def _ratio(part: Scalar, whole: Scalar) -> Scalar:
+    """Divide two numbers; return zero where both are zero."""
+    return part / jnp.where((part == 0) & (whole == 0), 1, whole)
 
 
 class Influence(eqx.Module):

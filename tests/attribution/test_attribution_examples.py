@@ -52,7 +52,7 @@ def test_finding_of():
 
 def test_compare_answers():
     parts = [{"name": name, "kind": "document", "score": 0.5} for name in "ab"]
-    about = {"method": "mask-path", "foil": "", "cut": False, "given": None}
+    about = {"question": "", "method": "mask-path", "foil": "", "cut": False, "given": None}
     first = {**about, "answer": "Wren", "parts": parts}
     second = {**about, "answer": "Owl", "parts": [{**parts[0], "score": -1.0}]}
     said = """first: “Wren”

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.compilations import compilations
 from reference.networks import byte_network
 
 from lim_jax._argument_error import Refusal
 from lim_jax.attribution import files, mask_gradients
 from lim_jax.attribution.method import Run, scores_by_token
-from lim_jax.attribution.methods import mask_gradient, mask_path
+from lim_jax.attribution.methods import leave_one_out, mask_gradient, mask_path
 from lim_jax.attribution.segments import (
     answer_segments,
     context_segments,
@@ -235,3 +236,22 @@ def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest(
     assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
     rest = context_segments(CONTEXT)[-1]
     assert rest.label == ("", "rest") and rest.places.tolist() == [*range(39, CONTEXT.length)]
+
+
+@pytest.mark.parametrize("method", [mask_gradient, mask_path, leave_one_out])
+def test_answers_of_other_lengths_have_one_program(model, method):
+    """Answers of 5 and of 9 tokens are padded to 16, as their contexts are to one length."""
+    of_five, of_nine = (
+        context_of(RenderedPrompt(TEXT, SPANS), answer, asked="margin")
+        for answer in (" She.", " It sang.")
+    )
+
+    def score(context):
+        answer = answer_segments(context, None, "answer")
+        parts = document_segments(context, "documents")
+        return method.scores(model, context, answer, parts, LOSS, Run()).by_part
+
+    score(of_five)
+    with compilations() as compiled:
+        score(of_nine)
+    assert not compiled

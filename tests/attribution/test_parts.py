@@ -223,7 +223,8 @@ def answer(scores, **more):
         {"name": name, "kind": kinds.get(name, "document"), "score": score}
         for name, score in scores.items()
     ]
-    about = {"method": "mask-path", "foil": "", "cut": False, "given": None, "answer": "Wren"}
+    about = {"question": "Who?", "answer": "Wren", "cut": False, "foil": "", "given": None}
+    about["method"] = "mask-path"
     return {**about, **more, "parts": parts}
 
 
@@ -239,6 +240,14 @@ def test_answers_are_compared_part_by_part_the_second_less_the_first():
         "Only in new: “c” (+0.125).",
         "All documents together give +2.00 and -1.00 of log odds.",
     ]
+
+
+def test_it_is_said_first_that_two_answers_are_to_different_questions():
+    first = answer({"a": 1.0})
+    assert "questions" not in compare_answers(first, first).finding
+    second = answer({"a": 0.5}, question="Who\nsings?")
+    said, *_ = compare_answers(first, second).finding.splitlines()
+    assert said == "They answer different questions: “Who?” and “Who sings?”."
 
 
 @pytest.mark.parametrize(
