@@ -13,7 +13,7 @@ import lim_jax as lim
 from lim_jax import explanations, models
 from lim_jax.adjoint.ledger import channels
 from lim_jax.explanations import certificates, explanation
-from lim_jax.explanations.account import targets_of_windows, parts_of_ids
+from lim_jax.explanations.account import parts_of_ids, targets_of_windows
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
