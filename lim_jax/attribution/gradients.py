@@ -72,4 +72,4 @@ def _mean_attention(
     query = attention.queries(x, rope)
     key, _ = attention.sources(x, rope)
     of_head = partial(attention_weights, grid=prefixes)
-    return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)
+    return attention.map_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)
