@@ -2,10 +2,10 @@
 
 ``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
 profiles a last-token loss of one context, in a process of its own for each way of holding the
-weights: whole (`models.load`), kept in half precision on the device (``kept="bfloat16"``; of the
-holding ``"bfloat16 host"`` in the host's memory), and left in their files (`models.open`); ``walk``
-is the last with a checkpoint, so that states of long contexts are in files too. Any of them with
-``"products"`` takes products in bfloat16. Reading and compiling count; beside stands what
+weights: whole (`models.load`), kept in half precision on the device (``storage_dtype="bfloat16"``;
+of the holding ``"bfloat16 host"`` in the host's memory), and left in their files (`models.open`);
+``walk`` is the last with a checkpoint, so that states of long contexts are in files too. Any of
+them with ``"products"`` takes products in bfloat16. Reading and compiling count; beside stands what
 `models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
 another length; transformers is a row where it is installed. ``--contexts`` takes more of them than
 one, which go in batches; of the holding ``"load alone"`` each goes by itself.
@@ -100,7 +100,7 @@ def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray
         model = lim.models.open(path, compute=compute)
     else:
         kept: Any = None if holding == "load" else holding
-        model = lim.models.load(path, kept=kept, compute=compute, on_host="host" in how)
+        model = lim.models.load(path, storage_dtype=kept, compute=compute, on_host="host" in how)
     ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
     windows = [jax.device_put(row) for row in ids]
     ask = lim.loss.last_token
@@ -144,7 +144,7 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     planned = {
         "open": expected.offloaded,
         "walk": expected.by_layers,
-        "load": expected.whole,
+        "load": expected.in_memory,
     }
     predicted = planned.get(holding)
     return {

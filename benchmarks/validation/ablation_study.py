@@ -78,9 +78,9 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
 
     Examples
     --------
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> pieces = [("{", False), ("a", True), (", ", False), ("b", True), ("; ", False), ("c", True)]
-    >>> prompt = laid_out([*pieces, ("}", False)], "", [0])
+    >>> prompt = join_pieces([*pieces, ("}", False)], "", [0])
     >>> ablated_text(prompt, np.array([True, False, True]))
     '{a; c}'
     >>> ablated_text(prompt, np.array([False, True, True]))
@@ -186,7 +186,7 @@ def _read(
     def read_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
         x = model.embed(ids)
         grid = token_grid(ids.shape[0], x.dtype)
-        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logits = model.readout(model.flow(x, grid)[y.positions], grid)
         logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[:, None], axis=1)[:, 0]
         return jnp.sum(jnp.where(y.weights > 0, logs, 0)), jnp.argmax(logits[0])
 
@@ -257,9 +257,9 @@ class Ablated:
     --------
     >>> from functools import partial
     >>> from lim_jax.models import byte_model
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
-    >>> prompt = laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
+    >>> prompt = join_pieces([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
     >>> of = Ablated([prompt], [np.array([97])], None, partial(read_answers, model))
     >>> [one.shape for one in of([np.array([[True, True], [False, True]])])]
     [(2,)]

@@ -129,8 +129,8 @@ def weights_of_heads(
 
 def attention_to_parts(model: CausalLM, context: Context) -> Attention:
     """The answer's mean attention to all tokens of each part, where every layer has attention."""
-    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.asked])
-    return np.stack([rows[part.places].sum(axis=0) for part in parts_of_prompt(context)])
+    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.ask])
+    return np.stack([rows[part.positions].sum(axis=0) for part in parts_of_prompt(context)])
 
 
 def _attention(
@@ -150,10 +150,10 @@ def _attention(
         prefixes = attention.prefixes(grid)
         query = attention.queries(x, rope)
         key, _ = attention.sources(x, rope)
-        prefix = prefixes.prefix_weights()[y.places]
+        prefix = prefixes.prefix_weights()[y.positions]
         of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
         key = by_head(key, query.shape[0])
-        weights = attention.map_heads(of_head, query[:, y.places], key)
+        weights = attention.map_heads(of_head, query[:, y.positions], key)
         return model.flow.transition(layer, x, grid), y.weights @ weights
 
     _, rows = model.flow.scan(read_layer, x)

@@ -191,7 +191,7 @@ def _answers(
     grid = token_grid(len(ids), x.dtype)
 
     def losses(x: State) -> tuple[Float[Array, "2"], Float[Array, "queries vocabulary"]]:
-        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logits = model.readout(model.flow(x, grid)[y.positions], grid)
         both = (
             autoregressive_cross_entropy(logits, y.targets, y.weights),
             margin_loss(logits, y.targets, y.weights),

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.validation.document_study import TASK
 from benchmarks.validation.facts import draw_facts
-from lim_jax.tasks.prompts import Prompt, laid_out, moved
+from lim_jax.tasks.prompts import Prompt, join_pieces, move_record
 
 DOCUMENTS = 5
 # Of a sentence, in characters.
@@ -46,7 +46,7 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
     pieces = [(TASK, False)]
     gold = 0
     part = 0
-    said = moved(facts.documents, facts.gold, place)
+    said = move_record(facts.documents, facts.gold, place)
     for number, name in enumerate(rng.choice(names, DOCUMENTS, replace=False).tolist()):
         there = sentences_of(name)
         count = int(rng.integers(fewest, min(most, len(there)) + 1))
@@ -60,7 +60,7 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
         for sentence in document:
             pieces += [(" ", False), (sentence, True)]
     pieces.append((f"\n\nQuestion: {facts.question}\nAnswer:", False))
-    return laid_out(pieces, f" {facts.answers[0]}", [gold])
+    return join_pieces(pieces, f" {facts.answers[0]}", [gold])
 
 
 def _title(name: str) -> str:

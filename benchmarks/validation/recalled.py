@@ -82,7 +82,7 @@ def all_answers_batch(examples: Example) -> IdsOf:
     >>> task = RecallTask(pairs=2, length=10, keys=3, values=4)
     >>> examples = recall_examples(task, 1, key=jax.random.key(0))
     >>> ids, y = all_answers_batch(examples)
-    >>> window, places = examples.window[0], y.places[0]
+    >>> window, places = examples.window[0], y.positions[0]
     >>> ids.shape, y.weights.tolist(), bool((window[places + 1] == y.targets[0]).all())
     ((1, 10), [[0.5, 0.5]], True)
     """
@@ -145,11 +145,11 @@ def _penalty(
 def _one_question(examples: Example, key: Key[Array, ""]) -> tuple[IdsOf, Int[Array, " examples"]]:
     """Of each context, drawn; and the pair that answers it."""
     ids, y = all_answers_batch(examples)
-    assert y.places is not None  # of few places
+    assert y.positions is not None  # of few places
     question = jax.random.randint(key, (len(ids), 1), 0, y.weights.shape[1])
     answers, places, gold = (
         jnp.take_along_axis(part, question, axis=1)
-        for part in (y.targets, y.places, jnp.asarray(examples.gold))
+        for part in (y.targets, y.positions, jnp.asarray(examples.gold))
     )
     return (ids, Targets(answers, jnp.ones(answers.shape), places)), gold[:, 0]
 
@@ -268,7 +268,7 @@ def _judge(
 
     def judge_model(model: CausalLM) -> tuple[Array, Scalar]:
         def right(ids: Int[Array, " length"], y: Targets) -> Float[Array, " queries"]:
-            logits = model.logits(ids)[y.places]
+            logits = model.logits(ids)[y.positions]
             return (logits.argmax(axis=1) == y.targets).astype(logits.dtype)
 
         found = jax.vmap(right)(ids, y)

@@ -124,7 +124,7 @@ def answer_batch(examples: Example) -> tuple[Int[Array, "examples length"], Targ
     >>> task = KeyValueTask(records=2, keys=3, values=4)
     >>> examples = key_value_examples(task, jnp.array([1]), key=jax.random.key(0))
     >>> ids, y = answer_batch(examples)
-    >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
+    >>> ids.shape, y.positions.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
     ((1, 5), [[4]], True)
     """
     windows = jnp.asarray(examples.window)

@@ -191,7 +191,7 @@ def row_of(
     supported = ("evidence" in statements and states(answered.text, question.right)) or (
         "contradiction" in statements and states(answered.text, question.wrong)
     )
-    given = answered.given
+    given = answered.total_effect
     assert given is not None  # the mask gradient says it
     return {
         "kind": kind,

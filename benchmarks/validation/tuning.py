@@ -159,8 +159,8 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
     grid = token_grid(probes.ids.shape[1], whole.embedding.dtype)
 
     def penalty_of_probe(probe: TextBatch) -> Scalar:
-        assert probe.y.places is not None  # text_batch names them
-        targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.places))
+        assert probe.y.positions is not None  # text_batch names them
+        targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.positions))
         first = Targets(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
         sizes = probe.pools.sum(axis=1) / probe.pools.sum()
         target = jnp.where(
@@ -194,7 +194,7 @@ def _judge_batch(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores
     def judge_example(ids: Int[Array, " length"], y: Targets) -> PlaceScores:
         x = whole.embed(ids)
         grid = token_grid(len(ids), x.dtype)
-        logits = whole.readout(whole.flow(x, grid)[y.places], grid)
+        logits = whole.readout(whole.flow(x, grid)[y.positions], grid)
         return PlaceScores(
             decodes_greedily(logits, y.targets, y.weights).astype(x.dtype),
             -margin_loss(logits, y.targets, y.weights),

@@ -53,13 +53,13 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     require(reads_by_softmax(flow), "flow.layers", got=kinds, expected=expected, cure=cure)
     assert flow.step in (euler, split)
 
-    def handed_on(carry, layer):
+    def roll_out(carry, layer):
         x, rollout = carry
         field, _ = layer
         rollout = (_mean_attention(attention_of(field), x, grid) @ rollout + rollout) / 2
         return (flow.transition(layer, x, grid), rollout), None
 
-    (_, rollout), _ = flow.scan(handed_on, (x, jnp.eye(grid.size, dtype=x.dtype)))
+    (_, rollout), _ = flow.scan(roll_out, (x, jnp.eye(grid.size, dtype=x.dtype)))
     return rollout
 
 

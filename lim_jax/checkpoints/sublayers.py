@@ -51,7 +51,7 @@ def rms_norm_without_weights(read: Reader, name: str, width: int, norm_eps: floa
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read the recipe's norm over a head's features, which all heads share."""
     norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
-    return jax.tree.map(lambda leaf: deinterleaved(leaf[None], recipe)[0], norm)
+    return jax.tree.map(lambda leaf: deinterleave(leaf[None], recipe)[0], norm)
 
 
 def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -62,15 +62,15 @@ def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNor
 
 def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor."""
-    scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
-    return _norms_of_heads(scale, recipe.sizes.norm_eps)
+    scale = deinterleave(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
+    return _head_norms(scale, recipe.sizes.norm_eps)
 
 
 def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor each."""
     size = recipe.sizes.head_dim
     scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
-    return _norms_of_heads(scales, recipe.sizes.norm_eps)
+    return _head_norms(scales, recipe.sizes.norm_eps)
 
 
 def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -89,13 +89,13 @@ def clipped(limit: float) -> Callable[..., HeadNorm]:
     return lambda read, name, heads, recipe: Clipped(limit)
 
 
-def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+def _head_norms(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
     """Return layer norms of heads with these scales and no shift."""
     norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
     return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
 
 
-def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
+def deinterleave(rows: Tensor, recipe: Recipe) -> Tensor:
     """Reorder a head's features, the second axis, from neighbouring pairs to halves."""
     # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     # queries and keys are both reordered.
@@ -116,7 +116,7 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     return _named(pairs, recipe)
 
 
-def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
+def rotate_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read queries, keys and values of heads that files rotate by negative angles."""
     # To turn (a, b) back by an angle is to turn (b, a) by it: the halves of heads change places.
     half = recipe.sizes.head_dim // 2
@@ -166,7 +166,7 @@ def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arr
     for name, pair in zip(("query", "key", "value"), pairs, strict=True):
         for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
             if rows is not None:
-                arrays[field] = rows if name == "value" else deinterleaved(rows, recipe)
+                arrays[field] = rows if name == "value" else deinterleave(rows, recipe)
     return arrays
 
 

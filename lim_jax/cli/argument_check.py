@@ -40,8 +40,8 @@ def require_arguments(name: str, command: Callable[..., int], words: Sequence[st
     if missing:
         verb = "are" if len(missing) > 1 else "is"
         usage = " ".join(a.shown for a in arguments if a.required)
-        said = ", ".join(missing)
-        raise _refusal(name, said, f"{verb} missing", f"the command is lim-jax {name} {usage}")
+        names = ", ".join(missing)
+        raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
     for argument, words_of_option in values:
         _require_values(name, argument, words_of_option)
 
@@ -62,10 +62,12 @@ def _by_option(
         flag, equals, value = word.partition("=")
         argument = flags.get(flag.replace("_", "-"))
         if argument is None:
-            raise _refusal(name, flag, "is no option", f"the options are {_listed(flags)}", flags)
+            raise _refusal(
+                name, flag, "is no option", f"the options are {_list_flags(flags)}", flags
+            )
         if equals:
             rest.insert(0, value)
-        words_of_option = _taken(argument, rest, literal=bool(equals))
+        words_of_option = _option_values(argument, rest, literal=bool(equals))
         del rest[: len(words_of_option)]
         values.append((argument, words_of_option))
     return values, positional
@@ -93,7 +95,7 @@ def _flags(argument: Argument) -> list[str]:
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
-def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
+def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
     """Return the tokens that are an option's values; if `literal`, the first may be a flag."""
     if argument.kind is bool:
         return []
@@ -149,7 +151,7 @@ def _fits(kind: Any, value: str) -> bool:
     return True
 
 
-def _listed(flags: Sequence[str] | dict[str, Argument]) -> str:
+def _list_flags(flags: Sequence[str] | dict[str, Argument]) -> str:
     """Return the flags in one line, without the negative ones."""
     return ", ".join(flag for flag in flags if not flag.startswith("--no-"))
 

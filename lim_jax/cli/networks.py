@@ -13,7 +13,7 @@ from lim_jax import models
 from lim_jax._atomic_files import write_file
 from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
-from lim_jax.attribution.time_budget import duration, measuring_seconds
+from lim_jax.attribution.time_budget import duration, estimate_seconds
 from lim_jax.checkpoints.hub import model_path
 from lim_jax.models import CausalLM, LanguageModel
 
@@ -56,12 +56,12 @@ def network_within(
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
     as_before = memory is None and recorded.exists()
-    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.in_memory <= most
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
-    takes = needed.whole if fits else needed.by_layers
+    takes = needed.in_memory if fits else needed.by_layers
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
-        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
+        + ("." if fits else f", whole {needed.in_memory / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
     return model.loaded() if fits else model
 
@@ -74,13 +74,13 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
         write_file(unfinished / PLACEMENT, placement.encode())
 
 
-def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
+def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
-        of_contexts = options.get("unit") == "context"
+        counts_contexts = options.get("unit") == "context"
         shown = tqdm(items, **options)
-        return record_placement(shown, network, unfinished) if of_contexts else shown
+        return record_placement(shown, network, unfinished) if counts_contexts else shown
 
     return bar
 
@@ -89,14 +89,16 @@ def estimated_time(
     network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> str:
     """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
-    seconds = measuring_seconds(network, lengths, shown, answered, cost)
-    said = f"about {duration(seconds)}."
+    seconds = estimate_seconds(network, lengths, shown, answered, cost)
+    estimate = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
-        return said
-    half = measuring_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
+        return estimate
+    half = estimate_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
     if half >= MUCH * seconds:
-        return said
-    return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+        return estimate
+    return (
+        f"{estimate} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+    )
 
 
 def free_memory() -> int:

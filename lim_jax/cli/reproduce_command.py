@@ -65,12 +65,12 @@ def counterexamples(out: Unnamed = None, overwrite: Overwrite = False) -> int:
     Args:
         out: A folder for counterexamples.json, if the numbers are to be kept.
     """
-    kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
-    with kept as folder:
+    output = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
+    with output as folder:
         with jax.enable_x64(True):
             examples = [example._asdict() for example in paper.counterexamples()]
         for example in examples:
-            values = {name: of_it.tolist() for name, of_it in example["numbers"].items()}
+            values = {name: numbers.tolist() for name, numbers in example["numbers"].items()}
             print(f'"{example["slogan"]}"  No: {example["because"]}')
             for name, numbers in values.items():
                 print(f"    {name}: {'  '.join(f'{number:.4g}' for number in numbers)}")

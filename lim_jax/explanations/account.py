@@ -345,7 +345,7 @@ def parts_of_ids(
     example = (_embedded(model, ids), targets)
     terminal = jax.tree_util.Partial(loss.terminal, model)
     few = FEW * targets.targets.shape[0] <= ids.shape[0]
-    positions = targets.places if few and has_kv_cache(model.flow) else None
+    positions = targets.positions if few and has_kv_cache(model.flow) else None
     return parts_of_context(model.flow, terminal, example, grid, depth, progress, positions)
 
 

@@ -211,7 +211,9 @@ def test_a_first_slot_that_mixes_tokens_has_no_local_blocks(mixing):
 
 @pytest.mark.parametrize("j", [-1, 2, 5])
 def test_columns_are_of_positions_that_there_are(j):
-    factors = tangent.kernel_factors(field().attention, random_states(0, 2, WIDTH), lim.token_grid(2))
+    factors = tangent.kernel_factors(
+        field().attention, random_states(0, 2, WIDTH), lim.token_grid(2)
+    )
     at = jnp.array(j)
     for call in (
         lambda: factors.column(at),

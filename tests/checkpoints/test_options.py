@@ -9,9 +9,9 @@ import pytest
 
 from lim_jax.checkpoints import sublayers
 from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
+from lim_jax.checkpoints.implied_options import implied_options
 from lim_jax.checkpoints.options import HARMLESS, Configuration
 from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
-from lim_jax.checkpoints.own_options import own_options
 from lim_jax.checkpoints.rope_config import TRAINED, trained_length
 from lim_jax.checkpoints.tensor_reader import (
     Reader,
@@ -66,7 +66,7 @@ WIDE = 4096  # the publishers' usual window
 
 def refuse_unknown(config):
     """As a checkpoint's options are refused, beside what says the same in other families' words."""
-    refuse_unknown_beside(config, own_options(config, recipe_of(config)))
+    refuse_unknown_beside(config, implied_options(config, recipe_of(config)))
 
 
 def least(family, **more):
@@ -908,9 +908,9 @@ def test_options_of_other_families_may_say_what_a_network_does_anyway(family, op
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_options_of_other_families_may_say_what_a_network_does(family):
     config = least(family)
-    own = own_options(config, recipe_of(config))
+    own = implied_options(config, recipe_of(config))
     said = {name: values[0] for name, values in own.items() if values}
-    unread = {name: value for name, value in said.items() if name not in config.asked}
+    unread = {name: value for name, value in said.items() if name not in config.read_names}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
     found = recipe_of(stated)
@@ -920,8 +920,8 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
     config = least("qwen3_moe")
-    own = own_options(config, recipe_of(config))
-    names = own.keys() - config.asked - HARMLESS
+    own = implied_options(config, recipe_of(config))
+    names = own.keys() - config.read_names - HARMLESS
     assert len(names) > 90
     for name in names:
         said = Configuration({name: "other"})

@@ -35,9 +35,9 @@ def is_fetched(model):
 
 def test_a_network_that_does_not_fit_is_left_in_its_files(model, tmp_path, monkeypatch, capsys):
     needed = models.profile_memory(model.network, 7)
-    between = (needed.whole + needed.offloaded) / 2 / 2**30
-    assert needed.offloaded < needed.whole
-    for free, said in ((2 * needed.whole, "in memory"), (needed.offloaded, "in their files")):
+    between = (needed.in_memory + needed.offloaded) / 2 / 2**30
+    assert needed.offloaded < needed.in_memory
+    for free, said in ((2 * needed.in_memory, "in memory"), (needed.offloaded, "in their files")):
         monkeypatch.setattr(networks, "free_memory", lambda free=free: free)
         assert is_fetched(networks.network_within(model, None, 7, tmp_path)) == (
             said != "in memory"
@@ -119,7 +119,7 @@ def test_it_is_said_what_bfloat16_would_save_of_minutes(model, monkeypatch):
     ):
         of = {None: seconds, "bfloat16": half}
         monkeypatch.setattr(
-            networks, "measuring_seconds", lambda *_, compute=None, of=of: of[compute]
+            networks, "estimate_seconds", lambda *_, compute=None, of=of: of[compute]
         )
         assert networks.estimated_time(network, [7], 0) == said
 

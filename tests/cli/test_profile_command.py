@@ -575,7 +575,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert len(measured) == 2  # the two that are not shown
     assert options["title"] == f"What does {folder.name} use of data.jsonl?"
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
-    named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
+    named = [[(span.name, span.positions.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
     assert [one.name for one in options["records"]] == ["first", "second", ""]
     every = euclidean_energies(folder, "margin_loss")

@@ -59,7 +59,7 @@ def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
             np.testing.assert_allclose(states[n, place], expected, rtol=1e-15)
     np.testing.assert_array_equal(queries.targets, windows[:, 1:])
     np.testing.assert_array_equal(queries.weights, np.tile(np.eye(LENGTH)[-1], (2, 1)))
-    assert queries.places is None
+    assert queries.positions is None
 
 
 def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():

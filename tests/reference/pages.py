@@ -16,7 +16,7 @@ class Span(NamedTuple):
     """A named part of a context."""
 
     name: str
-    places: np.ndarray
+    positions: np.ndarray
 
 
 class Held(NamedTuple):

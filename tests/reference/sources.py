@@ -23,11 +23,11 @@ def made_context():
         spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
         text += document + "|"
     spans.append((len(text), len(text) + len(QUESTION), "question"))
-    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
+    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, loss="margin")
     # Whole tokens that are no markup either: one of no document, one of the third.
     tokens = list(context.tokens)
     spans = list(context.spans)
-    tokens[0] = tokens[int(spans[2].places[0])] = SCRIPT
+    tokens[0] = tokens[int(spans[2].positions[0])] = SCRIPT
     spans[2] = spans[2]._replace(texts=(SCRIPT,))
     return context._replace(tokens=tuple(tokens), spans=tuple(spans))
 

@@ -235,7 +235,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     rollout = np.eye(len(x))
     for weights in attention:
         rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
-    asked = np.asarray(y.places)
+    asked = np.asarray(y.positions)
     weights = np.asarray(y.weights)
     np.testing.assert_allclose(
         scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
@@ -303,7 +303,7 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     stored = [one for line in lines for one in json.loads(line)["found"]["prompts"]]
     read = [np.array(one) for _, _, one in stored]
     _, places, y = unpadded
-    rows = [head[np.asarray(y.places)].mean(axis=0) for layer in attention for head in layer]
+    rows = [head[np.asarray(y.positions)].mean(axis=0) for layer in attention for head in layer]
     expected = np.stack([by_record(row, places) for row in rows], axis=1)
     np.testing.assert_allclose(read[5], expected, rtol=6e-4)
     # Of six prompts of two kinds the first half are 0 and 4, and 1 and 5.

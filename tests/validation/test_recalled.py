@@ -76,10 +76,10 @@ def cheap(monkeypatch):
 def test_every_question_is_asked_where_its_key_stands_again():
     examples = some(4, 0)
     ids, y = all_answers_batch(examples)
-    assert y.places is not None
+    assert y.positions is not None
     for row in range(4):
         window = np.asarray(examples.window[row])
-        places = np.asarray(y.places[row])
+        places = np.asarray(y.positions[row])
         assert list(places) == sorted(places) and (places >= 2 * TASK.pairs).all()
         for query, gold in enumerate(np.asarray(examples.gold[row])):
             assert window[places[query]] == window[2 * gold]
@@ -98,7 +98,7 @@ def model():
 
 def cross_entropy(model, examples):
     ids, y = all_answers_batch(examples)
-    logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.places)
+    logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.positions)
     logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[..., None], axis=2)
     return -logs.mean()
 
@@ -106,7 +106,7 @@ def cross_entropy(model, examples):
 def surprise(model, probes, chosen):
     """Minus the logarithm of the evidence's density, written apart, to be differentiated twice."""
     ids, y = all_answers_batch(probes)
-    places = jnp.asarray(y.places)
+    places = jnp.asarray(y.positions)
     grid = token_grid(TASK.length)
 
     def of_one(row, query):
@@ -183,7 +183,7 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     @eqx.filter_jit
     @eqx.filter_vmap
     def judged(one):
-        logits = jax.vmap(lambda ids, places: one.logits(ids)[places])(ids, y.places)
+        logits = jax.vmap(lambda ids, places: one.logits(ids)[places])(ids, y.positions)
         return logits.argmax(axis=2) == y.targets, cross_entropy(one, test)
 
     right, risk = map(np.asarray, judged(models))

@@ -346,4 +346,4 @@ def test_the_middle_is_what_the_law_of_edges_leaves():
 
 def test_a_batch_is_asked_at_its_last_place():
     ids, y = answer_batch(examples(1))
-    assert ids.shape == (BATCH, LENGTH) and (np.asarray(y.places) == LENGTH - 1).all()
+    assert ids.shape == (BATCH, LENGTH) and (np.asarray(y.positions) == LENGTH - 1).all()

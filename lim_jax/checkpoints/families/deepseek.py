@@ -86,7 +86,7 @@ def minicpm3(config: Configuration) -> Recipe:
     width = config.get_int("hidden_size")
     heads = config.get_int("num_attention_heads")
     if config.get("v_head_dim") is None:
-        config = config.replaced(v_head_dim=width // heads)
+        config = config.replace(v_head_dim=width // heads)
     recipe = latent_like(
         config,
         1e-5,
