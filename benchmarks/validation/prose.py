@@ -71,9 +71,11 @@ def _title(name: str) -> str:
 @cache
 def sentences_of(name: str) -> tuple[str, ...]:
     """The sentences of a topic's paragraphs, in order: no code, no lists, none long or short."""
-    found: list[str] = []
+    sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", topics[name])[1:]:
         # Prose is not indented, begins with a capital letter and ends with a full stop.
         if re.match(r"[A-Z]", paragraph) and paragraph.rstrip().endswith("."):
-            found += re.split(r"(?<=[a-z)]\.)\s+(?=[A-Z])", " ".join(paragraph.split()))
-    return tuple(one for one in dict.fromkeys(found) if SHORTEST <= len(one) <= LONGEST)
+            sentences += re.split(r"(?<=[a-z)]\.)\s+(?=[A-Z])", " ".join(paragraph.split()))
+    return tuple(
+        sentence for sentence in dict.fromkeys(sentences) if SHORTEST <= len(sentence) <= LONGEST
+    )

@@ -106,17 +106,17 @@ def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[Ma
 
 
 def context_of_prompt(
-    prompt: Prompt, encoded: EncodedText, said: Int[np.ndarray, " answer"]
+    prompt: Prompt, encoded: EncodedText, answer: Int[np.ndarray, " answer"]
 ) -> Context:
     """Return a prompt and what the model said, which is asked; parts are named by their numbers."""
-    window = np.concatenate([encoded.ids, said])
+    window = np.concatenate([encoded.ids, answer])
     weights = np.zeros(len(window) - 1)
-    weights[-len(said) :] = 1 / len(said)
+    weights[-len(answer) :] = 1 / len(answer)
     spans = tuple(
         Span(f"{number}", np.flatnonzero(encoded.within(*span)))
         for number, span in enumerate(prompt.spans)
     )
-    tokens = (*encoded.tokens, *[""] * (len(said) - 1))
+    tokens = (*encoded.tokens, *[""] * (len(answer) - 1))
     return Context(window, weights, tokens, spans)
 
 

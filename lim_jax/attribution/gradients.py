@@ -71,5 +71,5 @@ def _mean_attention(
     prefixes = attention.prefixes(grid)
     query = attention.queries(x, rope)
     key, _ = attention.sources(x, rope)
-    head_weights = partial(attention_weights, grid=prefixes)
-    return attention.of_heads(head_weights, query, by_head(key, query.shape[0])).mean(axis=0)
+    of_head = partial(attention_weights, grid=prefixes)
+    return attention.map_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)

@@ -136,13 +136,14 @@ def accounts_of_contexts(
     """Account for every token of contexts; keep each account in a file of `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
-    def account(number: int) -> TokenBreakdown:
+    def break_down(number: int) -> TokenBreakdown:
+        """Break down the influence of one context by token."""
         context = windows[number], query_weights[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
     numbers = bar(range(len(windows)), desc="page", unit="context")
     if checkpoint is None:
-        return [account(number) for number in numbers]
+        return [break_down(number) for number in numbers]
     fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
     run = {"function": "account_of_context", "account": fingerprint}
 
@@ -150,7 +151,7 @@ def accounts_of_contexts(
         return TokenBreakdown._make(jax.device_put(leaves))
 
     return [
-        once(checkpoint / f"{number}", run, partial(account, number), read) for number in numbers
+        once(checkpoint / f"{number}", run, partial(break_down, number), read) for number in numbers
     ]
 
 

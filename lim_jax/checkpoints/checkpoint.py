@@ -126,11 +126,12 @@ class Checkpoint(NamedTuple):
         """Check a tensor's precision and shape, and return a function that reads a part of it."""
         self._rows(name, shape, known)
 
-        def part(index: Any) -> np.ndarray:
+        def read_slice(index: Any) -> np.ndarray:
+            """Read a part of the tensor from its file."""
             with _open(self.stored[name]) as file:
                 return file.get_slice(name)[index]
 
-        return part
+        return read_slice
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
         """Check a tensor's precision and shape, and return a function that reads some rows."""

@@ -226,12 +226,12 @@ def read_dense_layers(config: Configuration, depth: int, first: int) -> frozense
 def require_open(routing: Routing, count: int) -> None:
     """Raise ValueError if the open expert groups hold fewer experts than each token takes."""
     # Else the choice among closed experts would be arbitrary.
-    fits = count % routing.groups == 0 and routing.kept <= routing.groups
-    fits = fits and routing.top <= count // routing.groups * routing.kept
-    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
+    fits = count % routing.groups == 0 and routing.topk_group <= routing.groups
+    fits = fits and routing.top <= count // routing.groups * routing.topk_group
+    got = f"{routing.top} of {count} experts in {routing.topk_group} of {routing.groups} groups"
     expected = "groups that share the experts, of which the open ones hold that many"
     require_config(fits, got, expected)
-    judged = routing.kept == routing.groups or routing.best <= count // routing.groups
+    judged = routing.topk_group == routing.groups or routing.best <= count // routing.groups
     got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
     expected = f"at least {routing.best} in each, by whose scores a group is judged"
     require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")

@@ -17,11 +17,13 @@ from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 Discrepancy = Callable[[Places, Any, Places], Scalar]
 
 
-def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
+def influence_discrepancy(
+    density: PerPosition, target: PerPosition | Scalar | float, grid: Grid
+) -> Scalar:
     r"""Compute the discrepancy of a density from a target, half their integrated squared distance.
 
     .. math:: \Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2

@@ -13,7 +13,7 @@ import lim_jax as lim
 from lim_jax import explanations, models
 from lim_jax.adjoint.ledger import channels
 from lim_jax.explanations import certificates, explanation
-from lim_jax.explanations.account import asked_of_windows, parts_of_ids
+from lim_jax.explanations.account import parts_of_ids, targets_of_windows
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
@@ -34,7 +34,7 @@ def model():
 @cache
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
-    asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    asked = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.loss
     parts = []
     for at in range(COUNT):
@@ -82,7 +82,7 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
 @pytest.mark.slow
 def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     _, blocks, covectors = dense()
-    states, met = found()[-1].met
+    states, met = found()[-1].attention_input
     np.testing.assert_allclose(met, covectors, rtol=1e-10, atol=1e-14)
     parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
     expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
@@ -173,7 +173,7 @@ def of_lengths():
 @pytest.fixture(scope="module")
 def alone():
     """Each of these contexts' own adjoint, which `test_account` holds to gradients."""
-    asked = asked_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
+    asked = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
     found = []
     for at, window in enumerate(OF_LENGTHS):
         ids = jnp.asarray(window[:-1])

@@ -189,7 +189,7 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         basis = jnp.eye(2 * x.size).reshape(-1, 2, *x.shape)
         slots = jnp.split(jax.vmap(push)(basis[:, 0], basis[:, 1]), 2)
         parts = tangent.pull_back(field, x, covector, grid)
-        _, pull = stages._linearised(field, x, grid)
+        _, pull = stages._linearise(field, x, grid)
         pulled: Any = pull(jnp.zeros_like(x)[None], sparse)
         return slots, parts, pulled, cone_mass(field, x, grid)
 

@@ -39,10 +39,10 @@ def made_scores(parts, seed=0):
     *answer, last = answer_segments(CONTEXT, None, parts)
     answer.append(last._replace(texts=(SCRIPT,)))
     rng = np.random.default_rng(seed)
-    drawn = (
+    numbers = (
         rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]
     )
-    return scores_by_token(answer, context_segments(CONTEXT, "sentences"), drawn)
+    return scores_by_token(answer, context_segments(CONTEXT, "sentences"), numbers)
 
 
 def written(path, parts):

@@ -310,7 +310,7 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     halves = [[(read[n], found[n]) for n in numbers] for numbers in ((0, 4), (1, 5))]
     weights, strength = weights_of_heads(halves)
     assert about == {"prompts": 4, "ablations": 28, "heads": len(rows), "strength": strength}
-    for number, (one, before) in enumerate(zip(run.found, found, strict=True)):
+    for number, (one, before) in enumerate(zip(run.prompts, found, strict=True)):
         scores = read[number] @ weights
         np.testing.assert_array_equal(one.scores, [*before.scores, scores])
         np.testing.assert_array_equal(one.drops[:-1], before.drops)
@@ -344,13 +344,13 @@ def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learn
         given = {"some of": Run(SETTING, found, {})}
         return learn_heads(model, None, given, folder=folder)[0]["some of"]
 
-    for ours, theirs in zip(again(found).found, run.found, strict=True):
+    for ours, theirs in zip(again(found).prompts, run.prompts, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
         np.testing.assert_array_equal(ours.drops, theirs.drops)
     assert not read
     # Of fewer prompts others rank highest, and without them the two that are judged are read.
     opposite = [one._replace(values=one.values[::-1]) for one in found[:4]]
-    assert len(again(opposite).found) == 4 and read == [2]
+    assert len(again(opposite).prompts) == 4 and read == [2]
     with pytest.raises(ValueError, match="runs: got answers .* from the model's own, expected"):
         again([*found[:2], *found[4:], *found[2:4]])
 
@@ -446,13 +446,13 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     assert len(lines) == 4
     checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
     asked = []
-    whole = faithfulness._explained
+    whole = faithfulness._explain
 
     def counting(job, prompts, numbers):
         asked.append(numbers)
         return whole(job, prompts, numbers)
 
-    monkeypatch.setattr(faithfulness, "_explained", counting)
+    monkeypatch.setattr(faithfulness, "_explain", counting)
     again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert asked == [[4, 5]]
     for ours, theirs in zip(again, found, strict=True):
@@ -533,7 +533,7 @@ class Study(NamedTuple):
     @property
     def other_half(self):
         """The documents' prompts that judge: each fourth, as kinds take turns and halves do."""
-        return [self.run.found[number] for number in range(3, 40, 4)]
+        return [self.run.prompts[number] for number in range(3, 40, 4)]
 
     def correlations(self, name):
         column = NAMES.index(name)
@@ -552,7 +552,7 @@ def of_two_runs():
     setting = SETTING._replace(prompts=40)
     run = made_run(setting, 0)
     # A prompt of the other half, of the second kind, in which it orders nothing: it counts as zero.
-    run.found[3].scores[NAMES.index(OURS)] = 0
+    run.prompts[3].scores[NAMES.index(OURS)] = 0
     return Study(run, faithfulness_study({"10 records": run, "sentences": made_run(setting, 1)}))
 
 
@@ -592,7 +592,7 @@ def test_a_kind_counts_its_prompts_and_answers(of_two_runs):
     one = of_two_runs.documents
     assert one["judged"] == len(of_two_runs.other_half) == 10
     assert one["prompts"] == 20 and one["parts"] == [5, 5, 5]
-    found = of_two_runs.run.found
+    found = of_two_runs.run.prompts
     assert one["right"] == np.mean([found[number].right for number in range(1, 40, 2)])
 
 

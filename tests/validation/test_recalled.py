@@ -15,7 +15,7 @@ from benchmarks.validation import recalled
 from benchmarks.validation.recalled import (
     RECALLED,
     RecallSetting,
-    all_asked,
+    all_answers_batch,
     recall_gains,
     recall_gradient,
     recall_record,
@@ -75,7 +75,7 @@ def cheap(monkeypatch):
 
 def test_every_question_is_asked_where_its_key_stands_again():
     examples = some(4, 0)
-    ids, y = all_asked(examples)
+    ids, y = all_answers_batch(examples)
     assert y.positions is not None
     for row in range(4):
         window = np.asarray(examples.window[row])
@@ -97,7 +97,7 @@ def model():
 
 
 def cross_entropy(model, examples):
-    ids, y = all_asked(examples)
+    ids, y = all_answers_batch(examples)
     logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.positions)
     logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[..., None], axis=2)
     return -logs.mean()
@@ -105,7 +105,7 @@ def cross_entropy(model, examples):
 
 def surprise(model, probes, chosen):
     """Minus the logarithm of the evidence's density, written apart, to be differentiated twice."""
-    ids, y = all_asked(probes)
+    ids, y = all_answers_batch(probes)
     places = jnp.asarray(y.positions)
     grid = token_grid(TASK.length)
 
@@ -177,8 +177,8 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     )
     assert again == ours
     # Before the first step: of each seed's network, by the pair that is asked for.
-    models, _ = recalled._begun(SETTING, KEYS)
-    ids, y = all_asked(test)
+    models, _ = recalled._initial_states(SETTING, KEYS)
+    ids, y = all_answers_batch(test)
 
     @eqx.filter_jit
     @eqx.filter_vmap

@@ -175,9 +175,11 @@ def learnt_in(monkeypatch):
             return one._replace(scores=scores, drops=drops)
 
         learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
-        return {
-            name: run._replace(found=list(map(with_ours, run.found))) for name, run in runs.items()
-        }, learnt
+        judged = {
+            name: run._replace(prompts=[with_ours(one) for one in run.prompts])
+            for name, run in runs.items()
+        }
+        return judged, learnt
 
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
     return asked
